@@ -1,0 +1,34 @@
+"""World models that learn from camera pixels, in a simulation that never leaves the accelerator.
+
+Importing the package is light: nothing heavy is loaded, and JAX is told not to reserve the GPU for itself.
+"""
+
+import os
+import sys
+
+__version__ = "0.1.0"
+
+_MEMORY_SETTINGS = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
+
+
+def _share_gpu_memory() -> bool:
+    """Keep XLA from taking 75 % of the GPU's memory at its first use, unless the user has set how XLA allocates.
+
+    XLA reads these variables when a backend starts, not when jax is imported.
+
+    Returns:
+        Whether this came too late: a backend was running already, with XLA's own defaults.
+    """
+    if any(name in os.environ for name in _MEMORY_SETTINGS):
+        return False
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    xla_bridge = sys.modules.get("jax._src.xla_bridge")
+    return xla_bridge is not None and xla_bridge.backends_are_initialized()
+
+
+xla_started_before_import = _share_gpu_memory()

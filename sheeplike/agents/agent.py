@@ -1,0 +1,131 @@
+"""What the interaction loop asks of an agent, and the counter that decides when learning is due.
+
+Time alignment of a :class:`Step` (``T`` is the last step of an episode)::
+
+    step t        0     1     2    ...   T        T+1 (next episode)
+    obs           o0    o1    o2         oT       o0'
+    action        a0    a1    a2         ignored  a0'      chosen after seeing obs[t]
+    reward        0     r1    r2         rT       0        for arriving at obs[t]
+    is_first      1     0     0          0        1
+    is_last       0     0     0          1        0        terminated or truncated
+    is_terminal   0     0     0          1 or 0   0        terminated only
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+
+@dataclass
+class Step:
+    """One time step of all ``N`` worlds, on the agent's device.
+
+    Attributes:
+        obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 NHWC, vectors float32.
+        action: what the player chose after ``obs``, as the environment received it.
+        reward: ``(N,)`` float32, for arriving at ``obs``.
+        is_first, is_last, is_terminal: ``(N,)`` bool.
+        extras: what the player wants stored beside the step (latents, log-probabilities, values).
+    """
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    is_first: Tensor
+    is_last: Tensor
+    is_terminal: Tensor
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Prediction(NamedTuple):
+    """What a model foresaw for one camera, beside what happened.
+
+    Attributes:
+        truth, model: ``(T, B, H, W, C)`` uint8.
+        context: steps that the model was shown before it had to imagine.
+    """
+
+    truth: Tensor
+    model: Tensor
+    context: int
+
+
+class Player(Protocol):
+    """Acts in ``N`` worlds with a recurrent state of its own, sharing the agent's parameters."""
+
+    extras: dict[str, Tensor]
+
+    def act(self, obs: dict[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
+        """Actions of all worlds: ``(N, A)`` float32 or ``(N,)`` int64. ``sample=False`` takes the mode."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Agent(Protocol):
+    """Learns from the steps that it is given. None of its methods but ``report`` waits for the device."""
+
+    def player(self, num_envs: int) -> Player:
+        """A fresh player; training and evaluation never share one."""
+
+    def remember(self, step: Step) -> None:
+        """Take in one step of all training worlds."""
+
+    def updates_due(self, policy_steps: int) -> int:
+        """How many calls of :meth:`update` are due after ``policy_steps`` policy steps in all."""
+
+    def update(self) -> dict[str, Tensor]:
+        """One gradient update; metrics are 0-dim device tensors."""
+
+    def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
+        """Metrics too dear for every update, and predictions to look at, by camera; both may be empty."""
+
+    def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
+        """Metrics that the host knows without asking the device."""
+
+    def warm_up(self) -> float:
+        """Run one update on empty data, changing nothing; returns the seconds that an update takes."""
+
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Ratio:
+    """How many gradient steps are due, at ``ratio`` gradient steps per policy step after ``start``.
+
+    The fraction that is left over is carried to the next call, so that the ratio is met exactly in the long run. Only
+    policy steps since the last call are counted: a ratio that is changed between two runs takes effect from then on,
+    without a burst of updates to catch up.
+
+    Args:
+        ratio: gradient steps per policy step, above 0.
+        start: policy steps before which nothing is due (``learning_starts``).
+
+    Raises:
+        ValueError: ``ratio`` is not above 0.
+    """
+
+    def __init__(self, ratio: float, start: int = 0) -> None:
+        if not ratio > 0:
+            raise ValueError(f"replay_ratio {ratio}: expected a number above 0")
+        self.ratio, self.start = ratio, start
+        self.counted = start
+        self.carry = 0.0
+
+    def __call__(self, policy_steps: int) -> int:
+        if policy_steps <= self.counted:
+            return 0
+        self.carry += (policy_steps - self.counted) * self.ratio
+        self.counted = policy_steps
+        due = int(self.carry)
+        self.carry -= due
+        return due
+
+    def state_dict(self) -> dict[str, float]:
+        return {"counted": self.counted, "carry": self.carry}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.counted, self.carry = int(state["counted"]), float(state["carry"])

@@ -1,0 +1,215 @@
+"""Acting and judging in imagination: policy, value, slow value and their losses.
+
+Source: DreamerV3 (Hafner et al., 2025), "Critic learning" and "Actor learning"; ``danijar/dreamerv3`` ``agent.py``:
+``imag_loss``, ``repl_loss``, ``lambda_return``. The losses are pure functions of distributions and tensors.
+
+Shape letters: ``B`` sequences or imagined rollouts, ``T`` steps of a sequence, ``I`` imagined steps, ``A`` action,
+``F`` features. States run from 0 to ``I``, so ``I + 1`` of them; the last only bootstraps.
+"""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
+from sheeplike.agents.dreamer_v3.world_model import RewardHead
+from sheeplike.nn.distributions import BoundedNormal, OneHotCategorical, TwoHot
+from sheeplike.nn.layers import MLP, Linear
+from sheeplike.nn.normalizers import PercentileScale
+
+
+class ActionCodec:
+    """Translates between what the environment takes and what the model sees.
+
+    Continuous actions in ``[-1, 1]`` are the same on both sides; a discrete action is an index outside and a one-hot
+    vector inside.
+
+    Raises:
+        ValueError: the space is neither ``Discrete`` nor a ``Box`` of one axis with bounds -1 and 1.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Space) -> None:
+        self.discrete = isinstance(space, gymnasium.spaces.Discrete)
+        if self.discrete:
+            self.width = int(space.n)
+        elif isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
+            if not (np.all(space.low == -1) and np.all(space.high == 1)):
+                raise ValueError(
+                    f"action space {space}: expected bounds -1 and 1; wrap the environment in "
+                    "gymnasium.wrappers.vector.RescaleAction"
+                )
+            self.width = space.shape[0]
+        else:
+            raise ValueError(f"action space {space}: expected Discrete or a Box of shape (A,)")
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """``(N, A)`` to ``(N,)`` int64 if discrete, else unchanged."""
+        return action.argmax(-1) if self.discrete else action
+
+    def from_env(self, action: Tensor) -> Tensor:
+        """Inverse of :meth:`to_env`: ``(N, A)`` float32."""
+        return F.one_hot(action.long(), self.width).float() if self.discrete else action.float()
+
+
+class Policy(nn.Module):
+    """Features ``(..., F)`` to an action distribution; nearly uniform at initialisation (output scale 0.01).
+
+    Args:
+        unimix: share of a uniform distribution in a discrete policy. The authors' code configures 0.01 and leaves it
+            out by accident (their issue 219); the paper applies it, and so does this.
+    """
+
+    def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float = 0.01) -> None:
+        super().__init__()
+        self.discrete, self.unimix = codec.discrete, unimix
+        outputs = codec.width if codec.discrete else 2 * codec.width
+        self.net = nn.Sequential(MLP(inputs, units, layers), Linear(units, outputs, scale=0.01))
+
+    def forward(self, features: Tensor) -> BoundedNormal | OneHotCategorical:
+        out = self.net(features)
+        return OneHotCategorical(out, self.unimix) if self.discrete else BoundedNormal(out)
+
+
+class ActorCritic(nn.Module):
+    """Policy, value, slow value and the scale of returns.
+
+    Args:
+        features: width ``F`` of the model's features.
+        codec: of the action space.
+        units: width of the hidden layers.
+    """
+
+    def __init__(self, features: int, codec: ActionCodec, units: int, *, unimix: float = 0.01) -> None:
+        super().__init__()
+        self.policy = Policy(features, codec, units, unimix=unimix)
+        self.value = RewardHead(features, units, layers=3)
+        # A copy, in value: the slow critic regularises the fast one, it is not a target network.
+        self.slow_value = RewardHead(features, units, layers=3).requires_grad_(False)
+        self.slow_value.load_state_dict(self.value.state_dict())
+        self.return_scale = PercentileScale()
+
+    @torch.no_grad()
+    def imagine(self, rssm: RSSM, start: Latent, length: int) -> tuple[Tensor, Tensor]:
+        """Roll the policy out in the model from ``start (B, ...)``, without gradient.
+
+        Returns:
+            features ``(B, length + 1, F)`` and actions ``(B, length + 1, A)``; the last action is never scored.
+        """
+        features, actions = [], []
+        latent = start.detach()
+        for step in range(length + 1):
+            features.append(latent.features)
+            actions.append(self.policy(features[-1]).sample())
+            if step < length:
+                latent = rssm.imagine(latent, actions[-1])
+        return torch.stack(features, 1), torch.stack(actions, 1)
+
+
+def lambda_return(
+    last: Tensor, terminal: Tensor, reward: Tensor, bootstrap: Tensor, discount: float, lam: float
+) -> Tensor:
+    """TD(lambda) returns of states ``0 .. T-1`` from ``(B, T + 1)`` inputs: ``(B, T)``.
+
+    The return of step ``t`` uses reward, termination and bootstrap of step ``t + 1``: rewards are for arriving. At a
+    truncated step (``last`` without ``terminal``) the average over longer returns stops and the bootstrap stands in
+    for the rest; at a terminal step nothing follows.
+
+    Args:
+        last: 1 where an episode ends in any way.
+        terminal: 1, or the probability of it, where it ends for good.
+        reward: for arriving at each step.
+        bootstrap: estimate of what follows each step.
+
+    Raises:
+        ValueError: the inputs differ in shape.
+    """
+    if not last.shape == terminal.shape == reward.shape == bootstrap.shape:
+        raise ValueError(f"shapes differ: {[tuple(x.shape) for x in (last, terminal, reward, bootstrap)]}")
+    live = (1 - terminal.float())[:, 1:] * discount
+    keep = (1 - last.float())[:, 1:] * lam
+    known = reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:]
+    follow = live * keep
+    ret = bootstrap[:, -1]
+    returns = []
+    for t in reversed(range(known.shape[1])):
+        ret = known[:, t] + follow[:, t] * ret
+        returns.append(ret)
+    return torch.stack(returns[::-1], 1)
+
+
+def imagination_loss(
+    action: Tensor,
+    reward: Tensor,
+    cont: Tensor,
+    policy: BoundedNormal | OneHotCategorical,
+    value: TwoHot,
+    slow_value: TwoHot,
+    scale: PercentileScale,
+    *,
+    lam: float = 0.95,
+    entropy_scale: float = 3e-4,
+    slow_scale: float = 1.0,
+) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    """Actor and critic losses on imagined rollouts.
+
+    Args:
+        action: ``(B, I + 1, A)`` as sampled.
+        reward, cont: ``(B, I + 1)`` predictions: mean reward, and probability of going on with the horizon inside it,
+            so the discount here is 1. Predicted for every state, the first included.
+        policy, value, slow_value: distributions over the ``(B, I + 1)`` states.
+        scale: range of returns; updated here.
+
+    Returns:
+        losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics.
+    """
+    val, slow = value.pred(), slow_value.pred().detach()
+    weight = torch.cumprod(cont, 1).detach()
+    # Targets bootstrap the fast value; the slow one only regularises.
+    ret = lambda_return(torch.zeros_like(cont), 1 - cont, reward, val, 1.0, lam).detach()
+    spread = scale.update(ret)
+    advantage = (ret - val[:, :-1].detach()) / spread
+    log_prob, entropy = policy.log_prob(action.detach())[:, :-1], policy.entropy()[:, :-1]
+    # REINFORCE for discrete and continuous actions alike.
+    policy_loss = -weight[:, :-1] * (log_prob * advantage + entropy_scale * entropy)
+    padded = torch.cat([ret, torch.zeros_like(ret[:, -1:])], 1)
+    value_loss = weight[:, :-1] * (value.loss(padded) + slow_scale * value.loss(slow))[:, :-1]
+    metrics = {
+        "actor/entropy": entropy.mean(),
+        "actor/advantage_std": advantage.std(),
+        "actor/return_scale": spread,
+        "actor/imagined_return": ret.mean(),
+        "critic/value": val.mean(),
+        "critic/slow_value": slow.mean(),
+        "critic/explained_variance": 1 - (ret - val[:, :-1]).var() / ret.var().clamp_min(1e-8),
+        "wm/imagined_reward": reward.mean(),
+        "wm/imagined_continue": cont.mean(),
+    }
+    return {"policy": policy_loss, "value": value_loss}, ret, {k: v.detach() for k, v in metrics.items()}
+
+
+def replay_value_loss(
+    last: Tensor,
+    terminal: Tensor,
+    reward: Tensor,
+    bootstrap: Tensor,
+    value: TwoHot,
+    slow_value: TwoHot,
+    *,
+    horizon: float = 333.0,
+    lam: float = 0.95,
+    slow_scale: float = 1.0,
+) -> Tensor:
+    """Critic loss on replayed sequences, ``(B, T - 1)``; its gradient reaches the world model.
+
+    Rewards and endings are the real ones, so the horizon is *not* inside them and the discount is ``1 - 1/horizon``.
+    ``bootstrap (B, T)`` are the imagined returns that start at each replayed state.
+    """
+    slow = slow_value.pred().detach()
+    ret = lambda_return(last, terminal, reward, bootstrap, 1 - 1 / horizon, lam).detach()
+    padded = torch.cat([ret, torch.zeros_like(ret[:, -1:])], 1)
+    weight = 1 - last.float()
+    return (weight * (value.loss(padded) + slow_scale * value.loss(slow)))[:, :-1]

@@ -1,0 +1,341 @@
+"""The DreamerV3 agent: its player, its memory and its one gradient update.
+
+Source: DreamerV3 (Hafner et al., Nature 2025, arXiv 2301.04104v2) as implemented today by ``danijar/dreamerv3``.
+
+Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, ``A`` action, ``D`` deter,
+``S K`` stoch groups x classes, ``F`` features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import gymnasium
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheeplike.agents.agent import Prediction, Ratio, Step
+from sheeplike.agents.dreamer_v3.actor_critic import ActionCodec, ActorCritic, imagination_loss, replay_value_loss
+from sheeplike.agents.dreamer_v3.observations import ObservationKeys
+from sheeplike.agents.dreamer_v3.report import open_loop
+from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
+from sheeplike.agents.dreamer_v3.world_model import WorldModel
+from sheeplike.memory import SequenceReplay
+from sheeplike.nn.optimizers import LaProp, update_slow
+
+CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
+LOSS_SCALES = {"reconstruction": 1.0, "reward": 1.0, "continue": 1.0, "dyn": 1.0, "rep": 0.1} | {
+    "policy": 1.0,
+    "value": 1.0,
+    "replay_value": 0.3,
+}
+
+
+class DreamerV3:
+    """Learns a world model from replayed sequences, and behaviour inside it.
+
+    Args:
+        observation_space: of one world, a flat ``Dict``.
+        action_space: of one world, ``Discrete`` or ``Box`` in ``[-1, 1]``.
+        num_envs: worlds that :meth:`remember` receives.
+        device: of parameters and replay.
+        size: widths of the model, or the name of a preset.
+        observations: glob patterns of the observation keys that the model sees and predicts.
+        replay_ratio: gradient steps per policy step after ``learning_starts``.
+        learning_starts: policy steps before the first update.
+        batch_size, batch_length: sequences per update and steps per sequence.
+        replay_size: policy steps kept.
+        imagination_length: imagined steps ``I``.
+        horizon: discount horizon in steps.
+        loss_scales: overrides of :data:`LOSS_SCALES`; ``reconstruction`` is for each observation key.
+        learning_rate, warmup, betas, eps, agc: see :class:`~sheeplike.nn.optimizers.LaProp`.
+        slow_critic_rate: how far the slow critic moves towards the fast one after each update.
+        unimix: share of a uniform distribution in the latents and in a discrete policy.
+        autocast: makes the context of mixed precision, such as ``fabric.autocast``.
+        seed: of parameters, latents and replay sampling.
+
+    Raises:
+        ValueError: an argument that cannot work; the message names it, what was expected and the nearest valid value.
+        MemoryError: the replay does not fit.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Dict,
+        action_space: gymnasium.spaces.Space,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        size: Size | str = "12m",
+        observations: Sequence[str] = ("pixels/*",),
+        replay_ratio: float = 0.0625,
+        learning_starts: int = 0,
+        batch_size: int = 16,
+        batch_length: int = 64,
+        replay_size: int = 1_000_000,
+        imagination_length: int = 15,
+        horizon: float = 333.0,
+        return_lambda: float = 0.95,
+        entropy_scale: float = 3e-4,
+        slow_critic_rate: float = 0.02,
+        free_nats: float = 1.0,
+        unimix: float = 0.01,
+        loss_scales: Mapping[str, float] | None = None,
+        learning_rate: float = 4e-5,
+        warmup: int = 1000,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        agc: float = 0.3,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(size, str):
+            size = SIZES[size]
+        self.device = torch.device(device)
+        self.num_envs, self.batch_size, self.imagination_length = num_envs, batch_size, imagination_length
+        self.horizon, self.return_lambda, self.entropy_scale = horizon, return_lambda, entropy_scale
+        self.slow_critic_rate, self.autocast = slow_critic_rate, autocast
+        self.keys = ObservationKeys(observation_space, observations)
+        self.codec = ActionCodec(action_space)
+        self.scales = {**LOSS_SCALES, **(loss_scales or {})}
+        if unknown := self.scales.keys() - LOSS_SCALES.keys():
+            raise ValueError(f"loss scale {sorted(unknown)[0]!r}: expected one of {', '.join(LOSS_SCALES)}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.world_model = WorldModel(
+                self.keys, self.codec.width, size, unimix=unimix, free_nats=free_nats, horizon=horizon
+            ).to(self.device)
+            self.actor_critic = ActorCritic(
+                self.world_model.rssm.features, self.codec, size.units, unimix=unimix
+            ).to(self.device)
+        self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
+        trained = [p for p in self.modules.parameters() if p.requires_grad]
+        self.optimizer = LaProp(trained, learning_rate, betas=betas, eps=eps, agc=agc, warmup=warmup)
+        self.replay = SequenceReplay(
+            replay_spec(self.keys, self.codec, size),
+            num_envs=num_envs,
+            size=replay_size,
+            sequence=batch_length + CONTEXT,
+            device=self.device,
+            seed=seed,
+        )
+        self.ratio = Ratio(replay_ratio, start=learning_starts)
+
+    # --- acting and remembering -------------------------------------------------------------------------------------
+
+    def player(self, num_envs: int) -> DreamerPlayer:
+        """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
+        return DreamerPlayer(self, num_envs)
+
+    def remember(self, step: Step) -> None:
+        """Store one step of all worlds, with the latent that the player had after seeing it."""
+        # What was chosen on the last step of an episode is ignored by the environment.
+        action = self.codec.from_env(step.action) * (~step.is_last).unsqueeze(-1)
+        flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
+        obs = {key: step.obs[key] for key in self.keys.spaces}
+        self.replay.add({**obs, **flags, "action": action, "reward": step.reward, **step.extras})
+
+    def updates_due(self, policy_steps: int) -> int:
+        """Gradient steps due by the replay ratio; none before ``learning_starts``."""
+        return self.ratio(policy_steps) if self.replay.ready else 0
+
+    # --- learning ---------------------------------------------------------------------------------------------------
+
+    def update(self) -> dict[str, Tensor]:
+        """One gradient step of world model, actor and critic on one batch of sequences.
+
+        Static shapes, one backward pass, no host synchronisation. Returns 0-dim device tensors.
+        """
+        sample = self.replay.sample(self.batch_size)
+        with self.autocast():
+            losses, metrics, posterior = self.losses(sample.data)
+        means = {name: loss.mean() for name, loss in losses.items()}
+        total = sum(self._scale(name) * mean for name, mean in means.items())
+        self.optimizer.zero_grad(set_to_none=False)
+        total.backward()
+        metrics |= {f"loss/{name}": mean.detach() for name, mean in means.items()}
+        metrics |= {"loss/total": total.detach(), "opt/learning_rate": self.optimizer.learning_rate()}
+        metrics |= self._gradient_norms()
+        self.optimizer.step()
+        update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.slow_critic_rate)
+        # The latents were computed by parameters that have just changed, but are fresher than those stored.
+        self.replay.write_back(sample.worlds, sample.times[:, CONTEXT:], compact(posterior.detach()))
+        return metrics
+
+    def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
+        """All losses on sequences ``(B, CONTEXT + T, ...)``: losses by name, metrics, posterior states ``(B, T)``."""
+        world, critic = self.world_model, self.actor_critic
+        # The context step gives the latent and the action that lead into the first trained step.
+        start = self._expand(data["deter"][:, CONTEXT - 1], data["stoch"][:, CONTEXT - 1])
+        previous_action = data["action"][:, CONTEXT - 1 : -1]
+        batch = {key: value[:, CONTEXT:] for key, value in data.items()}
+        posterior, logits = world.observe(start, previous_action, batch, batch["is_first"])
+        losses, metrics = world.losses(posterior, logits, batch)
+
+        # Imagination starts from every replayed state, sequences first, then time.
+        starts = posterior.detach().map(lambda x: x.flatten(0, 1))
+        features, actions = critic.imagine(world.rssm, starts, self.imagination_length)
+        with torch.no_grad():
+            reward, cont = world.reward(features).pred(), world.cont(features).prob()
+            slow = critic.slow_value(features)
+        imagined, returns, info = imagination_loss(
+            actions,
+            reward,
+            cont,
+            critic.policy(features),
+            critic.value(features),
+            slow,
+            critic.return_scale,
+            lam=self.return_lambda,
+            entropy_scale=self.entropy_scale,
+        )
+        with torch.no_grad():
+            slow = critic.slow_value(posterior.features)
+        losses |= imagined
+        losses["replay_value"] = replay_value_loss(
+            batch["is_last"],
+            batch["is_terminal"],
+            batch["reward"],
+            returns[:, 0].unflatten(0, batch["reward"].shape),
+            critic.value(posterior.features),  # not detached: the critic shapes the representation
+            slow,
+            horizon=self.horizon,
+            lam=self.return_lambda,
+        )
+        return losses, metrics | info, posterior
+
+    def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
+        """Open-loop prediction on replayed sequences: metrics, and the images of each camera."""
+        if not self.replay.ready:
+            return {}, {}
+        # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
+        state = self.replay.generator.get_state(), self.replay.fresh.copy()
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), self.autocast():
+            data = self.replay.sample(min(self.batch_size, 6)).data
+            self.replay.generator.set_state(state[0])
+            self.replay.fresh = state[1]
+            start = self._expand(data["deter"][:, CONTEXT - 1], data["stoch"][:, CONTEXT - 1])
+            batch = {key: value[:, CONTEXT:] for key, value in data.items()}
+            return open_loop(self.world_model, start, data["action"][:, CONTEXT - 1 : -1], batch)
+
+    def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
+        """Size of the replay in policy steps, and gradient steps per policy step since learning started."""
+        learned = max(policy_steps - self.ratio.start, 1)
+        return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
+
+    def warm_up(self) -> float:
+        """Time one forward and backward pass on empty sequences, in seconds; nothing of the agent changes.
+
+        The first of two passes lets the backend choose and build its kernels.
+        """
+        shape = (self.batch_size, self.replay.sequence)
+        empty = {
+            key: torch.zeros(*shape, *ring.shape[2:], dtype=ring.dtype, device=self.device)
+            for key, ring in self.replay.storage.items()
+        }
+        spread = self.actor_critic.return_scale.range.clone()
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            for _ in range(2):
+                start = time.perf_counter()
+                with self.autocast():
+                    losses, _, _ = self.losses(empty)
+                sum(loss.mean() for loss in losses.values()).backward()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+        self.optimizer.zero_grad()
+        self.actor_critic.return_scale.range.copy_(spread)
+        return time.perf_counter() - start
+
+    def _scale(self, name: str) -> float:
+        return self.scales["reconstruction" if name in self.keys.spaces else name]
+
+    def _expand(self, deter: Tensor, index: Tensor) -> Latent:
+        """Compact latents from the replay to float32: ``(B, D)`` bfloat16 and ``(B, S)`` uint8."""
+        return Latent(deter.float(), F.one_hot(index.long(), self.world_model.rssm.classes).float())
+
+    def _gradient_norms(self) -> dict[str, Tensor]:
+        parts = {
+            "world_model": self.world_model.parameters(),
+            "actor": self.actor_critic.policy.parameters(),
+            "critic": self.actor_critic.value.parameters(),
+        }
+        return {f"grad_norm/{n}": nn.utils.get_total_norm([p.grad for p in ps]) for n, ps in parts.items()}
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring."""
+        state = {
+            "modules": self.modules.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ratio": self.ratio.state_dict(),
+        }
+        return state | ({"replay": self.replay.state_dict()} if replay else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.modules.load_state_dict(state["modules"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.ratio.load_state_dict(state["ratio"])
+        if "replay" in state:
+            self.replay.load_state_dict(state["replay"])
+
+
+class DreamerPlayer:
+    """Follows ``N`` worlds with the agent's model and samples its policy.
+
+    Attributes:
+        extras: latents of the last :meth:`act`, as the replay stores them.
+    """
+
+    def __init__(self, agent: DreamerV3, num_envs: int) -> None:
+        self.agent = agent
+        self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
+        self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
+        self.extras = compact(self.latent)
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
+        """Actions after seeing ``obs (N, ...)``; worlds with ``is_first (N,)`` begin from the zero state.
+
+        The authors evaluate with ``sample=True`` too; ``False`` takes the mode of the policy.
+        """
+        agent = self.agent
+        with agent.autocast():
+            step = {key: obs[key].unsqueeze(1) for key in agent.keys.spaces}
+            latent, _ = agent.world_model.observe(self.latent, self.action.unsqueeze(1), step, is_first.unsqueeze(1))
+            self.latent = latent.map(lambda x: x.squeeze(1))
+            policy = agent.actor_critic.policy(self.latent.features)
+            self.action = policy.sample() if sample else policy.mode()
+        self.extras = compact(self.latent)
+        return agent.codec.to_env(self.action)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"deter": self.latent.deter, "stoch": self.latent.stoch, "action": self.action}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        device = self.agent.device
+        self.latent = Latent(state["deter"].to(device), state["stoch"].to(device))
+        self.action = state["action"].to(device)
+
+
+def compact(latent: Latent) -> dict[str, Tensor]:
+    """A latent as the replay stores it: ``deter (..., D)`` bfloat16, ``stoch (..., S)`` uint8 class indices."""
+    return {"deter": latent.deter.bfloat16(), "stoch": latent.stoch.argmax(-1).to(torch.uint8)}
+
+
+def replay_spec(
+    keys: ObservationKeys, codec: ActionCodec, size: Size, stoch: int = 32
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """What one step of one world takes in the replay: key to (shape, dtype)."""
+    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
+    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
+    latents = {"deter": ((size.deter,), torch.bfloat16), "stoch": ((stoch,), torch.uint8)}
+    return {**obs, **flags, "action": ((codec.width,), torch.float32), "reward": ((), torch.float32), **latents}

@@ -1,0 +1,124 @@
+"""Which observations the model sees, how they become an embedding, and how they are predicted back.
+
+Source: ``danijar/dreamerv3`` ``rssm.py`` (``Encoder``, ``Decoder``). Cameras are channels of one image, so they must
+share one size; vectors are squashed by symlog and concatenated in the order of their sorted keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.nn.distributions import symlog
+from sheeplike.nn.layers import MLP, Linear
+from sheeplike.nn.vision import ImageDecoder, ImageEncoder
+
+
+class ObservationKeys:
+    """The observations chosen by glob patterns, split into images and vectors.
+
+    Attributes:
+        images: sorted keys of uint8 ``(H, W, C)`` spaces.
+        vectors: sorted keys of float32 ``(D,)`` spaces.
+
+    Raises:
+        ValueError: a pattern matches no observation, cameras differ in size, or a space is neither image nor vector.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> None:
+        chosen: set[str] = set()
+        for pattern in patterns:
+            found = [key for key in space if fnmatchcase(key, pattern)]
+            if not found:
+                near = get_close_matches(pattern, list(space), 1, 0.0)
+                raise ValueError(
+                    f"observation {pattern!r}: the environment has {', '.join(sorted(space))}; nearest is {near[0]!r}"
+                )
+            chosen.update(found)
+        self.spaces = {key: space[key] for key in sorted(chosen)}
+        self.images = [key for key, s in self.spaces.items() if len(s.shape) == 3 and s.dtype == "uint8"]
+        self.vectors = [key for key, s in self.spaces.items() if len(s.shape) == 1 and s.dtype == "float32"]
+        for key in self.spaces.keys() - {*self.images, *self.vectors}:
+            s = self.spaces[key]
+            raise ValueError(
+                f"observation {key!r}: shape {s.shape} {s.dtype}; expected uint8 (H, W, C) or float32 (D,)"
+            )
+        sizes = {self.spaces[key].shape[:2] for key in self.images}
+        if len(sizes) > 1:
+            raise ValueError(f"cameras {self.images} have sizes {sorted(sizes)}; all must share one")
+        self.image_size: tuple[int, int] | None = next(iter(sizes), None)
+
+    def channels(self, key: str) -> int:
+        """Channels of a camera."""
+        return self.spaces[key].shape[-1]
+
+    def width(self, key: str) -> int:
+        """Length of a vector."""
+        return self.spaces[key].shape[0]
+
+
+class Encoder(nn.Module):
+    """Observations ``(B, ...)`` to an embedding ``(B, outputs)``."""
+
+    def __init__(self, keys: ObservationKeys, *, depth: int, units: int, layers: int = 3) -> None:
+        super().__init__()
+        self.keys = keys
+        self.outputs = 0
+        if keys.vectors:
+            self.mlp = MLP(sum(map(keys.width, keys.vectors)), units, layers)
+            self.outputs += units
+        if keys.images:
+            self.cnn = ImageEncoder(*keys.image_size, sum(map(keys.channels, keys.images)), depth)
+            self.outputs += self.cnn.outputs
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        if self.keys.vectors:
+            parts.append(self.mlp(torch.cat([symlog(obs[key].float()) for key in self.keys.vectors], -1)))
+        if self.keys.images:
+            parts.append(self.cnn(torch.cat([obs[key] for key in self.keys.images], -1)))
+        return torch.cat(parts, -1)
+
+
+class Decoder(nn.Module):
+    """Latents to predicted observations: images in [0, 1], vectors in symlog space."""
+
+    def __init__(
+        self, keys: ObservationKeys, *, deter: int, stoch: int, depth: int, units: int, blocks: int = 8, layers: int = 3
+    ) -> None:
+        super().__init__()
+        self.keys = keys
+        if keys.vectors:
+            self.mlp = MLP(deter + stoch, units, layers)
+            self.heads = nn.ModuleList(Linear(units, keys.width(key)) for key in keys.vectors)
+        if keys.images:
+            channels = sum(map(keys.channels, keys.images))
+            size = {"depth": depth, "units": units, "blocks": blocks}
+            self.cnn = ImageDecoder(deter, stoch, *keys.image_size, channels, **size)
+
+    def forward(self, latent: Latent) -> dict[str, Tensor]:
+        """Latents ``(B, ...)`` to key: images ``(B, H, W, C)`` and vectors ``(B, D)``, float32."""
+        out: dict[str, Tensor] = {}
+        if self.keys.vectors:
+            hidden = self.mlp(latent.features)
+            out |= {key: head(hidden).float() for key, head in zip(self.keys.vectors, self.heads, strict=True)}
+        if self.keys.images:
+            image = self.cnn(latent.deter, latent.stoch.flatten(-2))
+            parts = image.split([self.keys.channels(key) for key in self.keys.images], -1)
+            out |= dict(zip(self.keys.images, parts, strict=True))
+        return out
+
+    def losses(self, predicted: Mapping[str, Tensor], obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Squared error per key ``(B,)``: *summed* over pixels and channels, or over the vector in symlog space."""
+        losses = {}
+        for key in self.keys.images:
+            losses[key] = (predicted[key] - obs[key].float() / 255).square().sum((-3, -2, -1))
+        for key in self.keys.vectors:
+            losses[key] = (predicted[key] - symlog(obs[key].float())).square().sum(-1)
+        return losses

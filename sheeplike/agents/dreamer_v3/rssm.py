@@ -1,0 +1,168 @@
+"""The recurrent state-space model of DreamerV3 (paper section "World model learning"; ``danijar/dreamerv3`` ``rssm.py``).
+
+A latent state is a deterministic vector, carried by a block-diagonal GRU, and 32 categorical variables. The *posterior*
+over the categoricals sees the current observation, the *prior* predicts them without it.
+
+Shape letters: ``B`` batch, ``T`` time, ``D`` deter, ``S K`` stoch groups x classes, ``E`` embedding, ``A`` action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sheeplike.nn.distributions import OneHotCategorical, categorical_kl
+from sheeplike.nn.layers import MLP, BlockLinear, Linear, NormAct
+
+
+class Latent(NamedTuple):
+    """State of the world model.
+
+    Attributes:
+        deter: ``(..., D)`` float32.
+        stoch: ``(..., S, K)`` float32, one-hot; carries the straight-through gradient while learning.
+    """
+
+    deter: Tensor
+    stoch: Tensor
+
+    @property
+    def features(self) -> Tensor:
+        """``(..., D + S*K)``: what every head reads."""
+        return torch.cat([self.deter, self.stoch.flatten(-2)], -1)
+
+    def detach(self) -> Latent:
+        return Latent(self.deter.detach(), self.stoch.detach())
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Latent:
+        return Latent(function(self.deter), function(self.stoch))
+
+
+class RSSM(nn.Module):
+    """Sequence model, prior and posterior.
+
+    Args:
+        embed: width ``E`` of the encoder's output.
+        actions: width ``A`` of the action (continuous dimensions, or classes of a one-hot).
+        deter, hidden, classes: see :class:`~sheeplike.agents.dreamer_v3.sizes.Size`.
+        stoch: categorical groups ``S``.
+        blocks: blocks of the recurrent layers.
+        unimix: share of a uniform distribution in prior and posterior.
+        free_nats: KL below which neither prior nor posterior is pushed.
+    """
+
+    def __init__(
+        self,
+        embed: int,
+        actions: int,
+        *,
+        deter: int,
+        hidden: int,
+        classes: int,
+        stoch: int = 32,
+        blocks: int = 8,
+        unimix: float = 0.01,
+        free_nats: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.deter, self.stoch, self.classes, self.blocks = deter, stoch, classes, blocks
+        self.unimix, self.free_nats = unimix, free_nats
+        flat = stoch * classes
+        self.features = deter + flat
+        # Three input layers, so that no input can drown the others before the norm.
+        self.in_deter = nn.Sequential(Linear(deter, hidden), NormAct(hidden))
+        self.in_stoch = nn.Sequential(Linear(flat, hidden), NormAct(hidden))
+        self.in_action = nn.Sequential(Linear(actions, hidden), NormAct(hidden))
+        self.hidden = BlockLinear(deter + blocks * 3 * hidden, deter, blocks)
+        self.hidden_norm = NormAct(deter)  # over the whole vector, not per block
+        self.gates = BlockLinear(deter, 3 * deter, blocks)
+        self.prior_net = nn.Sequential(MLP(deter, hidden, 2), Linear(hidden, flat))
+        self.posterior_in = Linear(deter + embed, hidden)
+        self.posterior_net = nn.Sequential(NormAct(hidden), Linear(hidden, flat))
+
+    def initial(self, batch: int, device: torch.device) -> Latent:
+        """The zero state of ``batch`` sequences."""
+        return Latent(
+            torch.zeros(batch, self.deter, device=device), torch.zeros(batch, self.stoch, self.classes, device=device)
+        )
+
+    def distribution(self, logits: Tensor) -> OneHotCategorical:
+        """Distribution over the categoricals from logits ``(..., S, K)``."""
+        return OneHotCategorical(logits, self.unimix)
+
+    def embed_action(self, action: Tensor) -> Tensor:
+        """``(..., A) -> (..., hidden)``. Actions beyond 1 are scaled back to 1: the replay stores them unclipped."""
+        return self.in_action(action / action.abs().clamp_min(1.0).detach())
+
+    def advance(self, latent: Latent, action: Tensor) -> Tensor:
+        """The next deterministic state ``(B, D)`` from a latent and an embedded action ``(B, hidden)``."""
+        deter, g = latent.deter, self.blocks
+        inputs = torch.cat([self.in_deter(deter), self.in_stoch(latent.stoch.flatten(-2)), action], -1)
+        # Each block sees its own slice of the state and all of the inputs.
+        shared = inputs.unsqueeze(-2).expand(*inputs.shape[:-1], g, -1)
+        x = torch.cat([deter.unflatten(-1, (g, -1)).to(shared.dtype), shared], -1).flatten(-2)
+        x = self.hidden_norm(self.hidden(x))
+        # The gates are split per block; splitting the flat vector in three would mix the blocks.
+        reset, candidate, update = self.gates(x).unflatten(-1, (g, -1)).float().chunk(3, -1)
+        # A bias of -1 keeps 73 % of the state at initialisation.
+        update = torch.sigmoid(update.flatten(-2) - 1)
+        candidate = torch.tanh(torch.sigmoid(reset.flatten(-2)) * candidate.flatten(-2))
+        return update * candidate + (1 - update) * deter
+
+    def prior(self, deter: Tensor) -> Tensor:
+        """Logits ``(..., S, K)`` of the categoricals without an observation."""
+        return self.prior_net(deter).unflatten(-1, (self.stoch, self.classes))
+
+    def posterior(self, deter: Tensor, embed: Tensor) -> Tensor:
+        """Logits ``(..., S, K)`` given the part of the first layer that reads the observation (:meth:`embed_obs`)."""
+        # One linear layer on [deter, embed], split so that all time steps of ``embed`` go through in one product.
+        x = torch.nn.functional.linear(deter, self.posterior_in.weight[:, : self.deter]) + embed
+        return self.posterior_net(x).unflatten(-1, (self.stoch, self.classes))
+
+    def embed_obs(self, embed: Tensor) -> Tensor:
+        """``(..., E) -> (..., hidden)``: the observation's share of the posterior's first layer, bias included."""
+        return torch.nn.functional.linear(embed, self.posterior_in.weight[:, self.deter :], self.posterior_in.bias)
+
+    def observe(self, latent: Latent, action: Tensor, embed: Tensor, is_first: Tensor) -> tuple[Latent, Tensor]:
+        """Follow observed sequences.
+
+        Args:
+            latent: state before the first step, ``(B, ...)``.
+            action: ``(B, T, A)``, the action that *led to* each step (the previous one).
+            embed: ``(B, T, E)``.
+            is_first: ``(B, T)`` bool; there the state and the previous action are zeroed, at every ``t``.
+
+        Returns:
+            Posterior states ``(B, T, ...)`` and posterior logits ``(B, T, S, K)`` float32.
+        """
+        keep = (~is_first).float().unsqueeze(-1)  # (B, T, 1)
+        actions = self.embed_action(action * keep)
+        embeds = self.embed_obs(embed)
+        deters, stochs, logits = [], [], []
+        for t in range(action.shape[1]):
+            latent = Latent(latent.deter * keep[:, t], latent.stoch * keep[:, t, :, None])
+            deter = self.advance(latent, actions[:, t])
+            logit = self.posterior(deter, embeds[:, t])
+            latent = Latent(deter, self.distribution(logit).sample())
+            deters.append(deter)
+            stochs.append(latent.stoch)
+            logits.append(logit)
+        return Latent(torch.stack(deters, 1), torch.stack(stochs, 1)), torch.stack(logits, 1).float()
+
+    def imagine(self, latent: Latent, action: Tensor) -> Latent:
+        """One step without an observation: latents ``(B, ...)`` and actions ``(B, A)`` to the next latents."""
+        deter = self.advance(latent, self.embed_action(action))
+        return Latent(deter, self.distribution(self.prior(deter)).sample())
+
+    def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """Dynamics and representation loss ``(B, T)`` in nats from logits ``(B, T, S, K)``.
+
+        The KL is summed over the categoricals *before* it is clipped at ``free_nats``.
+        """
+        sg = Tensor.detach
+        dyn = categorical_kl(self.distribution(sg(posterior)), self.distribution(prior))
+        rep = categorical_kl(self.distribution(posterior), self.distribution(sg(prior)))
+        return dyn.clamp_min(self.free_nats), rep.clamp_min(self.free_nats)

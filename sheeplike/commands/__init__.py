@@ -1,0 +1,1 @@
+"""The command line. Nothing outside this package sees a config object."""

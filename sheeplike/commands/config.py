@@ -1,0 +1,200 @@
+"""From the command line to a checked configuration: Hydra's composition behind errors of one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sheeplike.commands import machine
+from sheeplike.commands.errors import CommandError, InvalidValue, unknown
+from sheeplike.commands.schema import Config, all_keys
+from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
+from sheeplike.commands.validation import unknown_key, validate
+
+# What may change when a run is resumed; anything else would make it another run.
+RESUMABLE = {"total_steps", "log_every", "video_every", "eval", "checkpoint", "logger"}
+
+
+def load(arguments: Sequence[str], sources: Sources) -> Config:
+    """Compose and check the configuration that the overrides on the command line ask for.
+
+    A profile that is not given, or ``auto``, becomes what the machine has; ``dry_run=true`` puts the overrides of
+    ``dry_run.yaml`` in front of the user's own; ``run_dir`` gets its default.
+
+    Raises:
+        CommandError: the configuration cannot be met.
+    """
+    overrides = [_parse(argument) for argument in arguments]
+    for override in overrides:
+        if _is_group(override):
+            _check_choice(override, sources)
+        else:
+            _check_key(override)
+    line = [_for_hydra(override) for override in overrides if not _is_auto(override)]
+    if not any(part.startswith("profile=") for part in line):
+        line.append(f"profile={_profile(overrides)}")
+    data, choices = _compose(line, sources)
+    if data.get("dry_run") is True:
+        line = [*(_for_hydra(_parse(part)) for part in _dry_run()), *line]
+        data, choices = _compose(line, sources)
+    try:
+        config = validate(data | {"exp": choices["exp"], "profile": choices["profile"]})
+    except InvalidValue as error:
+        if error.nearest is None:
+            error.nearest = _default(error, line, sources)
+        raise
+    if config.run_dir is None:
+        parts = ["logs", *["dry_run"] * config.dry_run, choices["env"], choices["agent"], config.exp]
+        config = dataclasses.replace(config, run_dir="/".join([*parts, f"seed_{config.seed}"]))
+    if config.fabric.accelerator == "auto":
+        found = dataclasses.replace(config.fabric, accelerator="cpu" if machine.gpu_problem() else "cuda")
+        config = dataclasses.replace(config, fabric=found)
+    return config
+
+
+def load_saved(path: Path, arguments: Sequence[str]) -> Config:
+    """The configuration of a run that is resumed, with the few changes that are allowed.
+
+    The file is read as data: nothing in it is composed, interpolated or run.
+
+    Raises:
+        CommandError: the file or a change is not valid.
+    """
+    with _one_line(f"{path}: "):
+        data = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    if not isinstance(data, dict):
+        raise CommandError(f"{path}: expected the configuration of a run")
+    for override in map(_parse, arguments):
+        *sections, name = override.key_or_group.split(".")
+        if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
+            raise CommandError(
+                f"{override.input_line!r} cannot change when a run is resumed: expected {', '.join(sorted(RESUMABLE))}"
+            )
+        _check_key(override)
+        section = data
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = override.value()
+    try:
+        return validate(data)
+    except CommandError as error:
+        raise CommandError(f"{error} (resuming with {path})") from None
+
+
+def to_yaml(config: Config) -> str:
+    """The configuration as YAML, every value in full."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+
+
+def _parse(argument: str) -> Override:
+    if "=" not in argument and not argument.startswith("~"):
+        raise CommandError(f"{argument!r}: expected key=value")
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        key, _, value = argument.partition("=")
+        reason = str(error).splitlines()[0]
+        raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {key}=\"'{value}'\"") from None
+    if override.is_delete():
+        raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")
+    if override.is_sweep_override():
+        raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], a sweep is one run for each")
+    return override
+
+
+def _is_group(override: Override) -> bool:
+    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
+
+
+def _is_auto(override: Override) -> bool:
+    return override.key_or_group == "profile" and override.value() == "auto"
+
+
+def _check_choice(override: Override, sources: Sources) -> None:
+    group, name = override.key_or_group, override.value()
+    choices = sources.choices(group) + ["auto"] * (group == "profile")
+    if name not in choices:
+        raise unknown(group, str(name), choices)
+
+
+def _check_key(override: Override) -> None:
+    known = {item.path: item for item in all_keys()}
+    key = override.key_or_group
+    if key == "agent.size" and not isinstance(override.value(), dict):
+        raise CommandError(f"{override.input_line!r}: expected a section; nearest: agent/size={override.value()}")
+    parent = known.get(key.rpartition(".")[0])
+    if key not in known and not (parent and parent.rule.open):
+        raise unknown_key(key)
+
+
+def _for_hydra(override: Override) -> str:
+    """The override as Hydra takes it: ``++`` for keys, since only this module knows which of them exist."""
+    line = override.input_line.lstrip("+")
+    return line if _is_group(override) else f"++{line}"
+
+
+def _profile(overrides: Sequence[Override]) -> str:
+    """What ``profile=auto`` means: what the machine has, unless the command line chooses the device."""
+    asked = {override.key_or_group: override.value() for override in overrides}.get("fabric.accelerator")
+    if asked in ("cpu", "cuda", "gpu"):
+        return "cpu" if asked == "cpu" else "gpu"
+    if machine.gpu_count() and machine.gpu_problem():
+        print(f"sheeplike: profile=cpu although there is a GPU: {machine.gpu_problem()}", file=sys.stderr)
+    return "cpu" if machine.gpu_problem() else "gpu"
+
+
+def _dry_run() -> list[str]:
+    return yaml.safe_load((CONFIGS / "dry_run.yaml").read_text(encoding="utf-8"))
+
+
+def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dict[str, str]]:
+    """The composed configuration as plain data, and the name chosen from each group."""
+    paths = [str(path).replace("\\", "\\\\").replace("'", "\\'") for path in sources.directories[1:]]
+    searchpath = "hydra.searchpath=[{}]".format(",".join(f"'file://{path}'" for path in paths))
+    with _one_line(sources=sources):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = compose("config", [*line, searchpath], return_hydra_config=True)
+        choices = dict(composed.hydra.runtime.choices)
+        OmegaConf.set_struct(composed, False)
+        del composed["hydra"]
+        return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True), choices
+
+
+def _default(error: InvalidValue, line: Sequence[str], sources: Sources) -> Any:
+    """What the invalid key would be without the overrides on the command line, if that is any better."""
+    value: Any = _compose([part for part in line if not part.startswith("++")], sources)[0]
+    for name in error.key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return None if isinstance(value, dict) or value == error.value else value
+
+
+@contextmanager
+def _one_line(where: str = "", sources: Sources | None = None) -> Iterator[None]:
+    """Turn the errors of Hydra, OmegaConf and YAML into one line."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+        missing = re.search(r"You must specify '([\w/]+)'", str(error))
+        if missing and sources:
+            group = missing[1]
+            raise CommandError(
+                f"{group}= is missing: expected one of {', '.join(sources.choices(group))}; "
+                "for example: python -m sheeplike exp=dreamer_v3 env=franka_pick"
+            ) from None
+        text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
+        raise CommandError(where + text) from None

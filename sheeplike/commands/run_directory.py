@@ -1,0 +1,101 @@
+"""The directory of a run: what it holds, when it may be used, and how it is resumed.
+
+::
+
+    logs/<env>/<agent>/<exp>/seed_<seed>/
+        config.yaml      the configuration, every value in full
+        metrics.jsonl
+        checkpoints/
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import yaml
+
+from sheeplike.commands.config import load_saved, to_yaml
+from sheeplike.commands.errors import CommandError, nearest
+from sheeplike.commands.schema import Config
+
+CONFIG_FILE = "config.yaml"
+CHECKPOINTS = "checkpoints"
+
+
+def check(config: Config) -> Path:
+    """Where a new run goes; nothing is created yet.
+
+    A directory that holds anything is refused, unless it holds a dry run and another one is to replace it.
+
+    Raises:
+        CommandError: the directory is in use or cannot be written.
+    """
+    path = Path(config.run_dir or "").expanduser()
+    ancestor = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.R_OK | os.W_OK | os.X_OK):
+        raise CommandError(
+            f"run_dir={path}: expected a directory that can be written, and {ancestor} is none; nearest: no run_dir=, for "
+            "one below logs/"
+        )
+    if path.is_dir() and any(path.iterdir()) and not (config.dry_run and _holds_dry_run(path)):
+        free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
+        what = "holds a run already" if (path / CONFIG_FILE).exists() else "is not empty"
+        resume = f"resume={path} to continue it, or " if has_checkpoint(path) else ""
+        raise CommandError(f"run_dir={path} {what}: expected {resume}another directory; nearest: run_dir={free}")
+    return path
+
+
+def claim(run_dir: Path, config: Config, *, resume: bool = False) -> None:
+    """Create what :func:`check` allowed, with the configuration in it; a resumed run records what has changed.
+
+    Raises:
+        CommandError: another process took the directory meanwhile, or it cannot be written.
+    """
+    file = run_dir / CONFIG_FILE
+    try:
+        if resume:
+            fresh = file.with_name(f".{CONFIG_FILE}.{os.getpid()}")
+            fresh.write_text(to_yaml(config), encoding="utf-8")
+            fresh.replace(file)  # whole or not at all
+            return
+        if config.dry_run and _holds_dry_run(run_dir):
+            shutil.rmtree(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as opened:  # whoever creates it owns the directory
+            opened.write(to_yaml(config))
+    except FileExistsError:
+        raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
+    except OSError as error:
+        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+
+
+def resume(run_dir: Path, arguments: list[str]) -> Config:
+    """The configuration of the run in ``run_dir``, to be continued with the changes in ``arguments``.
+
+    Raises:
+        CommandError: there is no such run, it has no checkpoint, or a change is not allowed.
+    """
+    file = run_dir / CONFIG_FILE
+    if not file.is_file():
+        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
+        match = nearest(str(run_dir), runs)
+        hint = f"; nearest: resume={match}" if match else ""
+        raise CommandError(f"resume={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
+    if not has_checkpoint(run_dir):
+        raise CommandError(f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first")
+    return load_saved(file, [*arguments])
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run can be resumed."""
+    checkpoints = run_dir / CHECKPOINTS
+    return checkpoints.is_dir() and any("step_" in entry.name for entry in checkpoints.iterdir())
+
+
+def _holds_dry_run(path: Path) -> bool:
+    try:
+        return yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))["dry_run"] is True
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return False

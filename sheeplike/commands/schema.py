@@ -1,0 +1,191 @@
+"""Every key of the configuration: its type, its range and what it means.
+
+Checking, nearest matches, error messages and ``--help`` all come from these classes; the defaults are in ``configs/``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+
+class Rule(NamedTuple):
+    """What a key means and what its value must be, beside its type.
+
+    Attributes:
+        doc: one line for a reader.
+        at_least, at_most, above, below, multiple_of: limits of a number.
+        choices: the only valid texts.
+        names: the keys that a dict must have, exactly.
+        open: a dict may have any keys.
+    """
+
+    doc: str
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    multiple_of: int | None = None
+    choices: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    open: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    name: Annotated[str, Rule("the task")]
+    num_envs: Annotated[int, Rule("worlds simulated side by side", at_least=1)]
+    # The encoder halves an image four times and must end at 3 to 16 pixels a side.
+    image_size: Annotated[
+        int | tuple[int, int], Rule("pixels a side, or [height,width]", at_least=48, at_most=256, multiple_of=16)
+    ]
+    cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all that the task has")]
+    depth: Annotated[bool, Rule("render depth beside the colours")]
+    options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    name: Annotated[str, Rule("name of the preset")]
+    deter: Annotated[int, Rule("width of the recurrent state", at_least=8, multiple_of=8)]
+    hidden: Annotated[int, Rule("width of the recurrent model's hidden layers", at_least=1)]
+    classes: Annotated[int, Rule("classes of each of the 32 categorical latents", at_least=2, at_most=256)]
+    depth: Annotated[int, Rule("base channels of the convolutions", at_least=2, multiple_of=2)]
+    units: Annotated[int, Rule("width of the encoder's, decoder's and heads' layers", at_least=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DreamerV3:
+    name: Annotated[str, Rule("the algorithm", choices=("dreamer_v3",))]
+    observations: Annotated[
+        tuple[str, ...], Rule("glob patterns of the observations that the agent sees, such as pixels/*")
+    ]
+    size: Annotated[Size, Rule("widths of the model; agent/size=<name> chooses a preset")]
+    replay_ratio: Annotated[float, Rule("gradient steps per policy step after learning_starts", above=0)]
+    replay_size: Annotated[int, Rule("policy steps kept for replay, over all worlds", at_least=1)]
+    batch_size: Annotated[int, Rule("sequences per gradient step", at_least=1)]
+    batch_length: Annotated[int, Rule("time steps per sequence", at_least=2)]
+    learning_rate: Annotated[float, Rule("step size after the warm-up", above=0, at_most=1)]
+    warmup: Annotated[int, Rule("gradient steps over which the learning rate rises from 0", at_least=0)]
+    beta1: Annotated[float, Rule("decay of the momentum", at_least=0, below=1)]
+    beta2: Annotated[float, Rule("decay of the squared gradient", at_least=0, below=1)]
+    eps: Annotated[float, Rule("added to the root of the squared gradient", above=0)]
+    agc: Annotated[float, Rule("largest gradient norm, relative to its parameter's norm", above=0)]
+    unimix: Annotated[float, Rule("share of a uniform distribution in every categorical", at_least=0, below=1)]
+    kl_free_nats: Annotated[float, Rule("nats of KL divergence that cost nothing", at_least=0)]
+    imagination_length: Annotated[int, Rule("imagined time steps", at_least=1)]
+    horizon: Annotated[float, Rule("discount horizon in time steps: 1 / (1 - discount)", above=1)]
+    return_lambda: Annotated[float, Rule("mixing of the lambda-returns", at_least=0, at_most=1)]
+    entropy_scale: Annotated[float, Rule("weight of the policy's entropy", at_least=0)]
+    slow_critic_rate: Annotated[
+        float, Rule("how far the slow critic moves after each gradient step", above=0, at_most=1)
+    ]
+    loss_scales: Annotated[
+        dict[str, float],
+        Rule(
+            "weight of each loss",
+            at_least=0,
+            names=("reconstruction", "reward", "continue", "dyn", "rep", "policy", "value", "replay_value"),
+        ),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    every: Annotated[int | None, Rule("policy steps between two evaluations; null: none", at_least=1)]
+    episodes: Annotated[int, Rule("episodes of one evaluation", at_least=1)]
+    num_envs: Annotated[
+        int | None, Rule("worlds of an evaluation; null: one per episode, at most env.num_envs", at_least=1)
+    ]
+    sample: Annotated[bool, Rule("sample the policy's actions, as published scores do, or take its mode")]
+    video: Annotated[bool, Rule("log a video of each evaluation")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    every: Annotated[int | None, Rule("policy steps between two checkpoints; null: only at the end", at_least=1)]
+    keep: Annotated[int, Rule("checkpoints kept", at_least=1)]
+    replay: Annotated[bool, Rule("save the replay memory too; without it a resumed run starts with an empty one")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    accelerator: Annotated[str, Rule("auto, cpu, or cuda, also called gpu", choices=("auto", "cpu", "cuda", "gpu"))]
+    precision: Annotated[str, Rule("of the learner's arithmetic", choices=("32-true", "bf16-mixed"))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logger:
+    tensorboard: Annotated[bool, Rule("write TensorBoard events; metrics.jsonl is always written")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole configuration, checked."""
+
+    exp: Annotated[str, Rule("the recipe")]
+    profile: Annotated[str, Rule("the machine's profile; auto: gpu where there is one")]
+    seed: Annotated[int, Rule("of everything that is random", at_least=0, at_most=2**31 - 1)]
+    total_steps: Annotated[int, Rule("policy steps of the whole run", at_least=1)]
+    learning_starts: Annotated[
+        int | None, Rule("policy steps before the first gradient step; null: the smallest valid number")
+    ]
+    run_dir: Annotated[str | None, Rule("where the run is kept; null: logs/<env>/<agent>/<exp>/seed_<seed>")]
+    dry_run: Annotated[bool, Rule("pass through every stage once, in the shortest time")]
+    log_every: Annotated[int, Rule("policy steps between two rows of metrics", at_least=1)]
+    video_every: Annotated[
+        int | None, Rule("policy steps between two videos of the world model; null: none", at_least=1)
+    ]
+    env: Annotated[Env, Rule("the task and its worlds")]
+    agent: Annotated[DreamerV3, Rule("the algorithm and its numbers")]
+    eval: Annotated[Eval, Rule("evaluation in worlds of its own")]
+    checkpoint: Annotated[Checkpoint, Rule("checkpoints")]
+    fabric: Annotated[Fabric, Rule("device and precision")]
+    logger: Annotated[Logger, Rule("where metrics go beside metrics.jsonl")]
+
+
+class Key(NamedTuple):
+    """One key of the configuration: its full dotted path, its type without None, and its rule."""
+
+    path: str
+    type: Any
+    nullable: bool
+    rule: Rule
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def section(self) -> bool:
+        """Whether other keys are below this one."""
+        return is_dataclass(self.type) or get_origin(self.type) is dict
+
+    def below(self) -> list[Key]:
+        """The keys directly below this one."""
+        if is_dataclass(self.type):
+            return keys_of(self.type, f"{self.path}.")
+        return [Key(f"{self.path}.{name}", get_args(self.type)[1], False, self.rule) for name in self.rule.names]
+
+
+def keys_of(cls: type, prefix: str = "") -> list[Key]:
+    """The keys directly in the section that ``cls`` describes."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for item in fields(cls):
+        hint, rule = get_args(hints[item.name])
+        nullable = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
+        if nullable:
+            (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
+        found.append(Key(prefix + item.name, hint, nullable, rule))
+    return found
+
+
+def all_keys(within: list[Key] | None = None) -> Iterator[Key]:
+    """Every key of a configuration, sections before what is below them."""
+    for item in keys_of(Config) if within is None else within:
+        yield item
+        if item.section:
+            yield from all_keys(item.below())

@@ -1,0 +1,72 @@
+"""Where configs are found: in the package, and where ``SHEEPLIKE_SEARCH_PATH`` and ``--config-dir`` say."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sheeplike.commands.errors import CommandError
+
+GROUPS = ("exp", "env", "agent", "agent/size", "profile", "fabric", "logger", "checkpoint")
+PACKAGE = Path(__file__).resolve().parents[1]
+# A wheel carries configs/ inside the package; in a clone and an editable install it lies beside it.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+
+
+class Sources:
+    """The directories of configs, the package's own first.
+
+    Args:
+        config_dirs: directories given with ``--config-dir``.
+
+    Raises:
+        CommandError: a directory that does not exist, or a file that would hide behind one of the same name.
+    """
+
+    def __init__(self, config_dirs: Iterable[str] = ()) -> None:
+        listed = os.environ.get("SHEEPLIKE_SEARCH_PATH", "").split(";")
+        given = [("SHEEPLIKE_SEARCH_PATH", entry.strip()) for entry in listed if entry.strip()]
+        given += [("--config-dir", entry) for entry in config_dirs]
+        self.directories = [CONFIGS]
+        for origin, entry in given:
+            directory = _directory(origin, entry)
+            if directory not in self.directories:
+                self._refuse_hidden(directory)
+                self.directories.append(directory)
+
+    def choices(self, group: str) -> list[str]:
+        """Names of the configs in a group, sizes from small to large."""
+        names = {path.stem for directory in self.directories for path in (directory / group).glob("*.yaml")}
+        return sorted(names, key=lambda name: (len(name), name) if group == "agent/size" else (0, name))
+
+    def _refuse_hidden(self, directory: Path) -> None:
+        for group in GROUPS:
+            for path in sorted((directory / group).glob("*.yaml")):
+                if path.stem in self.choices(group):
+                    raise CommandError(
+                        f"{path}: {group}={path.stem} exists already: expected a name of its own; "
+                        f"nearest: {path.stem}_2.yaml"
+                    )
+
+
+def _directory(origin: str, entry: str) -> Path:
+    """The directory that an entry of the search path means: a plain path, ``file://path`` or ``pkg://package.name``."""
+    if entry.startswith("pkg://"):
+        package = entry.removeprefix("pkg://").strip("/").replace("/", ".")
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            spec = None
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        if not places:
+            raise CommandError(f"{origin} {entry}: expected a package that can be imported")
+        return Path(places[0]).resolve()
+    directory = Path(entry.removeprefix("file://")).expanduser().resolve()
+    if not directory.is_dir():
+        raise CommandError(
+            f"{origin} {entry}: expected a directory of configs, with folders such as env/ and exp/; "
+            f"{directory} does not exist"
+        )
+    return directory

@@ -1,0 +1,41 @@
+"""``python -m sheeplike [train] exp=… env=… [key=value …]``, or ``resume=<run_dir>``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sheeplike.commands import cli
+from sheeplike.commands.machine import check_accelerator
+from sheeplike.commands.sources import Sources
+
+
+def main(arguments: list[str]) -> None:
+    """Check the request as far as that is possible without torch and JAX, then train.
+
+    Raises:
+        CommandError: the request cannot be met; nothing was created.
+    """
+    request = cli.parse(arguments)
+    sources = Sources(request.config_dirs)
+    if request.help:
+        print(f"{cli.overview(sources)}\n\nkeys\n{cli.keys()}")
+        return
+    from sheeplike.commands import run_directory  # Hydra, which help does without
+    from sheeplike.commands.config import load, to_yaml
+
+    resumed = [override for override in request.overrides if override.startswith("resume=")]
+    if resumed:
+        run_dir = Path(resumed[-1].partition("=")[2].strip("'\"")).expanduser()
+        others = [override for override in request.overrides if override not in resumed]
+        config = run_directory.resume(run_dir, others)
+    else:
+        config = load(request.overrides, sources)
+    if request.print_config:
+        print(to_yaml(config), end="")
+        return
+    check_accelerator(config)
+    if not resumed:
+        run_dir = run_directory.check(config)
+    from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
+
+    run(config, run_dir, resume=bool(resumed))

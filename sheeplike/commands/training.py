@@ -1,0 +1,242 @@
+"""The training run that a checked configuration describes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from gymnasium.vector import VectorEnv
+from lightning.fabric import Fabric
+
+from sheeplike import checkpoint, envs
+from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.commands.config import to_yaml
+from sheeplike.commands.errors import as_command_errors
+from sheeplike.commands.recorder import Recorder, restore, save
+from sheeplike.commands.run_directory import CHECKPOINTS, create
+from sheeplike.commands.schema import Config
+from sheeplike.loop import Evaluation, Every, LoopState, evaluate, train
+from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+
+EVALUATION_SEED = 1_000_000  # far from any training seed: evaluation worlds are never training worlds
+
+
+def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
+    """Train until ``total_steps`` or Ctrl-C, and leave a checkpoint; returns whether the run was finished.
+
+    Args:
+        config: checked.
+        run_dir: of a new run, created here once everything could be built; or of a resumed one.
+        resume: continue from the newest valid checkpoint in ``run_dir``.
+
+    Raises:
+        CommandError: what the configuration describes cannot be built, or there is nothing to resume.
+    """
+    fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
+    fabric.launch()
+    torch.manual_seed(config.seed)
+    torch.set_float32_matmul_precision("high")
+    with as_command_errors(ValueError, TypeError, MemoryError), phase("building worlds"):
+        worlds = make_envs(config, config.env.num_envs, fabric.device)
+        agent = make_agent(config, worlds, fabric)
+    parts = None
+    if resume:
+        with as_command_errors(checkpoint.Corrupt, FileNotFoundError), phase("reading the checkpoint"):
+            _, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+    else:
+        create(run_dir, config)
+    begun = parts["loop"]["counters"]["policy_steps"] if parts else 0
+
+    with phase("building simulation and rendering kernels"):
+        step_seconds = time_worlds(worlds)
+    with phase("trying one update"):
+        update_seconds = agent.warm_up()
+    logger = RunLogger(run_dir, tensorboard=config.logger.tensorboard, purge_step=begun if resume else None)
+    progress = Progress(config.total_steps, initial_steps=begun)
+    recorder = Recorder(agent, worlds, logger, progress)
+    torch.manual_seed(config.seed)
+    state = restore(parts, agent, worlds, recorder) if parts else LoopState.begin(agent, worlds, config.seed)
+    banner({"sheeplike": describe(config, agent, worlds, run_dir, state, step_seconds, update_seconds)})
+    logger.log_text("config", f"```yaml\n{to_yaml(config)}```", state.policy_steps)
+
+    judge = Judge(config, agent, fabric.device)
+    keep = partial(save, run_dir / CHECKPOINTS, agent, worlds, recorder, config)
+    intervals = [
+        (worlds.num_envs, lambda state: progress.update(state.policy_steps)),
+        (config.log_every, recorder.log),
+        (config.video_every, recorder.paused(recorder.report)),
+        (config.eval.every, recorder.paused(lambda state: recorder.evaluated(judge(), state))),
+        (config.checkpoint.every, recorder.paused(keep)),
+    ]
+    hooks = [Every(n, function, state.policy_steps // n) for n, function in intervals if n is not None]
+    try:
+        with interruptible() as stopped:
+            recorder.begin(state)
+            train(agent, worlds, state, total_steps=config.total_steps, observer=recorder, hooks=hooks, stop=stopped)
+        finished = state.policy_steps >= config.total_steps
+        progress.close()
+        with phase("saving"):
+            keep(state)
+    finally:
+        progress.close()
+        logger.close()
+        worlds.close()
+        judge.close()
+    return finished
+
+
+def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
+    """The worlds that the configuration describes."""
+    env = config.env
+    return envs.make(
+        env.name,
+        num_envs=num_envs,
+        device=device,
+        image_size=env.image_size,
+        cameras=env.cameras,
+        depth=env.depth,
+        seed=config.seed,
+        **env.options,
+    )
+
+
+def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> DreamerV3:
+    """The agent that the configuration describes, for these worlds."""
+    agent = config.agent
+    size = {name: value for name, value in asdict(agent.size).items() if name != "name"}
+    return DreamerV3(
+        worlds.single_observation_space,
+        worlds.single_action_space,
+        num_envs=worlds.num_envs,
+        device=fabric.device,
+        size=Size(**size),
+        observations=agent.observations,
+        replay_ratio=agent.replay_ratio,
+        learning_starts=config.learning_starts,
+        batch_size=agent.batch_size,
+        batch_length=agent.batch_length,
+        replay_size=agent.replay_size,
+        imagination_length=agent.imagination_length,
+        horizon=agent.horizon,
+        return_lambda=agent.return_lambda,
+        entropy_scale=agent.entropy_scale,
+        slow_critic_rate=agent.slow_critic_rate,
+        free_nats=agent.kl_free_nats,
+        unimix=agent.unimix,
+        loss_scales=agent.loss_scales,
+        learning_rate=agent.learning_rate,
+        warmup=agent.warmup,
+        betas=(agent.beta1, agent.beta2),
+        eps=agent.eps,
+        agc=agent.agc,
+        autocast=fabric.autocast,
+        seed=config.seed,
+    )
+
+
+@dataclass
+class Judge:
+    """Evaluates the agent in worlds of its own, which are built when they are first needed."""
+
+    config: Config
+    agent: DreamerV3
+    device: torch.device
+    worlds: VectorEnv | None = None
+
+    def __call__(self) -> Evaluation:
+        """Run the evaluation that the configuration asks for."""
+        settings = self.config.eval
+        if self.worlds is None:
+            self.worlds = make_envs(self.config, settings.num_envs, self.device)
+        # Evaluation must not move the stream of random numbers that training draws from.
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(EVALUATION_SEED)
+            return evaluate(
+                self.agent,
+                self.worlds,
+                episodes=settings.episodes,
+                seed=EVALUATION_SEED,
+                sample=settings.sample,
+                filmed=min(settings.num_envs, 9) if settings.video else 0,
+            )
+
+    def close(self) -> None:
+        if self.worlds is not None:
+            self.worlds.close()
+
+
+def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
+    """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
+    worlds.reset(seed=0)
+    action = torch.zeros(worlds.action_space.shape, device=worlds.device)
+    worlds.step(action)
+    start = time.perf_counter()
+    for _ in range(steps):
+        _, reward, *_ = worlds.step(action)
+    reward.sum().item()  # waits for the device
+    return (time.perf_counter() - start) / steps
+
+
+def describe(
+    config: Config,
+    agent: DreamerV3,
+    worlds: VectorEnv,
+    run_dir: Path,
+    state: LoopState,
+    step_seconds: float,
+    update_seconds: float,
+) -> dict[str, str]:
+    """What is about to happen, name to text."""
+    a, n = config.agent, worlds.num_envs
+    per_iteration = n * a.replay_ratio
+    train_ratio = a.replay_ratio * a.batch_size * a.batch_length
+    left = config.total_steps - state.policy_steps
+    updates = max(config.total_steps - max(config.learning_starts, state.policy_steps), 0) * a.replay_ratio
+    seconds = left / n * step_seconds + updates * update_seconds
+    parameters = sum(p.numel() for p in agent.modules.parameters() if p.requires_grad)
+    if per_iteration >= 1:
+        rhythm = f"{n} policy steps, then {per_iteration:g} gradient steps"
+    else:
+        rhythm = f"{n} policy steps; one gradient step every {1 / per_iteration:g} iterations"
+    cuda = worlds.device.type == "cuda"
+    device = torch.cuda.get_device_name(worlds.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "task": f"{config.env.name}: {n} worlds, episodes of {worlds.episode_length} steps",
+        "sees": ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items()),
+        "agent": f"{a.name}, size {a.size.name}: {parameters:,} parameters",
+        "device": f"{device}; {config.fabric.precision}; profile {config.profile}",
+        "one iteration": rhythm,
+        "learning": f"from policy step {config.learning_starts:,} on; replay_ratio {a.replay_ratio:g} is train_ratio "
+        f"{train_ratio:g}: each frame is replayed {train_ratio:g} times on average",
+        "memory": f"replay of {agent.replay.describe()}",
+        "run": f"{left:,} policy steps, {updates:,.0f} gradient steps, in {run_dir}",
+        "time": f"about {format_seconds(seconds)}, at {n / step_seconds:,.0f} policy steps/s simulated and "
+        f"{update_seconds:.2f} s per gradient step; evaluation and videos come on top",
+    }
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks the loop to finish its iteration and save; a second one stops at once."""
+    asked = False
+
+    def ask(signum: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print("\nstopping after this iteration; press Ctrl-C again to stop at once without saving", flush=True)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

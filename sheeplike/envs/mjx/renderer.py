@@ -1,0 +1,172 @@
+"""Camera frames of all worlds in one batch, straight to uint8.
+
+The simulator knows only the :class:`Renderer` protocol, so that another back-end can take the place of MJX-Warp's.
+"""
+
+import difflib
+from collections.abc import Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import mujoco
+from mujoco import mjx
+
+Frames = dict[str, jax.Array]
+
+
+class Renderer(Protocol):
+    """Renders one world; is traced inside the simulator's ``vmap``, so that all worlds become one batch."""
+
+    num_envs: int
+    cameras: tuple[str, ...]
+    image_size: tuple[int, int]
+    depth: bool
+
+    def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
+        """Frames of one world whose kinematics are fresh, and the data to carry on with.
+
+        Returns:
+            ``{"pixels/<camera>": uint8 (H, W, 3)}``, with depth also ``{"depth/<camera>": float32 (H, W, 1)}`` in
+            metres, and ``data``, whose returned form must replace the one passed in.
+        """
+
+
+def resolve_image_size(image_size: int | Sequence[int]) -> tuple[int, int]:
+    """``64`` or ``(48, 64)`` to ``(height, width)``.
+
+    Raises:
+        ValueError: not one or two positive whole numbers.
+    """
+    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise ValueError(f"image_size={image_size!r}: expected a positive int or (height, width), such as 64 or (48, 64)")
+    return pair
+
+
+def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tuple[str, ...]:
+    """The cameras asked for, or all that the scene has.
+
+    Raises:
+        ValueError: no camera at all, one that the scene lacks, or one named twice.
+    """
+    known = [model.camera(i).name for i in range(model.ncam)]
+    if isinstance(cameras, str):
+        raise ValueError(f"cameras={cameras!r}: expected a list of camera names, such as [{cameras!r}]")
+    chosen = tuple(known if cameras is None else cameras)
+    if not chosen:
+        raise ValueError(f"cameras={cameras!r}: expected at least one of {', '.join(known) or 'none in this scene'}")
+    for name in chosen:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            hint = f"; nearest: {nearest[0]}" if nearest else ""
+            raise ValueError(f"camera {name!r} does not exist in the scene, which has: {', '.join(known)}{hint}")
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"cameras={list(chosen)!r}: each camera may be named once")
+    return chosen
+
+
+def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
+    """Poses of cameras and lights from the poses of the bodies that carry them.
+
+    Warp does this inside a full ``forward`` only; after a reset merge nothing but the kinematics is run, and a camera
+    on a moving body would otherwise film from where its body stood one episode ago.
+    """
+    body = model.cam_bodyid
+    light_body = model.light_bodyid
+    rotation, light_rotation = data.xmat[body], data.xmat[light_body]
+    camera_rotation = _quaternion_to_matrix(model.cam_quat)
+    return data.tree_replace(
+        {
+            "cam_xpos": data.xpos[body] + jnp.einsum("bij,bj->bi", rotation, model.cam_pos),
+            "cam_xmat": jnp.einsum("bij,bjk->bik", rotation, camera_rotation),
+            "_impl.light_xpos": data.xpos[light_body] + jnp.einsum("bij,bj->bi", light_rotation, model.light_pos),
+            "_impl.light_xdir": jnp.einsum("bij,bj->bi", light_rotation, model.light_dir),
+        }
+    )
+
+
+def _quaternion_to_matrix(quat: jax.Array) -> jax.Array:
+    """Unit quaternions (..., 4), w first, to rotation matrices (..., 3, 3)."""
+    w, x, y, z = jnp.moveaxis(quat, -1, 0)
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
+
+
+class WarpRenderer:
+    """MJX-Warp's batch ray caster, on a GPU or a CPU.
+
+    Args:
+        model: the scene. Geom groups 0, 1 and 2 are drawn; 3 and above (collision shapes) are not.
+        num_envs: worlds. Warp allocates for exactly this many.
+        image_size: ``(H, W)`` or one number, in pixels; the same for every camera.
+        cameras: names, or all of the scene's.
+        depth: also depth images, in metres along the optical axis.
+        device: Warp's name of the device, such as ``"cpu"`` or ``"cuda:0"``.
+
+    Raises:
+        ValueError: a camera that the scene lacks or that is not fixed to its body, or an impossible size.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        *,
+        num_envs: int,
+        image_size: int | Sequence[int] = 64,
+        cameras: Sequence[str] | None = None,
+        depth: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        self.num_envs = num_envs
+        self.image_size = height, width = resolve_image_size(image_size)
+        self.cameras = resolve_cameras(model, cameras)
+        self.depth = depth
+        _check_fixed(model)
+        self._context = mjx.create_render_context(
+            mjm=model,
+            nworld=num_envs,
+            devices=[device],
+            cam_active=list(self.cameras),
+            cam_res=(width, height),
+            render_rgb=True,
+            render_depth=depth,
+            render_seg=False,
+            use_textures=False,
+            use_shadows=False,
+            enabled_geom_groups=[0, 1, 2],
+        )
+        # The pytree holds only a key into Warp's registry: the context itself must outlive every compiled step.
+        self._handle = self._context.pytree()
+        self._rgb_address = [int(address) for address in self._context.rgb_adr.numpy()]
+        self._depth_address = [int(address) for address in self._context.depth_adr.numpy()]
+
+    def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
+        height, width = self.image_size
+        size = height * width
+        data = place_cameras_and_lights(model, data)
+        data = mjx.refit_bvh(model, data, self._handle)
+        # The returned data carries the token that orders this render after its refit and before the next one's.
+        packed, depth, data = mjx.render(model, data, self._handle)
+        frames: Frames = {}
+        for camera, start in zip(self.cameras, self._rgb_address, strict=True):
+            # One uint32 per pixel, bytes B G R A on a little-endian machine: reinterpret and reverse, no float frame.
+            bgra = jax.lax.bitcast_convert_type(packed[start : start + size].reshape(height, width), jnp.uint8)
+            frames[f"pixels/{camera}"] = bgra[..., 2::-1]
+        if self.depth:
+            for camera, start in zip(self.cameras, self._depth_address, strict=True):
+                frames[f"depth/{camera}"] = depth[start : start + size].reshape(height, width, 1)
+        return frames, data
+
+
+def _check_fixed(model: mujoco.MjModel) -> None:
+    """Tracking and targeting modes need more than the pose of the carrying body."""
+    for kind, modes in (("camera", model.cam_mode), ("light", model.light_mode)):
+        for index, mode in enumerate(modes):
+            if mode != mujoco.mjtCamLight.mjCAMLIGHT_FIXED:
+                name = getattr(model, kind)(index).name or index
+                raise ValueError(f'{kind} {name!r} has a tracking or targeting mode: expected mode="fixed"')

@@ -1,0 +1,308 @@
+"""All worlds of a task in one jitted call: physics, episode bookkeeping, next-step reset, one render.
+
+Order inside ``step``, for every world at once:
+
+    1 control and substeps        also in worlds that ended: their result is thrown away, which costs less than a branch
+    2 reset merge                 worlds that ended at the previous call get a new variation and a fresh episode
+    3 kinematics                  so that whatever reads positions sees the merged state
+    4 evaluate, observe           reward, termination, truncation, statistics, vectors
+    5 one batch render
+
+    call              t          t+1           t+2
+    world ends        yes        -             -
+    delivered         last       first frame   second frame
+    reward            r_T        0             r_1
+    terminated |      True       False         False
+      truncated
+    action            used       ignored       used
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from mujoco import mjx
+from mujoco.mjx.third_party.mujoco_warp import OverflowType
+
+from sheeplike.envs.mjx.renderer import Renderer
+from sheeplike.envs.mjx.task import Memory, Task
+
+Variation = dict[str, jax.Array]
+"""Model fields that differ between worlds, by path: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}`` for one world."""
+
+INPUTS = (
+    "qpos",
+    "qvel",
+    "act",
+    "ctrl",
+    "qacc_warmstart",
+    "time",
+    "qfrc_applied",
+    "xfrc_applied",
+    "mocap_pos",
+    "mocap_quat",
+    "eq_active",
+)
+"""The fields of ``mjx.Data`` that the next physics step reads; every other field is computed from these. A reset
+replaces exactly these, so nothing of an old episode, non-finite numbers included, reaches the new one."""
+
+
+class Statistics(NamedTuple):
+    """Running totals of the current episode; final values in the step that ends it."""
+
+    returns: jax.Array
+    """float32 (), sum of rewards."""
+    length: jax.Array
+    """int32 (), control steps."""
+    success: jax.Array
+    """bool (), success was reached at some step."""
+    reward_terms: dict[str, jax.Array]
+    """float32 () each, sums of the weighted terms."""
+
+
+class State(NamedTuple):
+    """Everything that a step carries over. Donated: never hold on to a part of it."""
+
+    data: mjx.Data
+    memory: Memory
+    statistics: Statistics
+    key: jax.Array
+    """Typed PRNG key of the world; the keys of its episodes are folded from it."""
+    episode: jax.Array
+    """int32 (), episodes begun, the current one included."""
+    ended: jax.Array
+    """bool (), the previous call delivered the last frame; the next one resets."""
+
+
+class Output(NamedTuple):
+    """What a step delivers, always in memory of its own, so that torch may hold it while the state moves on."""
+
+    frames: dict[str, jax.Array]
+    vectors: dict[str, jax.Array]
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    reward_terms: dict[str, jax.Array]
+    statistics: Statistics
+    nonfinite: jax.Array
+
+
+def no_variation(key: jax.Array) -> Variation:
+    """The nominal model in every world."""
+    return {}
+
+
+class Simulator:
+    """Steps ``num_envs`` worlds of ``task``.
+
+    Args:
+        task: one world.
+        renderer: built for the same number of worlds.
+        num_envs: worlds.
+        device: where everything lives.
+        variation: draws the model fields of one world from a typed PRNG key, anew for each episode.
+
+    Raises:
+        ValueError: world counts that differ, or too few contacts or constraints allocated for the scene.
+        TypeError: a task that returns something other than the protocol says.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        renderer: Renderer,
+        *,
+        num_envs: int,
+        device: jax.Device,
+        variation: Callable[[jax.Array], Variation] = no_variation,
+    ) -> None:
+        if renderer.num_envs != num_envs:
+            raise ValueError(
+                f"the renderer was built for {renderer.num_envs} worlds, the simulator for {num_envs}: expected the same"
+            )
+        check_capacity(task)
+        self.task = task
+        self.renderer = renderer
+        self.num_envs = num_envs
+        self.device = device
+        self._sample_variation = variation
+        model = mjx.put_model(task.model, device=device, impl="warp")
+        # Too few contacts or constraints stay reported. Solvers of few iterations are cut off by intention, at every step.
+        quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
+        warn = model.opt._impl.warn_overflow & ~int(quiet)
+        self._model = model.tree_replace({"opt._impl.warn_overflow": warn})
+        self._template = mjx.make_data(
+            task.model,
+            device=device,
+            impl="warp",
+            naconmax=num_envs * task.contacts_per_world,
+            njmax=task.constraints_per_world,
+        )
+        self.vector_shapes = self._check_task()
+        # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
+        # the captured CUDA graphs valid. The variation is an argument of its own and not donated: it is small and
+        # changes only at a reset.
+        self.step = jax.jit(jax.vmap(self._step), donate_argnums=(1,))
+        self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0)))
+
+    def start(self, seed: int) -> tuple[Variation, State]:
+        """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
+
+        World ``i`` draws from ``fold_in(key(seed), i)``, whatever the number of worlds.
+        """
+        # Committed to the device like every state that a step returns: step would otherwise compile once for this state
+        # and once more for its own.
+        key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
+        return self._start(key, index)
+
+    def _start_world(self, key: jax.Array, index: jax.Array) -> tuple[Variation, State]:
+        key = jax.random.fold_in(key, index)
+        _, memory = self.task.reset(key, self._template)
+        outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
+        state = State(
+            data=self._template,
+            memory=memory,
+            statistics=_zero_statistics(outcome.reward_terms),
+            key=key,
+            episode=jnp.zeros((), jnp.int32),
+            ended=jnp.ones((), bool),
+        )
+        return self._sample_variation(key), state
+
+    def _step(self, variation: Variation, state: State, action: jax.Array) -> tuple[Variation, State, Output]:
+        """One control step of one world; see the module's docstring for the order."""
+        task, reset = self.task, state.ended
+        action = action.reshape(task.action_space.shape).clip(task.action_space.low, task.action_space.high)
+
+        model = self._model.tree_replace(variation)
+        data, memory = task.control(state.data, state.memory, action)
+        data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
+
+        variation_key, reset_key = jax.random.split(jax.random.fold_in(state.key, state.episode))
+        variation = _where(reset, self._sample_variation(variation_key), variation)
+        model = self._model.tree_replace(variation)
+        clean = self._clean(data, model)
+        first, first_memory = task.reset(reset_key, clean)
+        # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
+        # finite, and nothing of it can spread.
+        diverged = ~(jnp.isfinite(data.qpos).all() & jnp.isfinite(data.qvel).all())
+        # Field by field: a tree-wide jnp.where would touch Warp's buffers that all worlds share.
+        data = data.replace(
+            **{
+                name: jnp.where(reset, getattr(first, name), jnp.where(diverged, getattr(clean, name), stepped))
+                for name in INPUTS
+                if (stepped := getattr(data, name)).size
+            }
+        )
+        memory = _where(reset, first_memory, memory)
+        data = mjx.kinematics(model, data)
+
+        outcome = task.evaluate(data, memory, action)
+        memory = _where(reset, memory, outcome.memory)
+        vectors = dict(task.observe(data, memory))
+        finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
+        nonfinite = ~reset & (diverged | ~finite)
+        alive = ~reset & ~nonfinite
+        vectors = {name: jnp.where(nonfinite, 0.0, value) for name, value in vectors.items()}
+        reward = jnp.where(alive, outcome.reward, 0.0)
+        terms = {name: jnp.where(alive, value, 0.0) for name, value in outcome.reward_terms.items()}
+
+        so_far = _where(reset, _zero_statistics(terms), state.statistics)
+        statistics = Statistics(
+            returns=so_far.returns + reward,
+            length=so_far.length + ~reset,
+            success=so_far.success | (alive & outcome.success),
+            reward_terms={name: so_far.reward_terms[name] + value for name, value in terms.items()},
+        )
+        terminated = alive & outcome.terminated
+        truncated = ~terminated & (nonfinite | (statistics.length >= task.episode_length))
+
+        frames, data = self.renderer.render(model, data)
+        state = State(
+            data=data,
+            memory=memory,
+            statistics=statistics,
+            key=state.key,
+            episode=state.episode + reset,
+            ended=terminated | truncated,
+        )
+        output = Output(frames, vectors, reward, terminated, truncated, terms, statistics, nonfinite)
+        return variation, state, output
+
+    def _clean(self, data: mjx.Data, model: mjx.Model) -> mjx.Data:
+        """``data`` with its inputs at the model's defaults."""
+        defaults = {name: getattr(self._template, name) for name in INPUTS}
+        return data.replace(**{**defaults, "qpos": model.qpos0})
+
+    def _action_zero(self) -> jax.Array:
+        return jnp.zeros(self.task.action_space.shape, jnp.float32)
+
+    def _check_task(self) -> dict[str, tuple[int, ...]]:
+        """Traces the task's four functions on one world (nothing is compiled); returns the shapes of its vectors."""
+        changed: list[str] = []
+
+        def episode(key: jax.Array) -> tuple[Any, ...]:
+            clean = self._clean(self._template, self._model)
+            first, memory = self.task.reset(key, clean)
+            kept = [f.name for f in mjx.Data.fields() if f.name not in INPUTS]
+            changed.extend(name for name in kept if getattr(first, name) is not getattr(clean, name))
+            data, next_memory = self.task.control(first, memory, self._action_zero())
+            outcome = self.task.evaluate(data, next_memory, self._action_zero())
+            return memory, next_memory, outcome, dict(self.task.observe(data, outcome.memory))
+
+        memory, next_memory, outcome, vectors = jax.eval_shape(episode, jax.random.key(0))
+        if changed:
+            raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
+        for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
+            if _signature(other) != _signature(memory):
+                raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
+        for name, value in {"reward": outcome.reward, **outcome.reward_terms, **vectors}.items():
+            if value.dtype != jnp.float32 or value.ndim != (name in vectors):
+                shape = "(D,)" if name in vectors else "()"
+                raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
+        return {name: value.shape for name, value in vectors.items()}
+
+
+def check_capacity(task: Task) -> None:
+    """Compares the contacts and constraints allocated with what the scene makes in its default pose and keyframes.
+
+    The worst moment of an episode cannot be known beforehand; Warp drops what exceeds the allocation and prints a
+    warning, so a task should allocate well above this floor.
+
+    Raises:
+        ValueError: fewer allocated than a known pose needs.
+    """
+    model = task.model
+    data = mujoco.MjData(model)
+    contacts = constraints = 0
+    for key in range(-1, model.nkey):
+        if key >= 0:
+            mujoco.mj_resetDataKeyframe(model, data, key)
+        mujoco.mj_forward(model, data)
+        contacts, constraints = max(contacts, data.ncon), max(constraints, data.nefc)
+    needs = {"contacts_per_world": max(contacts, 1), "constraints_per_world": max(constraints, 1)}
+    for name, needed in needs.items():
+        allocated = getattr(task, name)
+        if allocated < needed:
+            raise ValueError(f"{task.name}: {name}={allocated} is too few: expected at least {needed} for this scene")
+
+
+def _zero_statistics(terms: dict[str, Any]) -> Statistics:
+    return Statistics(
+        returns=jnp.zeros((), jnp.float32),
+        length=jnp.zeros((), jnp.int32),
+        success=jnp.zeros((), bool),
+        reward_terms={name: jnp.zeros((), jnp.float32) for name in terms},
+    )
+
+
+def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
+    """Leaf-wise choice between two trees of one world. Not for ``mjx.Data``."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
+
+
+def _signature(tree: Any) -> Any:
+    return jax.tree.structure(tree), [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]

@@ -1,0 +1,117 @@
+"""Cart-pole from the DM Control suite, balance and swing-up, at 50 Hz.
+
+A cart of 1 kg on a rail of +-1.8 m carries a pole of 0.1 kg and 1 m; the action, in [-1, 1], pushes the cart with up to
+10 N. The reward is the suite's smooth one, a product of four factors, so it lies in [0, 1] and an episode of 500 steps
+returns at most 500:
+
+    upright (1 + cos angle) / 2  x  centred in [1/2, 1]  x  small control in [4/5, 1]  x  small velocity in [1/2, 1]
+
+A product has no additive terms: it is logged as the single term ``balance`` or ``swingup``.
+
+Source: Tassa et al. 2018, "DeepMind Control Suite", and its published ``cartpole`` domain and ``rewards.tolerance``.
+"""
+
+import importlib.resources
+from typing import NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from mujoco import mjx
+
+from sheeplike.envs.mjx.task import Outcome
+
+SUCCESS_ANGLE = np.deg2rad(8.0)
+SUCCESS_POSITION = 0.5
+SUCCESS_STEPS = 50
+
+
+class Memory(NamedTuple):
+    """What an episode of cart-pole remembers."""
+
+    held_steps: jax.Array
+    """int32 (), control steps in a row with the pole upright and the cart centred."""
+
+
+def tolerance(value: jax.Array, margin: float, value_at_margin: float = 0.1) -> jax.Array:
+    """1 at zero, falling like a Gaussian to ``value_at_margin`` at distance ``margin``."""
+    scale = np.sqrt(-2.0 * np.log(value_at_margin))
+    return jnp.exp(-0.5 * jnp.square(value / margin * scale))
+
+
+class Cartpole:
+    """Cart-pole; see the module's docstring.
+
+    Observations: ``state`` float32 (5,) = cart position (m), cos and sin of the pole's angle from upright, cart velocity
+    (m/s), angular velocity (rad/s); ``privileged_state`` (7,) = ``state``, the fraction of the episode left, and the
+    fraction of the success time held so far.
+
+    Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (50 steps) in a row.
+    Nothing terminates an episode.
+
+    Args:
+        swing_up: start with the pole hanging, or near upright.
+        episode_length: control steps of 20 ms.
+
+    Raises:
+        ValueError: ``episode_length`` is not positive.
+    """
+
+    substeps = 2
+    # Contacts are disabled; the rail's two ends are the only constraint.
+    contacts_per_world = 1
+    constraints_per_world = 4
+
+    def __init__(self, *, swing_up: bool = False, episode_length: int = 500) -> None:
+        if episode_length < 1:
+            raise ValueError(f"episode_length={episode_length}: expected a positive number of control steps, such as 500")
+        self.name = "cartpole_swingup" if swing_up else "cartpole_balance"
+        self.episode_length = episode_length
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        scene = importlib.resources.files(__package__).joinpath("cartpole.xml").read_text(encoding="utf-8")
+        self.model = mujoco.MjModel.from_xml_string(scene)
+        self._swing_up = swing_up
+        self._reward_name = "swingup" if swing_up else "balance"
+        self._duration = episode_length * self.substeps * self.model.opt.timestep
+
+    def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:
+        position_key, angle_key, velocity_key = jax.random.split(key, 3)
+        if self._swing_up:
+            position = 0.01 * jax.random.normal(position_key)
+            angle = jnp.pi + 0.01 * jax.random.normal(angle_key)
+        else:
+            position = jax.random.uniform(position_key, minval=-0.1, maxval=0.1)
+            angle = jax.random.uniform(angle_key, minval=-0.034, maxval=0.034)
+        velocity = 0.01 * jax.random.normal(velocity_key, (2,))
+        data = data.replace(qpos=jnp.stack([position, angle]), qvel=velocity)
+        return data, Memory(held_steps=jnp.zeros((), jnp.int32))
+
+    def control(self, data: mjx.Data, memory: Memory, action: jax.Array) -> tuple[mjx.Data, Memory]:
+        return data.replace(ctrl=action), memory
+
+    def evaluate(self, data: mjx.Data, memory: Memory, action: jax.Array) -> Outcome:
+        position, angle = data.qpos
+        upright = (1.0 + jnp.cos(angle)) / 2.0
+        centred = (1.0 + tolerance(position, margin=2.0)) / 2.0
+        small_control = (4.0 + jnp.clip(1.0 - jnp.square(action[0]), 0.0, 1.0)) / 5.0
+        small_velocity = (1.0 + tolerance(data.qvel[1], margin=5.0)) / 2.0
+        reward = upright * centred * small_control * small_velocity
+
+        good = (jnp.cos(angle) > np.cos(SUCCESS_ANGLE)) & (jnp.abs(position) < SUCCESS_POSITION)
+        held_steps = jnp.where(good, memory.held_steps + 1, 0)
+        return Outcome(
+            reward=reward,
+            terminated=jnp.zeros((), bool),
+            success=held_steps >= SUCCESS_STEPS,
+            reward_terms={self._reward_name: reward},
+            memory=Memory(held_steps),
+        )
+
+    def observe(self, data: mjx.Data, memory: Memory) -> dict[str, jax.Array]:
+        position, angle = data.qpos
+        state = jnp.stack([position, jnp.cos(angle), jnp.sin(angle), data.qvel[0], data.qvel[1]])
+        time_left = 1.0 - data.time / self._duration
+        held = jnp.minimum(memory.held_steps / SUCCESS_STEPS, 1.0)
+        return {"state": state, "privileged_state": jnp.concatenate([state, jnp.stack([time_left, held])])}

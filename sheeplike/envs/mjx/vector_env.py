@@ -1,0 +1,204 @@
+"""The simulator as a ``gymnasium.vector.VectorEnv`` whose tensors are torch, on one device."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import torch
+import warp
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from sheeplike.bridge import to_jax, to_torch
+from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx.simulator import Output, Simulator, State, Variation, no_variation
+from sheeplike.envs.mjx.task import Task
+
+Observations = dict[str, torch.Tensor]
+
+
+class MjxVectorEnv(gymnasium.vector.VectorEnv):
+    """Worlds of one MJX task, simulated and rendered in one jitted call per step.
+
+    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3), ``"depth/<camera>"``
+    float32 (N, H, W, 1) in metres if asked for, ``"state"``, ``"privileged_state"`` and the task's other vectors float32
+    (N, D). Resets follow ``AutoresetMode.NEXT_STEP``: the last frame of an episode comes with ``terminated`` or
+    ``truncated``; the next call ignores that world's action and delivers the first frame of a new episode, with reward 0.
+
+    ``info`` has the same keys at every call, tensors on ``device``:
+
+    - ``success`` (N,) bool: reached in this episode so far;
+    - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` (N,) bool, ``reward_terms`` {name: sums}}:
+      running totals, final where the episode ends;
+    - ``nonfinite`` (N,) bool: the simulation of this world diverged at this step. Its vectors and reward are zeros, it
+      is truncated, and the next step resets it.
+
+    Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
+
+    Args:
+        task: one world.
+        num_envs: worlds.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+        image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
+        cameras: names, or all of the scene's.
+        depth: depth images beside the frames.
+        seed: of the first ``reset()``.
+        variation: draws the model fields of one world from a typed JAX PRNG key, anew for each episode.
+
+    Raises:
+        ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        image_size: int | tuple[int, int] = 64,
+        cameras: Sequence[str] | None = None,
+        depth: bool = False,
+        seed: int = 0,
+        variation: Callable[[jax.Array], Variation] | None = None,
+    ) -> None:
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
+        self.device, jax_device = resolve_device(device)
+        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+        renderer = WarpRenderer(
+            task.model,
+            num_envs=num_envs,
+            image_size=image_size,
+            cameras=cameras,
+            depth=depth,
+            device=str(self.device),
+        )
+        self.simulator = Simulator(
+            task, renderer, num_envs=num_envs, device=jax_device, variation=variation or no_variation
+        )
+        self.name = task.name
+        self.num_envs = num_envs
+        self.episode_length = task.episode_length
+        self.single_action_space = task.action_space
+        self.action_space = batch_space(task.action_space, num_envs)
+        self.single_observation_space = self._observation_space(renderer)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        control_rate = 1.0 / (task.substeps * task.model.opt.timestep)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
+        self._low = torch.as_tensor(task.action_space.low, device=self.device)
+        self._high = torch.as_tensor(task.action_space.high, device=self.device)
+        self._seed = seed
+        self._variation: Variation = {}
+        self._state: State | None = None
+        # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
+        # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
+        self._in_flight: deque[tuple[torch.Tensor, Output]] = deque(maxlen=2)
+
+    def _observation_space(self, renderer: WarpRenderer) -> spaces.Dict:
+        entries: dict[str, spaces.Space] = {}
+        for camera in renderer.cameras:
+            entries[f"pixels/{camera}"] = spaces.Box(0, 255, (*renderer.image_size, 3), np.uint8)
+            if renderer.depth:
+                entries[f"depth/{camera}"] = spaces.Box(0.0, np.inf, (*renderer.image_size, 1), np.float32)
+        for name, shape in self.simulator.vector_shapes.items():
+            entries[name] = spaces.Box(-np.inf, np.inf, shape, np.float32)
+        return spaces.Dict(dict(sorted(entries.items())))
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Begins a new episode in every world.
+
+        With a ``seed`` everything restarts from it. Without one, the first call uses the seed given at construction and
+        later calls go on in each world's own random stream.
+
+        Raises:
+            ValueError: ``options`` are given; there are none.
+        """
+        if options:
+            raise ValueError(f"options={dict(options)!r}: expected none")
+        if seed is not None or self._state is None:
+            self._seed = self._seed if seed is None else seed
+            self._variation, self._state = self.simulator.start(self._seed)
+        else:
+            self._state = self._state._replace(ended=self._state.ended | True)
+        observations, _, _, _, info = self._advance(torch.zeros(self.action_space.shape, device=self.device))
+        return observations, info
+
+    def step(
+        self, actions: torch.Tensor
+    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """One control step in every world.
+
+        Args:
+            actions: float32 (N, A) on the env's device; clipped to the action space.
+
+        Returns:
+            observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
+
+        Raises:
+            RuntimeError: ``reset`` was never called.
+            ValueError: actions of another shape, dtype or device.
+        """
+        if self._state is None:
+            raise RuntimeError("step() before reset(): expected reset() first")
+        shape = self.action_space.shape
+        if tuple(actions.shape) != shape or actions.dtype != torch.float32 or actions.device != self.device:
+            raise ValueError(
+                f"actions are {actions.dtype} {tuple(actions.shape)} on {actions.device}: "
+                f"expected torch.float32 {shape} on {self.device}"
+            )
+        # Clamping also makes the copy that nobody else can write to while JAX reads it.
+        return self._advance(actions.detach().clamp(self._low, self._high))
+
+    def _advance(
+        self, actions: torch.Tensor
+    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        actions = actions.contiguous()
+        with jax.default_device(self.simulator.device):
+            self._variation, self._state, output = self.simulator.step(
+                self._variation, self._state, to_jax(actions)
+            )
+        self._in_flight.append((actions, output))
+        observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
+        totals = output.statistics
+        success = to_torch(totals.success)
+        info = {
+            "success": success,
+            "reward_terms": {name: to_torch(array) for name, array in output.reward_terms.items()},
+            "episode": {
+                "return": to_torch(totals.returns),
+                "length": to_torch(totals.length),
+                "success": success,
+                "reward_terms": {name: to_torch(array) for name, array in totals.reward_terms.items()},
+            },
+            "nonfinite": to_torch(output.nonfinite),
+        }
+        return observations, to_torch(output.reward), to_torch(output.terminated), to_torch(output.truncated), info
+
+
+def resolve_device(device: torch.device | str) -> tuple[torch.device, jax.Device]:
+    """The torch device, its index filled in, and JAX's device for the same hardware.
+
+    Raises:
+        ValueError: a device that torch or JAX does not have here.
+    """
+    resolved = torch.device(device)
+    if resolved.type == "cpu":
+        return torch.device("cpu"), jax.devices("cpu")[0]
+    if resolved.type != "cuda":
+        raise ValueError(f"device={str(device)!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; expected 'cpu'")
+    resolved = torch.device("cuda", torch.cuda.current_device() if resolved.index is None else resolved.index)
+    try:
+        return resolved, jax.devices("cuda")[resolved.index]
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"device={str(device)!r}: JAX has no such CUDA device; expected a CUDA build of jaxlib, or 'cpu'"
+        ) from error

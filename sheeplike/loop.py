@@ -1,0 +1,174 @@
+"""The interaction loop: one function for every agent, and the evaluation that judges them all alike.
+
+One iteration takes one step in every world, then as many gradient steps as are due::
+
+    act ─► remember ─► step the worlds ─► updates due? ─► learn ─► hooks (log, evaluate, save)
+
+The worlds follow next-step reset: a step that ends an episode is delivered with its true last frame, the action chosen
+on it is ignored, and the next step is the first of a new episode. ``sheeplike.agents.agent`` draws the time alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent, Player, Step
+
+
+@dataclass
+class LoopState:
+    """Where a run stands: what the loop itself must know to continue.
+
+    Attributes:
+        policy_steps: actions chosen, over all worlds; the unit of every interval and of the x-axis.
+        gradient_steps: updates made.
+        player: acts in the training worlds.
+        step: the current step of all worlds; its action is chosen at the start of the next iteration.
+    """
+
+    player: Player
+    step: Step
+    policy_steps: int = 0
+    gradient_steps: int = 0
+
+    @classmethod
+    def begin(cls, agent: Agent, envs: VectorEnv, seed: int) -> LoopState:
+        """Reset the worlds from ``seed`` and begin an episode in each."""
+        obs, _ = envs.reset(seed=seed)
+        return cls(agent.player(envs.num_envs), first_step(obs, envs.num_envs))
+
+
+class Observer(Protocol):
+    """Takes in what the loop produces; must not wait for the device."""
+
+    def stepped(self, step: Step, info: dict[str, Any]) -> None: ...
+    def learned(self, metrics: dict[str, Tensor]) -> None: ...
+
+
+@dataclass
+class Every:
+    """Calls ``function(state)`` each time that ``interval`` more policy steps have passed."""
+
+    interval: int
+    function: Callable[[LoopState], None]
+    done: int = field(default=0)
+
+    def __call__(self, state: LoopState) -> None:
+        if state.policy_steps // self.interval > self.done:
+            self.done = state.policy_steps // self.interval
+            self.function(state)
+
+
+def train(
+    agent: Agent,
+    envs: VectorEnv,
+    state: LoopState,
+    *,
+    total_steps: int,
+    observer: Observer,
+    hooks: Iterable[Every] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> LoopState:
+    """Interact and learn until ``total_steps`` policy steps, or until ``stop()``; returns ``state``.
+
+    Nothing in here reads a device tensor on the host: between two hooks the loop only issues work.
+    """
+    hooks = list(hooks)
+    while state.policy_steps < total_steps and not stop():
+        # Act in every world on what was just seen, and remember it together.
+        step = state.step
+        step.action = state.player.act(step.obs, step.is_first)
+        step.extras = state.player.extras
+        agent.remember(step)
+        state.policy_steps += envs.num_envs
+
+        # Where the episode has ended (is_last), the worlds ignore the action and begin a new one.
+        obs, reward, terminated, truncated, info = envs.step(step.action)
+        state.step = Step(
+            obs, step.action, reward, is_first=step.is_last, is_last=terminated | truncated, is_terminal=terminated
+        )
+        observer.stepped(state.step, info)
+
+        # Learn as often as the agent says: DreamerV3 by its replay ratio.
+        for _ in range(agent.updates_due(state.policy_steps)):
+            observer.learned(agent.update())
+            state.gradient_steps += 1
+
+        for hook in hooks:
+            hook(state)
+    return state
+
+
+class Evaluation(NamedTuple):
+    """Finished episodes, one row each; ``E`` episodes.
+
+    Attributes:
+        returns: ``(E,)`` float32 sum of rewards.
+        lengths: ``(E,)`` int32 control steps.
+        success: ``(E,)`` bool.
+        reward_terms: name to ``(E,)`` float32 sums.
+        frames: camera to ``(T, V, H, W, 3)`` uint8, the first ``V`` worlds; empty unless asked for.
+    """
+
+    returns: Tensor
+    lengths: Tensor
+    success: Tensor
+    reward_terms: dict[str, Tensor]
+    frames: dict[str, Tensor]
+
+
+@torch.no_grad()
+def evaluate(
+    agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, filmed: int = 0
+) -> Evaluation:
+    """Run ``episodes`` whole episodes in worlds and with a player of their own.
+
+    Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
+    """
+    rounds: list[dict[str, Any]] = []
+    film: dict[str, list[Tensor]] = {}
+    for start in range(0, episodes, envs.num_envs):
+        player = agent.player(envs.num_envs)
+        obs, info = envs.reset(seed=seed + start)
+        step = first_step(obs, envs.num_envs)
+        over = torch.zeros_like(step.is_last)
+        final = info["episode"]
+        while not bool(over.all()):
+            if start == 0 and filmed:
+                for key in (k for k in obs if k.startswith("pixels/")):
+                    film.setdefault(key.removeprefix("pixels/"), []).append(obs[key][:filmed].clone())
+            action = player.act(obs, step.is_first, sample=sample)
+            obs, _, terminated, truncated, info = envs.step(action)
+            step.is_first = step.is_last
+            step.is_last = terminated | truncated
+            final = _select(step.is_last & ~over, info["episode"], final)
+            over |= step.is_last
+        rounds.append(final)
+    merged = _concatenate(rounds, episodes)
+    frames = {camera: torch.stack(images) for camera, images in film.items()}
+    return Evaluation(merged["return"], merged["length"], merged["success"], merged["reward_terms"], frames)
+
+
+def first_step(obs: dict[str, Tensor], num_envs: int) -> Step:
+    """The step that begins an episode in every world."""
+    device = next(iter(obs.values())).device
+    no = torch.zeros(num_envs, dtype=torch.bool, device=device)
+    nothing = torch.zeros(num_envs, device=device)
+    return Step(obs, nothing, nothing, is_first=~no, is_last=no, is_terminal=no)
+
+
+def _select(where: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    return {k: _select(where, v, old[k]) if isinstance(v, dict) else torch.where(where, v, old[k]) for k, v in new.items()}
+
+
+def _concatenate(parts: list[dict[str, Any]], length: int) -> dict[str, Any]:
+    def join(values: list[Any]) -> Any:
+        return _concatenate(values, length) if isinstance(values[0], dict) else torch.cat(values)[:length].cpu()
+
+    return {key: join([part[key] for part in parts]) for key in parts[0]}

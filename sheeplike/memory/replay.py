@@ -1,0 +1,215 @@
+"""A ring of sequences on the learner's device, with stored latents that are refreshed after every update.
+
+The worlds step together, so one write head serves all of them and every bookkeeping number is a Python integer: adding,
+sampling and writing back never wait for the device. Each world's stream is continuous; episodes are marked, not cut.
+
+Source of the sampling rules: ``danijar/dreamerv3`` ``embodied/core/replay.py``.
+
+Shape letters: ``L`` ring length in time steps, ``N`` worlds, ``B`` batch, ``T`` sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Sequences(NamedTuple):
+    """A sampled batch.
+
+    Attributes:
+        data: key to ``(B, T, ...)``.
+        worlds: ``(B,)`` int64, the world of each sequence.
+        times: ``(B, T)`` int64, how many steps that world had seen when the step was added; names a step for ever,
+            unlike its slot in the ring.
+    """
+
+    data: dict[str, Tensor]
+    worlds: Tensor
+    times: Tensor
+
+
+class SequenceReplay:
+    """Ring of the last ``size // num_envs`` steps of every world.
+
+    Args:
+        spec: key to (shape of one step in one world, dtype). ``is_first`` and ``is_last``, bool, must be among them.
+        num_envs: worlds ``N``.
+        size: capacity in policy steps, over all worlds.
+        sequence: length ``T`` of the sequences that will be sampled.
+        device: where the ring lives.
+        online: serve every fresh, non-overlapping sequence once before it is sampled uniformly.
+        seed: of the sampler.
+
+    Raises:
+        ValueError: the ring is shorter than two sequences.
+        MemoryError: the ring does not fit into the device's free memory; the message names a size that would.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        num_envs: int,
+        size: int,
+        sequence: int,
+        device: torch.device | str = "cpu",
+        online: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.length = size // num_envs
+        if self.length < sequence + 1:
+            raise ValueError(
+                f"replay size {size}: {num_envs} worlds keep {self.length} steps each, but sequences of {sequence} "
+                f"need at least {sequence + 1}; the smallest valid size is {num_envs * (sequence + 1)}"
+            )
+        self.device = torch.device(device)
+        self.num_envs, self.sequence, self.online = num_envs, sequence, online
+        needed, free = self.footprint(spec, num_envs, size), free_memory(self.device)
+        if free is not None and needed > free:
+            fits = int(size * free * 0.9 / needed) // num_envs * num_envs
+            raise MemoryError(
+                f"replay size {size}: needs {needed / 2**30:.1f} GiB on {self.device}, {free / 2**30:.1f} GiB are free; "
+                f"a size of {fits} would fit"
+            )
+        self.storage = {
+            key: torch.zeros((self.length, num_envs, *shape), dtype=dtype, device=self.device)
+            for key, (shape, dtype) in spec.items()
+        }
+        self.added = 0  # steps ever added, per world
+        self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
+        self.generator = torch.Generator(self.device)
+        self.generator.manual_seed(seed)
+
+    @staticmethod
+    def footprint(spec: Spec, num_envs: int, size: int) -> int:
+        """Bytes that a ring of ``size`` policy steps takes."""
+        step = sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec.values())
+        return step * num_envs * (size // num_envs)
+
+    def describe(self) -> str:
+        """The ring's size for people to read."""
+        taken = sum(ring.nbytes for ring in self.storage.values())
+        steps = self.length * self.num_envs
+        return f"{steps:,} policy steps take {taken / 2**20:,.0f} MiB on {self.device} ({taken / steps:,.0f} B each)"
+
+    def __len__(self) -> int:
+        """Policy steps held now, over all worlds."""
+        return min(self.added, self.length) * self.num_envs
+
+    @property
+    def ready(self) -> bool:
+        """Whether a sequence can be sampled."""
+        return self.added >= self.sequence
+
+    def add(self, step: Mapping[str, Tensor]) -> None:
+        """Append one step of every world: key to ``(N, ...)``; copied, so the caller may reuse its tensors.
+
+        Raises:
+            ValueError: the keys are not those of the ring.
+        """
+        if step.keys() != self.storage.keys():
+            raise ValueError(f"replay step has keys {sorted(step)}, the ring holds {sorted(self.storage)}")
+        slot = self.added % self.length
+        for key, value in step.items():
+            self.storage[key][slot].copy_(value)
+        self.added += 1
+        if self.online and self.added % self.sequence == 0:
+            self.fresh.extend((world, self.added - self.sequence) for world in range(self.num_envs))
+
+    def sample(self, batch: int) -> Sequences:
+        """Draw ``batch`` sequences: fresh ones first, then uniformly over all starts of all worlds.
+
+        No sequence spans the write head. ``is_last`` is repaired where a stream was cut without one (the next step
+        begins an episode).
+
+        Raises:
+            RuntimeError: fewer than ``sequence`` steps per world have been added.
+        """
+        if not self.ready:
+            raise RuntimeError(f"replay holds {self.added} steps per world, a sequence needs {self.sequence}")
+        oldest = max(0, self.added - self.length)
+        fresh: list[tuple[int, int]] = []
+        while self.fresh and len(fresh) < batch:
+            world, start = self.fresh.popleft()
+            if start >= oldest:  # else overwritten while it waited
+                fresh.append((world, start))
+        draw = {"device": self.device, "generator": self.generator}
+        worlds = torch.randint(self.num_envs, (batch,), **draw)
+        starts = torch.randint(oldest, self.added - self.sequence + 1, (batch,), **draw)
+        if fresh:
+            chosen = torch.tensor(fresh, dtype=torch.int64).to(self.device, non_blocking=True)
+            worlds[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
+        times = starts[:, None] + torch.arange(self.sequence, device=self.device)
+        rows = self._rows(worlds, times)
+        data = {key: self._flat(key).index_select(0, rows.flatten()).unflatten(0, rows.shape) for key in self.storage}
+        cut = data["is_first"][:, 1:]
+        data["is_last"][:, :-1] |= cut
+        return Sequences(data, worlds, times)
+
+    def write_back(self, worlds: Tensor, times: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Overwrite stored values: ``worlds (B,)``, ``times (B, T)``, key to ``(B, T, ...)``.
+
+        Steps that have left the ring since they were sampled are skipped, so that a newer step that took their slot
+        keeps its own values.
+        """
+        rows = self._rows(worlds, times).flatten()
+        alive = (times >= self.added - self.length).flatten()
+        for key, value in values.items():
+            flat = self._flat(key)
+            value = value.flatten(0, 1).to(flat.dtype)
+            keep = alive.view(-1, *[1] * (value.ndim - 1))
+            flat.index_copy_(0, rows, torch.where(keep, value, flat.index_select(0, rows)))
+
+    def _rows(self, worlds: Tensor, times: Tensor) -> Tensor:
+        return times % self.length * self.num_envs + worlds[:, None]
+
+    def _flat(self, key: str) -> Tensor:
+        return self.storage[key].flatten(0, 1)
+
+    def state_dict(self) -> dict[str, object]:
+        """Contents, write head, queue and sampler; tensors and plain numbers only. Contents are views, not copies."""
+        held = min(self.added, self.length)
+        return {
+            "storage": {key: value[:held] for key, value in self.storage.items()},
+            "added": self.added,
+            "fresh": [list(item) for item in self.fresh],
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: the stored ring has other keys, shapes or length than this one.
+        """
+        stored, added = state["storage"], int(state["added"])
+        held = min(added, self.length)
+        for key, ring in self.storage.items():
+            if key not in stored or stored[key].shape != ring[:held].shape:
+                found = tuple(stored[key].shape) if key in stored else None
+                raise ValueError(f"replay key {key!r}: stored {found}, this ring expects {tuple(ring[:held].shape)}")
+        for key, ring in self.storage.items():
+            ring[:held].copy_(stored[key])
+        self.added = added
+        self.fresh = deque((world, start) for world, start in state["fresh"])
+        self.generator.set_state(state["generator"].cpu())
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on ``device``, or None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None

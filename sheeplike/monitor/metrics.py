@@ -1,0 +1,146 @@
+"""Metrics that stay on the device until they are written: adding waits for nothing, flushing makes one copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class MetricBuffer:
+    """Means of named device scalars over the calls of :meth:`add` since the last :meth:`flush`."""
+
+    def __init__(self) -> None:
+        # One pair of vectors, (sums, counts), for each set of names: a call costs a few kernels however many names.
+        self._groups: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take in one value of each metric, without a host synchronisation.
+
+        The values are copied on the device, so they may be the static outputs of a CUDA graph. NaN is left out of sum
+        and count alike: a metric that is undefined now and then has the mean of its defined values.
+
+        Args:
+            metrics: name to 0-dim tensor of a real dtype, all on one device.
+
+        Raises:
+            TypeError: a value is not a tensor.
+            ValueError: a value is not 0-dim.
+        """
+        for name, value in metrics.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"metric {name!r}: got {type(value).__name__}, expected a 0-dim tensor")
+            if value.dim() != 0:
+                raise ValueError(f"metric {name!r} has shape {tuple(value.shape)}: expected a 0-dim tensor")
+        if not metrics:
+            return
+        values = torch.stack([value.detach() for value in metrics.values()]).double()
+        missing = values.isnan()
+        values, counts = values.masked_fill(missing, 0.0), (~missing).double()
+        names = tuple(metrics)
+        if names in self._groups:
+            sums, total = (t.to(values.device) for t in self._groups[names])
+            values, counts = sums + values, total + counts
+        self._groups[names] = values, counts
+
+    def flush(self) -> dict[str, float]:
+        """Means since the last flush, by one device-to-host copy; NaN where every value was NaN."""
+        if not self._groups:
+            return {}
+        device = next(reversed(self._groups.values()))[0].device  # A restored group may still be on the CPU.
+        sums = torch.cat([sums.to(device) for sums, _ in self._groups.values()])
+        counts = torch.cat([counts.to(device) for _, counts in self._groups.values()])
+        rows = torch.stack([sums, counts], 1).tolist()
+        names = [name for group in self._groups for name in group]
+        self._groups.clear()
+        totals: dict[str, tuple[float, float]] = {}
+        for name, (value, count) in zip(names, rows, strict=True):
+            before = totals.get(name, (0.0, 0.0))
+            totals[name] = before[0] + value, before[1] + count
+        return {name: value / count if count else math.nan for name, (value, count) in totals.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "groups": [
+                {"names": list(names), "sums": sums.clone(), "counts": counts.clone()}
+                for names, (sums, counts) in self._groups.items()
+            ]
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._groups = {tuple(g["names"]): (g["sums"].clone(), g["counts"].clone()) for g in state["groups"]}
+
+
+class EpisodeStatistics:
+    """Means over the episodes that ended since the last :meth:`flush`, in ``num_envs`` worlds on ``device``.
+
+    Sums are taken from ``info["episode"]``, whose running totals are final where an episode ends.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device | str) -> None:
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self._terms: tuple[str, ...] = ()
+        self._clear()
+
+    def _clear(self) -> None:
+        # Sums over world steps: their number, reward, non-finite worlds.
+        self._steps = torch.zeros(3, dtype=torch.float64, device=self.device)
+        # Sums over ended episodes: their number, return, length, success, reward terms.
+        self._ended = torch.zeros(4 + len(self._terms), dtype=torch.float64, device=self.device)
+
+    def add(self, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
+        """Take in one environment step, without a host synchronisation.
+
+        Args:
+            reward: ``(N,)`` float32. terminated, truncated: ``(N,)`` bool.
+            info: ``episode``: ``return`` ``(N,)``, ``length`` ``(N,)``, ``success`` ``(N,)``, ``reward_terms``
+                ``{name: (N,)}``; ``nonfinite`` ``(N,)`` bool.
+
+        Raises:
+            ValueError: ``reward`` is not ``(num_envs,)``, or the reward terms are others than at the first step.
+        """
+        if reward.shape != (self.num_envs,):
+            raise ValueError(f"reward has shape {tuple(reward.shape)}: expected ({self.num_envs},), one per world")
+        episode = info["episode"]
+        terms = episode.get("reward_terms", {})
+        if self._terms != tuple(terms):
+            if self._terms:
+                raise ValueError(f"reward terms {list(terms)}: expected those of the first step, {list(self._terms)}")
+            self._terms = tuple(terms)
+            self._ended = torch.cat([self._ended, self._ended.new_zeros(len(terms))])
+        ended = terminated | truncated
+        rows = [torch.ones_like(reward), episode["return"], episode["length"], episode["success"], *terms.values()]
+        # where, not a product: a world that is still running may hold a NaN.
+        self._ended = self._ended + torch.where(ended, torch.stack(rows).double(), 0.0).sum(1)
+        steps = [torch.ones_like(reward), reward, info["nonfinite"]]
+        self._steps = self._steps + torch.stack(steps).double().sum(1)
+
+    def flush(self) -> dict[str, float]:
+        """Means over the episodes ended since the last flush, by one device-to-host copy.
+
+        Always there: ``rollout/episodes``, ``health/nonfinite_worlds`` (worlds that were reset because they held a
+        non-finite number) and, after a step, ``rollout/reward_mean`` (per step and world). Where an episode has ended:
+        ``rollout/return_mean``, ``rollout/length_mean`` (control steps), ``rollout/success_rate`` and
+        ``reward_terms/<name>`` (mean of episode sums).
+        """
+        steps, reward, nonfinite, episodes, *sums = torch.cat([self._steps, self._ended]).tolist()
+        self._clear()
+        values = {"rollout/episodes": episodes, "health/nonfinite_worlds": nonfinite}
+        if steps:
+            values["rollout/reward_mean"] = reward / steps
+        if episodes:
+            names = ["rollout/return_mean", "rollout/length_mean", "rollout/success_rate"]
+            names += [f"reward_terms/{term}" for term in self._terms]
+            values |= {name: value / episodes for name, value in zip(names, sums, strict=True)}
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"terms": list(self._terms), "ended": self._ended.clone(), "steps": self._steps.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._terms = tuple(state["terms"])
+        self._ended, self._steps = state["ended"].to(self.device, copy=True), state["steps"].to(self.device, copy=True)

@@ -1,0 +1,106 @@
+"""Videos as uint8 tensors ``(T, H, W, 3)``: laying frames out, and encoding them as an animated GIF."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+BORDER = 2
+OBSERVING = (0, 255, 0)
+IMAGINING = (255, 0, 0)
+MAX_GIF_FPS = 50  # Browsers slow a GIF down whose frames last less than 20 ms.
+
+
+def check_video(video: Tensor, name: str = "video") -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless ``video`` is uint8 ``(T, H, W, 3)`` and holds a frame."""
+    if not isinstance(video, Tensor) or video.dtype != torch.uint8:
+        got = video.dtype if isinstance(video, Tensor) else type(video).__name__
+        raise TypeError(f"{name} is {got}: expected a torch.uint8 tensor")
+    if video.dim() != 4 or video.shape[-1] != 3 or video.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(video.shape)}: expected (T, H, W, 3), T at least 1")
+
+
+def encode_gif(video: Tensor, fps: float) -> bytes:
+    """An animated GIF that loops for ever, at the speed of ``fps`` frames per second.
+
+    A GIF has 256 colours a frame and times in units of 10 ms: above 50 fps frames are left out to keep the speed.
+
+    Args:
+        video: uint8 ``(T, H, W, 3)``.
+
+    Raises:
+        TypeError, ValueError: another dtype or shape, or ``fps`` not above 0.
+    """
+    check_video(video)
+    if not fps > 0:
+        raise ValueError(f"fps={fps}: expected a number above 0")
+    stride = math.ceil(fps / MAX_GIF_FPS)
+    centiseconds = 100 * stride / fps
+    frames = video[::stride].detach().cpu().numpy()
+    images = [Image.fromarray(frame).quantize(256, method=Image.Quantize.MEDIANCUT) for frame in frames]
+    # Rounding the frames' ends, not their lengths, keeps the whole video's length right.
+    ends = [round(i * centiseconds) for i in range(len(images) + 1)]
+    durations = [10 * (end - start) for start, end in itertools.pairwise(ends)]
+    buffer = io.BytesIO()
+    images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+    return buffer.getvalue()
+
+
+def tile_worlds(frames: Tensor, rows: int, cols: int) -> Tensor:
+    """The first ``rows * cols`` worlds side by side, row by row; black where there are fewer.
+
+    Args:
+        frames: uint8 ``(T, N, H, W, 3)``.
+
+    Returns:
+        uint8 ``(T, rows * H, cols * W, 3)``.
+
+    Raises:
+        ValueError: another shape, or ``rows`` or ``cols`` below 1.
+    """
+    if frames.dim() != 5 or rows < 1 or cols < 1:
+        raise ValueError(f"frames of shape {tuple(frames.shape)} in {rows} x {cols}: expected (T, N, H, W, 3)")
+    steps, worlds, height, width, channels = frames.shape
+    shown = min(worlds, rows * cols)
+    grid = frames.new_zeros(steps, rows * cols, height, width, channels)
+    grid[:, :shown] = frames[:, :shown]
+    grid = grid.view(steps, rows, cols, height, width, channels).permute(0, 1, 3, 2, 4, 5)
+    return grid.reshape(steps, rows * height, cols * width, channels)
+
+
+def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
+    """What the world model expects, beside what happened: rows truth, model and error, one column per sequence.
+
+    The error is ``(model - truth + 255) / 2``: grey where they agree. Panels have a green border while the model still
+    observes (``t < context``), and a red one once it imagines from the actions alone. The layout is that of
+    ``danijar/dreamerv3``.
+
+    Args:
+        truth, model: uint8 ``(T, B, H, W, 3)``.
+        context: frames that the model has observed, 0 to ``T``.
+
+    Returns:
+        uint8 ``(T, 3 * (H + 2 * BORDER), B * (W + 2 * BORDER), 3)``.
+
+    Raises:
+        TypeError, ValueError: other dtypes, shapes, or ``context`` out of range.
+    """
+    if truth.dtype != torch.uint8 or model.dtype != torch.uint8:
+        raise TypeError(f"truth is {truth.dtype}, model {model.dtype}: expected torch.uint8")
+    if truth.dim() != 5 or truth.shape[-1] != 3 or truth.shape != model.shape:
+        raise ValueError(f"truth is {tuple(truth.shape)}, model {tuple(model.shape)}: expected one (T, B, H, W, 3)")
+    steps, batch, height, width, _ = truth.shape
+    if not 0 <= context <= steps:
+        raise ValueError(f"context={context}: expected 0 to T={steps}")
+    error = ((model.int() - truth.int() + 255) // 2).to(torch.uint8)
+    canvas = truth.new_zeros(steps, 3, batch, height + 2 * BORDER, width + 2 * BORDER, 3)
+    canvas[:context] = torch.tensor(OBSERVING, dtype=torch.uint8, device=truth.device)
+    canvas[context:] = torch.tensor(IMAGINING, dtype=torch.uint8, device=truth.device)
+    canvas[:, :, :, BORDER:-BORDER, BORDER:-BORDER] = torch.stack([truth, model, error], 1)
+    canvas = canvas.permute(0, 1, 3, 2, 4, 5)
+    return canvas.reshape(steps, 3 * (height + 2 * BORDER), batch * (width + 2 * BORDER), 3)

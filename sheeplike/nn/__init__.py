@@ -1,0 +1,1 @@
+"""Building blocks that every agent shares: layers, vision, distributions, optimizers, normalizers."""

@@ -1,0 +1,101 @@
+"""LaProp with adaptive gradient clipping, DreamerV3's optimizer (``danijar/dreamerv3`` ``embodied/jax/opt.py``).
+
+LaProp (Ziyin et al., 2020) divides the gradient by its running root mean square *before* the momentum average, so its
+momentum stays bounded; adaptive gradient clipping (Brock et al., 2021) bounds each gradient relative to its parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class LaProp(torch.optim.Optimizer):
+    """Clip each tensor's gradient, divide by its RMS, average with momentum, step.
+
+    Every parameter tensor is clipped on its own, biases and norm scales included. The step counter is a device tensor
+    and all arithmetic is ``foreach`` on the device: no host synchronisation, and ready for capture in a CUDA graph.
+    The first update has learning rate zero when ``warmup > 0`` (the warm-up counts completed updates).
+
+    Args:
+        params: parameters, float32.
+        lr: learning rate after warm-up.
+        betas: decay of the momentum and of the squared gradient.
+        eps: added to the root mean square; so small that updates do not depend on the scale of the gradient, which is
+            why the second moment must stay float32.
+        agc: largest ratio of gradient norm to parameter norm.
+        agc_min: smallest parameter norm assumed by the clip.
+        warmup: updates over which the learning rate rises linearly from zero.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 4e-5,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        agc: float = 0.3,
+        agc_min: float = 1e-3,
+        warmup: int = 1000,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "agc_min": agc_min, "warmup": warmup}
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                    "momentum": torch.zeros_like(p, memory_format=torch.preserve_format),
+                    "square": torch.zeros_like(p, memory_format=torch.preserve_format),
+                }
+
+    def learning_rate(self) -> Tensor:
+        """The learning rate of the next update, a 0-dim float32 device tensor."""
+        group = self.param_groups[0]
+        step = self.state[group["params"][0]]["step"]
+        return group["lr"] * (step / max(group["warmup"], 1)).clamp(max=1.0) if group["warmup"] else step * 0 + group["lr"]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update every parameter in place from its ``grad``; parameters without one are left alone."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            beta1, beta2 = group["betas"]
+            momentum = [self.state[p]["momentum"] for p in params]
+            square = [self.state[p]["square"] for p in params]
+            steps = [self.state[p]["step"] for p in params]
+            rate = self.learning_rate()
+            torch._foreach_add_(steps, 1.0)
+            count = steps[0]
+
+            # Adaptive gradient clipping on the raw gradients: g / max(1, |g| / (agc * max(agc_min, |p|))).
+            grads = [p.grad for p in params]
+            limits = torch._foreach_norm(params)
+            torch._foreach_clamp_min_(limits, group["agc_min"])
+            torch._foreach_mul_(limits, group["agc"])
+            shrink = torch._foreach_norm(grads)
+            torch._foreach_div_(shrink, limits)
+            torch._foreach_clamp_min_(shrink, 1.0)
+            update = torch._foreach_div(grads, shrink)
+
+            # Divide by the bias-corrected root mean square.
+            torch._foreach_mul_(square, beta2)
+            torch._foreach_addcmul_(square, update, update, 1 - beta2)
+            rms = torch._foreach_div(square, 1 - torch.pow(beta2, count))
+            torch._foreach_sqrt_(rms)
+            torch._foreach_add_(rms, group["eps"])
+            torch._foreach_div_(update, rms)
+
+            # Momentum of the scaled gradient; the learning rate multiplies afterwards.
+            torch._foreach_lerp_(momentum, update, 1 - beta1)
+            torch._foreach_sub_(params, torch._foreach_mul(momentum, rate / (1 - torch.pow(beta1, count))))
+
+
+@torch.no_grad()
+def update_slow(slow: nn.Module, fast: nn.Module, rate: float) -> None:
+    """Move the parameters of ``slow`` towards those of ``fast`` by ``rate``, in place."""
+    torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), rate)

@@ -1,0 +1,138 @@
+"""Convolutional encoder and decoder of DreamerV3 (``danijar/dreamerv3`` ``rssm.py``: ``Encoder``, ``Decoder``).
+
+Images are NHWC outside a convolution. ``permute`` to NCHW gives exactly the channels-last memory format, so it costs
+nothing, and the normalisation over channels stays a normalisation over the contiguous last axis.
+
+Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels, ``D`` deterministic state, ``Z`` flat stochastic state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheeplike.nn.layers import BlockLinear, Linear, NormAct, init_truncated_normal_
+
+STAGES = (2, 3, 4, 4)  # channel multipliers; each stage halves the image
+KERNEL = 5
+MIN_SIDE, MAX_SIDE = 3, 16  # side of the smallest feature map
+
+
+def check_image_size(height: int, width: int) -> tuple[int, int]:
+    """Return the side lengths ``(h, w)`` of the smallest feature map.
+
+    Raises:
+        ValueError: a side is not a multiple of 16 between 48 and 256.
+    """
+    factor = 2 ** len(STAGES)
+    for name, side in (("height", height), ("width", width)):
+        if side % factor or not MIN_SIDE <= side // factor <= MAX_SIDE:
+            nearest = min(max(round(side / factor), MIN_SIDE), MAX_SIDE) * factor
+            raise ValueError(
+                f"image {name} {side}: expected a multiple of {factor} between {MIN_SIDE * factor} and "
+                f"{MAX_SIDE * factor}; nearest is {nearest}"
+            )
+    return height // factor, width // factor
+
+
+class Conv2d(nn.Conv2d):
+    """5x5 convolution, stride 1, same padding, NHWC in and out, truncated-normal weights and zero bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, KERNEL, padding=KERNEL // 2)
+
+    def reset_parameters(self) -> None:
+        init_truncated_normal_(self.weight, self.in_channels * KERNEL * KERNEL)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def _phase_taps() -> Tensor:
+    """``(2, 3, 5)``: which low-resolution tap each of the five kernel taps reads, for even and odd output pixels."""
+    taps = torch.zeros(2, 3, KERNEL)
+    for phase in range(2):
+        for k in range(KERNEL):
+            taps[phase, (phase + k - KERNEL // 2) // 2 + 1, k] = 1.0
+    return taps
+
+
+class UpsampleConv2d(Conv2d):
+    """Nearest-neighbour doubling followed by a 5x5 convolution, NHWC: ``(B, H, W, C) -> (B, 2H, 2W, O)``.
+
+    Computed without ever making the doubled image. Two neighbouring taps of the 5x5 kernel often read the same source
+    pixel, so for each of the four output phases the kernel collapses to 3x3 over the source image: one 3x3 convolution
+    to ``4 * O`` channels and a pixel shuffle do the same arithmetic with 9 instead of 25 products per output.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("taps", _phase_taps(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The collapsed kernel is summed in float32; only the convolution itself may run in bfloat16.
+        kernel = torch.einsum("pak,qbl,oikl->opqiab", self.taps, self.taps, self.weight).reshape(-1, x.shape[-1], 3, 3)
+        bias = self.bias.repeat_interleave(4)
+        y = F.conv2d(x.permute(0, 3, 1, 2), kernel, bias, padding=1)  # (B, O*2*2, H, W)
+        return F.pixel_shuffle(y, 2).permute(0, 2, 3, 1)
+
+
+class ImageEncoder(nn.Module):
+    """Four stages of (5x5 convolution, 2x2 max-pool, RMS over channels, SiLU), then flattened.
+
+    ``(B, H, W, C)`` uint8 to ``(B, outputs)`` in the compute precision. All cameras are channels of one image.
+    """
+
+    def __init__(self, height: int, width: int, channels: int, depth: int) -> None:
+        super().__init__()
+        h, w = check_image_size(height, width)
+        widths = [channels, *(depth * m for m in STAGES)]
+        self.convs = nn.ModuleList(Conv2d(i, o) for i, o in zip(widths[:-1], widths[1:], strict=True))
+        self.norms = nn.ModuleList(NormAct(o) for o in widths[1:])
+        self.outputs = h * w * widths[-1]
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.float() / 255 - 0.5
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = conv(x).permute(0, 3, 1, 2)
+            x = norm(F.max_pool2d(x, 2).permute(0, 2, 3, 1))
+        return x.flatten(1)
+
+
+class ImageDecoder(nn.Module):
+    """Latent to image in ``[0, 1]``: ``deter (B, D)`` and flat ``stoch (B, Z)`` to ``(B, H, W, C)`` float32.
+
+    The deterministic state enters through a block-diagonal map (each block paints its own channels of the smallest
+    feature map), the stochastic state through a small dense network; then four doublings.
+    """
+
+    def __init__(
+        self, deter: int, stoch: int, height: int, width: int, channels: int, *, depth: int, units: int, blocks: int
+    ) -> None:
+        super().__init__()
+        h, w = check_image_size(height, width)
+        widths: Sequence[int] = [depth * m for m in STAGES]
+        self.shape = (h, w, widths[-1])
+        self.blocks = blocks
+        self.from_deter = BlockLinear(deter, h * w * widths[-1], blocks)
+        self.from_stoch = nn.Sequential(
+            Linear(stoch, 2 * units), NormAct(2 * units), Linear(2 * units, h * w * widths[-1])
+        )
+        self.norm = NormAct(widths[-1])
+        down = list(reversed(widths))
+        self.convs = nn.ModuleList(UpsampleConv2d(i, o) for i, o in zip(down[:-1], down[1:], strict=True))
+        self.norms = nn.ModuleList(NormAct(o) for o in down[1:])
+        self.out = UpsampleConv2d(down[-1], channels)
+
+    def forward(self, deter: Tensor, stoch: Tensor) -> Tensor:
+        h, w, c = self.shape
+        x = self.from_deter(deter).reshape(-1, self.blocks, h, w, c // self.blocks)
+        x = x.permute(0, 2, 3, 1, 4).reshape(-1, h, w, c)  # "(g h w c) -> h w (g c)"
+        x = self.norm(x + self.from_stoch(stoch).reshape(-1, h, w, c))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(conv(x))
+        return torch.sigmoid(self.out(x).float())

@@ -1,0 +1,77 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from sheeplike.__main__ import main
+from sheeplike.commands import machine
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Result(NamedTuple):
+    status: int
+    output: str
+    error: str
+    runs: list[SimpleNamespace]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working directory, nobody's search path, and a machine without a GPU."""
+    workplace = tmp_path / "workplace"
+    workplace.mkdir()
+    monkeypatch.chdir(workplace)
+    for name in ("SHEEPLIKE_SEARCH_PATH", "SHEEPLIKE_DEBUG", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(machine, "gpu_problem", lambda: "this machine shows no NVIDIA GPU")
+
+
+@pytest.fixture
+def has_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    monkeypatch.setattr(machine, "gpu_problem", lambda: None)
+
+
+@pytest.fixture
+def sheeplike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Result]:
+    """Runs a command line in this process, with the training itself left out: ``runs`` has what it would have got."""
+
+    def call(*arguments: str) -> Result:
+        runs: list[SimpleNamespace] = []
+
+        def run(config, run_dir, *, resume):
+            runs.append(SimpleNamespace(config=config, run_dir=run_dir, resume=resume))
+
+        monkeypatch.setitem(sys.modules, "sheeplike.commands.training", SimpleNamespace(run=run))
+        capsys.readouterr()
+        status = 0
+        try:
+            main(list(arguments))
+        except SystemExit as stop:
+            status = stop.code
+        return Result(status, *capsys.readouterr(), runs)
+
+    return call
+
+
+@pytest.fixture
+def refused(sheeplike: Callable[..., Result], tmp_path: Path) -> Callable[..., str]:
+    """Runs a command line that must be refused, with one line and without leaving anything behind; returns the line."""
+
+    def call(*arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        result = sheeplike(*arguments)
+        assert result.status == 2
+        assert not result.runs
+        assert result.output == ""
+        assert result.error.count("\n") == 1
+        assert result.error.startswith("sheeplike: ")
+        assert sorted(tmp_path.rglob("*")) == before
+        return result.error
+
+    return call

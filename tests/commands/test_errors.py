@@ -1,0 +1,205 @@
+"""Bad input: one line that says what, where, what was expected and the nearest valid choice."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sheeplike.commands.errors import CommandError, as_command_errors, nearest
+
+JOB = ("exp=dreamer_v3", "env=franka_pick")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ["exp= is missing", "dreamer_v3"]),
+        (("env=franka_pick",), ["exp= is missing", "dreamer_v3"]),
+        (("exp=dreamer_v3",), ["env= is missing", "cartpole_balance, cartpole_swingup, franka_pick"]),
+        (("exp=dreamr_v3", "env=franka_pick"), ["exp 'dreamr_v3'", "one of dreamer_v3", "nearest: dreamer_v3"]),
+        (("exp=dreamer_v3", "env=frankapick"), ["env 'frankapick'", "cartpole_swingup", "nearest: franka_pick"]),
+        ((*JOB, "agent/size=12M"), ["agent/size '12M'", "200m", "nearest: 12m"]),
+        ((*JOB, "profile=gppu"), ["profile 'gppu'", "auto, cpu", "nearest: gpu"]),
+        ((*JOB, "logger=tensorbord"), ["logger 'tensorbord'", "nearest: tensorboard"]),
+        ((*JOB, "fabric=3"), ["fabric '3'", "one of default"]),
+        ((*JOB, "agent=null"), ["agent 'None'", "one of dreamer_v3"]),
+        ((*JOB, "agent.size=12m"), ["agent.size=12m", "nearest: agent/size=12m"]),
+    ],
+)
+def test_names(refused, arguments, parts):
+    line = refused(*arguments)
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [
+        ("agent.batchsize", "agent.batch_size"),
+        ("agent.batch_sise", "agent.batch_size"),
+        ("num_envs", "env.num_envs"),
+        ("algo.replay_ratio", "agent.replay_ratio"),
+        ("agent.loss_scales.repval", "agent.loss_scales.rep"),
+        ("totalsteps", "total_steps"),
+        ("checkpoint.evry", "checkpoint.every"),
+        ("+seeed", "seed"),
+        ("++env.image_sizes", "env.image_size"),
+    ],
+)
+def test_unknown_key(refused, key, match):
+    line = refused(*JOB, f"{key}=1")
+    assert f"unknown key '{key.lstrip('+')}'" in line
+    assert f"nearest: {match};" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("seed=abc", ["seed=abc", "an integer from 0 to 2147483647", "nearest: seed=0"]),
+        ("seed=-1", ["seed=-1", "nearest: seed=0"]),
+        ("seed=1.5", ["seed=1.5", "an integer", "nearest: seed=2"]),
+        ("seed=null", ["seed=null", "an integer", "nearest: seed=0"]),
+        ("total_steps=true", ["total_steps=true", "an integer of at least 1"]),
+        ("total_steps=1e99", ["total_steps=1e+99"]),
+        ("dry_run=yes", ["dry_run=yes", "true or false", "nearest: dry_run=true"]),
+        ("dry_run=1", ["dry_run=1", "true or false", "nearest: dry_run=true"]),
+        ("log_every=0", ["log_every=0", "nearest: log_every=1"]),
+        ("video_every=[1,2]", ["video_every=[1,2]", "or null", "nearest: video_every=20000"]),
+        ("run_dir=[a]", ["run_dir=[a]", "a text, or null"]),
+        ("env.num_envs=0", ["env.num_envs=0", "nearest: env.num_envs=1"]),
+        ("env.image_size=50", ["env.image_size=50", "48 to 256", "multiple of 16", "nearest: env.image_size=48"]),
+        ("env.image_size=300", ["nearest: env.image_size=256"]),
+        ("env.image_size=60.5", ["nearest: env.image_size=64"]),
+        ("env.image_size=[50,1000]", ["env.image_size=[50,1000]", "nearest: env.image_size=[48,256]"]),
+        ("env.image_size=[64,64,3]", ["env.image_size=[64,64,3]", "nearest: env.image_size=48"]),
+        ("env.cameras=[1]", ["env.cameras=[1]", "a list of one or more names, or null"]),
+        ("env.depth=maybe", ["env.depth=maybe", "true or false", "nearest: env.depth=false"]),
+        ("env.name=franka", ["env.name=franka", "cartpole_balance", "nearest: env.name=franka_pick"]),
+        ("env.options.episode_lenght=9", ["option of franka_pick 'episode_lenght'", "nearest: episode_length"]),
+        ("env.options.episode_length=long", ["env.options.episode_length=long", "an integer", "nearest"]),
+        ("env.options=3", ["env.options=3", "a section"]),
+        ("agent.name=ppoo", ["agent.name=ppoo", "one of dreamer_v3", "nearest: agent.name=dreamer_v3"]),
+        ("agent.observations=[]", ["agent.observations=[]", "nearest: agent.observations=[pixels/*]"]),
+        ("agent.size.deter=100", ["agent.size.deter=100", "a multiple of 8", "nearest: agent.size.deter=104"]),
+        ("agent.size.classes=300", ["nearest: agent.size.classes=256"]),
+        ("agent.replay_ratio=0", ["agent.replay_ratio=0", "above 0", "nearest: agent.replay_ratio=0.0625"]),
+        ("agent.replay_ratio=-1", ["agent.replay_ratio=-1", "above 0", "nearest: agent.replay_ratio=0.0625"]),
+        ("agent.replay_ratio=.nan", ["agent.replay_ratio=.nan", "a number above 0"]),
+        ("agent.replay_ratio=nan", ["agent.replay_ratio=nan", "a number above 0"]),
+        ("agent.learning_rate=inf", ["agent.learning_rate=inf", "above 0 and at most 1"]),
+        ("agent.batch_size=abc", ["agent.batch_size=abc", "an integer of at least 1", "nearest: agent.batch_size=16"]),
+        ("agent.beta2=1", ["agent.beta2=1", "of at least 0 and below 1", "nearest: agent.beta2=0.999"]),
+        ("agent.horizon=1", ["agent.horizon=1", "above 1", "nearest: agent.horizon=333"]),
+        ("agent.loss_scales.rep=-1", ["agent.loss_scales.rep=-1", "nearest: agent.loss_scales.rep=0"]),
+        ("agent.loss_scales=3", ["agent.loss_scales=3", "a section with the keys reconstruction, reward"]),
+        ("eval=3", ["eval=3", "a section with the keys every, episodes"]),
+        ("eval={evry: 3}", ["unknown key 'eval.evry'", "nearest: eval.every"]),
+        ("eval.episodes=0", ["eval.episodes=0", "of at least 1", "nearest: eval.episodes=1"]),
+        ("eval.num_envs=99", ["eval.num_envs=99", "at most eval.episodes=16", "nearest: eval.num_envs=16"]),
+        ("checkpoint.keep=0", ["checkpoint.keep=0", "nearest: checkpoint.keep=1"]),
+        ("checkpoint.replay=full", ["checkpoint.replay=full", "true or false", "nearest: checkpoint.replay=true"]),
+        ("fabric.precision=32", ["fabric.precision=32", "32-true", "nearest: fabric.precision=32-true"]),
+        ("fabric.precision=16-true", ["fabric.precision=16-true", "one of 32-true, bf16-mixed", "nearest"]),
+        ("fabric.accelerator=tpu", ["fabric.accelerator=tpu", "auto, cpu, cuda, gpu", "nearest"]),
+        ("logger.tensorboard=2", ["logger.tensorboard=2", "true or false"]),
+    ],
+)
+def test_values(refused, override, parts):
+    line = refused(*JOB, override)
+    assert all(part in line for part in parts), line
+
+
+def test_a_sequence_longer_than_the_ring(refused):
+    line = refused(*JOB, "agent.replay_size=1600", "env.num_envs=16", "agent.batch_length=99")
+    assert "agent.batch_length=99: expected at most 98" in line
+    assert "agent.replay_size=1616" in line
+    assert "nearest: agent.batch_length=98" in line
+    line = refused(*JOB, "agent.replay_size=16", "env.num_envs=16", "agent.batch_length=8")
+    assert "agent.replay_size=160" in line
+
+
+def test_learning_starts_too_early(refused, sheeplike):
+    sizes = ("env.num_envs=4", "agent.batch_length=9")
+    line = refused(*JOB, *sizes, "learning_starts=39")
+    assert "learning_starts=39: expected at least 40" in line
+    assert "nearest: learning_starts=40" in line
+    assert sheeplike(*JOB, *sizes).runs[0].config.learning_starts == 40
+
+
+def test_too_short_for_one_update(refused, sheeplike):
+    sizes = ("env.num_envs=4", "agent.batch_length=9", "agent.replay_ratio=0.25")
+    line = refused(*JOB, *sizes, "total_steps=43")
+    assert "total_steps=43: expected at least 44" in line
+    assert "nearest: total_steps=44" in line
+    assert sheeplike(*JOB, *sizes, "total_steps=44").runs
+
+
+@pytest.mark.parametrize("asked", ["profile=gpu", "fabric.accelerator=cuda", "fabric.accelerator=gpu"])
+def test_a_gpu_that_is_not_there(refused, asked):
+    line = refused(*JOB, asked)
+    assert "fabric.accelerator=cuda, profile=gpu: expected a GPU, but this machine shows no NVIDIA GPU" in line
+    assert "nearest: fabric.accelerator=cpu profile=cpu" in line
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("env.cameras=[front", ["malformed override 'env.cameras=[front'", "nearest: env.cameras=\"'[front'\""]),
+        ("=3", ["malformed override '=3'"]),
+        ("seed", ["'seed'", "expected key=value"]),
+        ("~seed", ["'~seed'", "cannot be removed"]),
+        ("seed=1,2", ["'seed=1,2'", "expected one value"]),
+        ("seed=range(3)", ["'seed=range(3)'", "expected one value"]),
+        ("--config-dirr=x", ["flag '--config-dirr'", "nearest: --config-dir"]),
+        ("--multirun", ["flag '--multirun'", "--help, --cfg, --config-dir"]),
+        ("--config-dir", ["--config-dir", "expected a directory"]),
+        ("env@other=franka_pick", ["env@other"]),
+        ("hydra.run.dir=x", ["unknown key 'hydra.run.dir'"]),
+        ("agent.learning_rate=${nothing}", ["nothing"]),
+        ("agent.learning_rate=???", ["agent.learning_rate"]),
+    ],
+)
+def test_syntax(refused, argument, parts):
+    line = refused(*JOB, argument)
+    assert all(part in line for part in parts), line
+
+
+def test_command(refused):
+    line = refused("trian", *JOB)
+    assert "command 'trian' does not exist: expected one of train" in line
+    assert "nearest: train" in line
+
+
+def test_the_traceback_is_there_for_those_who_debug(sheeplike, monkeypatch):
+    monkeypatch.setenv("SHEEPLIKE_DEBUG", "1")
+    with pytest.raises(CommandError, match="expected an integer"):
+        sheeplike(*JOB, "seed=abc")
+
+
+def test_errors_come_before_torch_and_jax():
+    code = (
+        "import sys; from sheeplike.__main__ import main\n"
+        "try: main(['exp=dreamer_v3', 'env=franka_pick', 'agent.replay_ratio=0'])\n"
+        "finally: print(sorted({'torch', 'jax', 'mujoco', 'gymnasium'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == "[]\n"
+    assert done.stderr.startswith("sheeplike: agent.replay_ratio=0: expected a number above 0")
+    assert done.stderr.count("\n") == 1
+
+
+def test_construction_errors_become_one_line():
+    with (
+        pytest.raises(CommandError, match=r"^camera 'frnt': expected front$"),
+        as_command_errors(ValueError),
+    ):
+        raise ValueError("camera 'frnt': expected front\nmore")
+    with pytest.raises(KeyError), as_command_errors(ValueError):
+        raise KeyError("a defect")
+
+
+def test_nearest():
+    assert nearest("Franka_Pik", ["cartpole", "franka_pick"]) == "franka_pick"
+    assert nearest("32", ["32-true", "bf16-mixed"]) == "32-true"
+    assert nearest("xyz", ["cartpole"]) is None
+    assert nearest("", ["cartpole"]) is None
