@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Raises:
         SystemExit: status 2 and one line on stderr when the request cannot be met. ``SHEEPLIKE_DEBUG=1`` lets the
-            exception through instead, with its traceback.
+            exception through instead, with its traceback. Status 130 after Ctrl-C.
     """
     from sheeplike.commands.cli import dispatch
     from sheeplike.commands.errors import CommandError
@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"sheeplike: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

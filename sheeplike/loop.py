@@ -164,7 +164,10 @@ def first_step(obs: dict[str, Tensor], num_envs: int) -> Step:
 
 
 def _select(where: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    return {k: _select(where, v, old[k]) if isinstance(v, dict) else torch.where(where, v, old[k]) for k, v in new.items()}
+    def choose(a: Any, b: Any) -> Any:
+        return _select(where, a, b) if isinstance(a, dict) else torch.where(where, a, b)
+
+    return {key: choose(value, old[key]) for key, value in new.items()}
 
 
 def _concatenate(parts: list[dict[str, Any]], length: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def overview(sources: Sources) -> str:
         *(f"  {name:<12} {text}" for name, text in COMMANDS.items()),
         "",
         "choices, as in exp=dreamer_v3",
-        *(f"  {group:<12} {', '.join(_choices(group, sources))}" for group in GROUPS),
+        *(f"  {group:<12} {', '.join(sources.choices(group))}" for group in GROUPS),
         "",
         "flags",
         *(f"  {flag:<12} {text}" for flag, text in FLAGS.items()),
@@ -109,7 +109,3 @@ def keys() -> str:
         elif not item.section:
             lines.append(f"  {item.path:<32} {item.rule.doc} ({expectation(item)})")
     return "\n".join(lines)
-
-
-def _choices(group: str, sources: Sources) -> list[str]:
-    return ["auto"] * (group == "profile") + sources.choices(group)

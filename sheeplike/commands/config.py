@@ -101,7 +101,7 @@ def to_yaml(config: Config) -> str:
 
 
 def _parse(argument: str) -> Override:
-    if "=" not in argument and not argument.startswith("~"):
+    if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
         raise CommandError(f"{argument!r}: expected key=value")
     try:
         override = OverridesParser.create().parse_override(argument)
@@ -126,7 +126,7 @@ def _is_auto(override: Override) -> bool:
 
 def _check_choice(override: Override, sources: Sources) -> None:
     group, name = override.key_or_group, override.value()
-    choices = sources.choices(group) + ["auto"] * (group == "profile")
+    choices = sources.choices(group)
     if name not in choices:
         raise unknown(group, str(name), choices)
 

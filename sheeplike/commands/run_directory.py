@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -36,8 +37,8 @@ def check(config: Config) -> Path:
     ancestor = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.R_OK | os.W_OK | os.X_OK):
         raise CommandError(
-            f"run_dir={path}: expected a directory that can be written, and {ancestor} is none; nearest: no run_dir=, for "
-            "one below logs/"
+            f"run_dir={path}: expected a directory that can be written, and {ancestor} is none; "
+            "nearest: leave run_dir out, for one below logs/"
         )
     if path.is_dir() and any(path.iterdir()) and not (config.dry_run and _holds_dry_run(path)):
         free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
@@ -47,28 +48,29 @@ def check(config: Config) -> Path:
     return path
 
 
-def claim(run_dir: Path, config: Config, *, resume: bool = False) -> None:
-    """Create what :func:`check` allowed, with the configuration in it; a resumed run records what has changed.
+def create(run_dir: Path, config: Config) -> None:
+    """Create what :func:`check` allowed, with the configuration in it.
 
     Raises:
         CommandError: another process took the directory meanwhile, or it cannot be written.
     """
-    file = run_dir / CONFIG_FILE
     try:
-        if resume:
-            fresh = file.with_name(f".{CONFIG_FILE}.{os.getpid()}")
-            fresh.write_text(to_yaml(config), encoding="utf-8")
-            fresh.replace(file)  # whole or not at all
-            return
         if config.dry_run and _holds_dry_run(run_dir):
             shutil.rmtree(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as opened:  # whoever creates it owns the directory
-            opened.write(to_yaml(config))
+        with (run_dir / CONFIG_FILE).open("x", encoding="utf-8") as file:  # whoever creates it owns the directory
+            file.write(to_yaml(config))
     except FileExistsError:
         raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
     except OSError as error:
         raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+
+
+def update(run_dir: Path, config: Config) -> None:
+    """Save the configuration of a resumed run, so that the next one to resume it keeps what has changed."""
+    fresh = run_dir / f".{CONFIG_FILE}.{os.getpid()}"
+    fresh.write_text(to_yaml(config), encoding="utf-8")
+    fresh.replace(run_dir / CONFIG_FILE)  # whole or not at all
 
 
 def resume(run_dir: Path, arguments: list[str]) -> Config:
@@ -85,7 +87,7 @@ def resume(run_dir: Path, arguments: list[str]) -> Config:
         raise CommandError(f"resume={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
     if not has_checkpoint(run_dir):
         raise CommandError(f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first")
-    return load_saved(file, [*arguments])
+    return replace(load_saved(file, arguments), run_dir=str(run_dir))  # it may have been moved
 
 
 def has_checkpoint(run_dir: Path) -> bool:

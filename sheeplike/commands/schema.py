@@ -128,7 +128,7 @@ class Config:
     exp: Annotated[str, Rule("the recipe")]
     profile: Annotated[str, Rule("the machine's profile; auto: gpu where there is one")]
     seed: Annotated[int, Rule("of everything that is random", at_least=0, at_most=2**31 - 1)]
-    total_steps: Annotated[int, Rule("policy steps of the whole run", at_least=1)]
+    total_steps: Annotated[int, Rule("policy steps of the whole run", at_least=1, at_most=10**12)]
     learning_starts: Annotated[
         int | None, Rule("policy steps before the first gradient step; null: the smallest valid number")
     ]

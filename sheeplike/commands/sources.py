@@ -37,9 +37,10 @@ class Sources:
                 self.directories.append(directory)
 
     def choices(self, group: str) -> list[str]:
-        """Names of the configs in a group, sizes from small to large."""
+        """Names of the configs in a group, sizes from small to large; ``auto`` is no file but chooses a profile."""
         names = {path.stem for directory in self.directories for path in (directory / group).glob("*.yaml")}
-        return sorted(names, key=lambda name: (len(name), name) if group == "agent/size" else (0, name))
+        names_in_order = sorted(names, key=lambda name: (len(name), name) if group == "agent/size" else (0, name))
+        return ["auto", *names_in_order] if group == "profile" else names_in_order
 
     def _refuse_hidden(self, directory: Path) -> None:
         for group in GROUPS:

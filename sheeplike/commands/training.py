@@ -19,7 +19,7 @@ from sheeplike.agents.dreamer_v3 import DreamerV3, Size
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.recorder import Recorder, restore, save
-from sheeplike.commands.run_directory import CHECKPOINTS, create
+from sheeplike.commands.run_directory import CHECKPOINTS, create, update
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, Every, LoopState, evaluate, train
 from sheeplike.monitor.logger import RunLogger
@@ -50,6 +50,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     if resume:
         with as_command_errors(checkpoint.Corrupt, FileNotFoundError), phase("reading the checkpoint"):
             _, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+        update(run_dir, config)
     else:
         create(run_dir, config)
     begun = parts["loop"]["counters"]["policy_steps"] if parts else 0

@@ -135,6 +135,8 @@ class RunLogger:
         except Exception as error:  # Whatever a writer raises, training is worth more than its record.
             if writer not in self._failed:
                 self._failed.add(writer)
+                while error.__cause__ is not None:  # Fabric wraps the disk's error into one about the metric's type.
+                    error = error.__cause__
                 warnings.warn(
                     f"{writer} in {self.run_dir} cannot be written, training goes on: {error!r}",
                     RuntimeWarning,

@@ -73,6 +73,7 @@ class Progress:
         self._start = self._last = (clock(), initial_steps)
         self._speed: float | None = None
         self._written: float | None = None
+        self._ended = False
         self._metrics: dict[str, float] = {}
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
@@ -85,8 +86,10 @@ class Progress:
         self._metrics |= {name: value for name, value in (metrics or {}).items() if name in _SHOWN}
         now = self._clock()
         due = self._written is None or now - self._written >= self._interval
-        if not due and step < self.total_steps:
+        ends = step >= self.total_steps and not self._ended
+        if not due and not ends:
             return
+        self._ended = step >= self.total_steps
         self._measure(now, step)
         self._written = now
         line = self._line(step)
@@ -187,6 +190,8 @@ def _is_terminal(file: TextIO | None) -> bool:
 def _write(file: TextIO | None, text: str) -> None:
     """Write and flush; a reader that has gone away, or an encoding without ``…``, does not end the run."""
     file = file or sys.stdout
+    if file is None:  # as under pythonw, or with standard output closed
+        return
     encoding = getattr(file, "encoding", None) or "utf-8"
     try:
         file.write(text.encode(encoding, "replace").decode(encoding))

@@ -55,7 +55,9 @@ class LaProp(torch.optim.Optimizer):
         """The learning rate of the next update, a 0-dim float32 device tensor."""
         group = self.param_groups[0]
         step = self.state[group["params"][0]]["step"]
-        return group["lr"] * (step / max(group["warmup"], 1)).clamp(max=1.0) if group["warmup"] else step * 0 + group["lr"]
+        # Without a warm-up the ratio is at least 1 from the start.
+        done = step / group["warmup"] if group["warmup"] else torch.ones_like(step)
+        return group["lr"] * done.clamp(max=1.0)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:

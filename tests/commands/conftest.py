@@ -9,8 +9,6 @@ import pytest
 from sheeplike.__main__ import main
 from sheeplike.commands import machine
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 class Result(NamedTuple):
     status: int

@@ -110,9 +110,8 @@ class DreamerV3:
             self.world_model = WorldModel(
                 self.keys, self.codec.width, size, unimix=unimix, free_nats=free_nats, horizon=horizon
             ).to(self.device)
-            self.actor_critic = ActorCritic(
-                self.world_model.rssm.features, self.codec, size.units, unimix=unimix
-            ).to(self.device)
+            features = self.world_model.rssm.features
+            self.actor_critic = ActorCritic(features, self.codec, size.units, unimix=unimix).to(self.device)
         self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
         trained = [p for p in self.modules.parameters() if p.requires_grad]
         self.optimizer = LaProp(trained, learning_rate, betas=betas, eps=eps, agc=agc, warmup=warmup)
@@ -215,8 +214,7 @@ class DreamerV3:
             return {}, {}
         # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
         state = self.replay.generator.get_state(), self.replay.fresh.copy()
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), self.autocast():
+        with self._own_randomness(), torch.no_grad(), self.autocast():
             data = self.replay.sample(min(self.batch_size, 6)).data
             self.replay.generator.set_state(state[0])
             self.replay.fresh = state[1]
@@ -240,8 +238,7 @@ class DreamerV3:
             for key, ring in self.replay.storage.items()
         }
         spread = self.actor_critic.return_scale.range.clone()
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with self._own_randomness():
             for _ in range(2):
                 start = time.perf_counter()
                 with self.autocast():
@@ -252,6 +249,10 @@ class DreamerV3:
         self.optimizer.zero_grad()
         self.actor_critic.return_scale.range.copy_(spread)
         return time.perf_counter() - start
+
+    def _own_randomness(self) -> AbstractContextManager:
+        """What is drawn inside does not move the random numbers that learning draws."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.keys.spaces else name]

@@ -40,7 +40,7 @@ def resolve_image_size(image_size: int | Sequence[int]) -> tuple[int, int]:
     """
     pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ValueError(f"image_size={image_size!r}: expected a positive int or (height, width), such as 64 or (48, 64)")
+        raise ValueError(f"image_size={image_size!r}: expected a positive int or (height, width), such as (48, 64)")
     return pair
 
 
@@ -72,8 +72,7 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
     Warp does this inside a full ``forward`` only; after a reset merge nothing but the kinematics is run, and a camera
     on a moving body would otherwise film from where its body stood one episode ago.
     """
-    body = model.cam_bodyid
-    light_body = model.light_bodyid
+    body, light_body = model.cam_bodyid, model._impl.light_bodyid
     rotation, light_rotation = data.xmat[body], data.xmat[light_body]
     camera_rotation = _quaternion_to_matrix(model.cam_quat)
     return data.tree_replace(

@@ -26,12 +26,14 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
+from mujoco.mjx.warp.types import _BATCH_DIM
 
 from sheeplike.envs.mjx.renderer import Renderer
 from sheeplike.envs.mjx.task import Memory, Task
 
 Variation = dict[str, jax.Array]
-"""Model fields that differ between worlds, by path: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}`` for one world."""
+"""Model fields that differ between worlds, by path; of one world: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``.
+Geoms fixed to the world keep the pose they were compiled with: Warp computes it once."""
 
 INPUTS = (
     "qpos",
@@ -121,7 +123,7 @@ class Simulator:
     ) -> None:
         if renderer.num_envs != num_envs:
             raise ValueError(
-                f"the renderer was built for {renderer.num_envs} worlds, the simulator for {num_envs}: expected the same"
+                f"renderer.num_envs={renderer.num_envs} but the simulator has num_envs={num_envs}: expected the same"
             )
         check_capacity(task)
         self.task = task
@@ -130,7 +132,7 @@ class Simulator:
         self.device = device
         self._sample_variation = variation
         model = mjx.put_model(task.model, device=device, impl="warp")
-        # Too few contacts or constraints stay reported. Solvers of few iterations are cut off by intention, at every step.
+        # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
         quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
         warn = model.opt._impl.warn_overflow & ~int(quiet)
         self._model = model.tree_replace({"opt._impl.warn_overflow": warn})
@@ -141,11 +143,12 @@ class Simulator:
             naconmax=num_envs * task.contacts_per_world,
             njmax=task.constraints_per_world,
         )
+        self._check_variation()
         self.vector_shapes = self._check_task()
         # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
-        # the captured CUDA graphs valid. The variation is an argument of its own and not donated: it is small and
-        # changes only at a reset.
-        self.step = jax.jit(jax.vmap(self._step), donate_argnums=(1,))
+        # the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in order of
+        # appearance, so every leaf keeps its own only if the state comes first and no unused leaf is dropped.
+        self._compiled = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0)))
 
     def start(self, seed: int) -> tuple[Variation, State]:
@@ -157,6 +160,23 @@ class Simulator:
         # and once more for its own.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
         return self._start(key, index)
+
+    def step(self, variation: Variation, state: State, actions: jax.Array) -> tuple[Variation, State, Output]:
+        """One control step of all worlds, in one compiled call.
+
+        Args:
+            variation: model fields by world, (N, ...) each; replaced where an episode begins. Not donated.
+            state: donated, gone after the call.
+            actions: float32 (N, A), or flat (N * A,); clipped to the action space.
+        """
+        with jax.default_device(self.device):
+            state, variation, output = self._compiled(variation, state, actions)
+        return variation, state, output
+
+    @property
+    def compilations(self) -> int:
+        """How often ``step`` was compiled: once, whatever came in."""
+        return self._compiled._cache_size()
 
     def _start_world(self, key: jax.Array, index: jax.Array) -> tuple[Variation, State]:
         key = jax.random.fold_in(key, index)
@@ -172,10 +192,15 @@ class Simulator:
         )
         return self._sample_variation(key), state
 
+    def _step_all(self, variation: Variation, state: State, actions: jax.Array) -> tuple[State, Variation, Output]:
+        actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
+        variation, state, output = jax.vmap(self._step)(variation, state, actions)
+        return state, variation, output
+
     def _step(self, variation: Variation, state: State, action: jax.Array) -> tuple[Variation, State, Output]:
         """One control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
-        action = action.reshape(task.action_space.shape).clip(task.action_space.low, task.action_space.high)
+        action = jnp.clip(action, task.action_space.low, task.action_space.high)
 
         model = self._model.tree_replace(variation)
         data, memory = task.control(state.data, state.memory, action)
@@ -239,6 +264,19 @@ class Simulator:
 
     def _action_zero(self) -> jax.Array:
         return jnp.zeros(self.task.action_space.shape, jnp.float32)
+
+    def _check_variation(self) -> None:
+        for path, value in jax.eval_shape(self._sample_variation, jax.random.key(0)).items():
+            batchable = _BATCH_DIM["Model"].get(path) or _BATCH_DIM["Option"].get(path.removeprefix("opt."))
+            field = self._model
+            for part in path.split("."):
+                field = getattr(field, part, None)
+            if field is None or not batchable:
+                raise ValueError(f"variation of {path!r}: the model has no such field that may differ between worlds")
+            if (value.shape, value.dtype) != (field.shape, field.dtype):
+                raise ValueError(
+                    f"variation of {path!r} is {value.dtype} {value.shape}: expected {field.dtype} {field.shape}"
+                )
 
     def _check_task(self) -> dict[str, tuple[int, ...]]:
         """Traces the task's four functions on one world (nothing is compiled); returns the shapes of its vectors."""

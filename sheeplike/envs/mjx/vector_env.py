@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 import warp
@@ -24,19 +25,20 @@ Observations = dict[str, torch.Tensor]
 class MjxVectorEnv(gymnasium.vector.VectorEnv):
     """Worlds of one MJX task, simulated and rendered in one jitted call per step.
 
-    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3), ``"depth/<camera>"``
-    float32 (N, H, W, 1) in metres if asked for, ``"state"``, ``"privileged_state"`` and the task's other vectors float32
-    (N, D). Resets follow ``AutoresetMode.NEXT_STEP``: the last frame of an episode comes with ``terminated`` or
-    ``truncated``; the next call ignores that world's action and delivers the first frame of a new episode, with reward 0.
+    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3),
+    ``"depth/<camera>"`` float32 (N, H, W, 1) if asked for (metres along the optical axis, 0 where nothing is hit),
+    ``"state"``, ``"privileged_state"`` and the task's other vectors float32 (N, D). Resets follow
+    ``AutoresetMode.NEXT_STEP``: the last frame of an episode comes with ``terminated`` or ``truncated``; the next call
+    ignores that world's action and delivers the first frame of a new episode, with reward 0.
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
     - ``success`` (N,) bool: reached in this episode so far;
     - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` (N,) bool, ``reward_terms`` {name: sums}}:
-      running totals, final where the episode ends;
-    - ``nonfinite`` (N,) bool: the simulation of this world diverged at this step. Its vectors and reward are zeros, it
-      is truncated, and the next step resets it.
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` (N,) bool, ``reward_terms`` {name:
+      (N,) float32}}: running totals, final where the episode ends;
+    - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
+      scene's default pose, it is truncated, and the next step resets it.
 
     Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
 
@@ -92,7 +94,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
         self._low = torch.as_tensor(task.action_space.low, device=self.device)
         self._high = torch.as_tensor(task.action_space.high, device=self.device)
-        self._seed = seed
+        self._seed = check_seed(seed)
         self._variation: Variation = {}
         self._state: State | None = None
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
@@ -118,16 +120,20 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         later calls go on in each world's own random stream.
 
         Raises:
-            ValueError: ``options`` are given; there are none.
+            ValueError: an impossible seed, or ``options``, of which there are none.
+            RuntimeError: the environment is closed.
         """
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
+        if self.closed:
+            raise RuntimeError("reset() of a closed environment")
         if seed is not None or self._state is None:
-            self._seed = self._seed if seed is None else seed
+            self._seed = self._seed if seed is None else check_seed(seed)
             self._variation, self._state = self.simulator.start(self._seed)
         else:
             self._state = self._state._replace(ended=self._state.ended | True)
-        observations, _, _, _, info = self._advance(torch.zeros(self.action_space.shape, device=self.device))
+        no_actions = torch.zeros(self.action_space.shape, dtype=torch.float32, device=self.device)
+        observations, _, _, _, info = self._advance(no_actions)
         return observations, info
 
     def step(
@@ -142,11 +148,11 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
 
         Raises:
-            RuntimeError: ``reset`` was never called.
+            RuntimeError: ``reset`` was never called, or the environment is closed.
             ValueError: actions of another shape, dtype or device.
         """
         if self._state is None:
-            raise RuntimeError("step() before reset(): expected reset() first")
+            raise RuntimeError("step() of a closed environment" if self.closed else "step() before the first reset()")
         shape = self.action_space.shape
         if tuple(actions.shape) != shape or actions.dtype != torch.float32 or actions.device != self.device:
             raise ValueError(
@@ -156,15 +162,57 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         # Clamping also makes the copy that nobody else can write to while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
 
+    def close_extras(self, **kwargs: Any) -> None:
+        """Lets go of the worlds and of all that crossed the bridge."""
+        self._state, self._variation = None, {}
+        self._in_flight.clear()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All worlds as CPU tensors, by name: a copy, from which stepping goes on exactly as it would have.
+
+        Waits for the device.
+
+        Raises:
+            RuntimeError: ``reset`` was never called.
+        """
+        if self._state is None:
+            raise RuntimeError("state_dict() before reset(): there is no state yet")
+        # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
+        return {
+            name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True))
+            for name, leaf in _named_leaves((self._variation, self._state))
+        }
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes the worlds up where ``state_dict`` left them, for the same task, worlds and versions.
+
+        Raises:
+            ValueError: names, shapes or dtypes differ from this environment's.
+        """
+        template = self.simulator.start(self._seed)
+        names, leaves = zip(*_named_leaves(template), strict=True)
+        if set(state) != set(names):
+            odd = sorted(set(state) ^ set(names))[0]
+            raise ValueError(f"state has {len(state)} entries, this environment {len(names)}: {odd!r} is in one only")
+        restored = []
+        for name, leaf in zip(names, leaves, strict=True):
+            value, expected = state[name].cpu().numpy(), _raw(leaf)
+            if (value.shape, value.dtype) != (expected.shape, expected.dtype):
+                raise ValueError(
+                    f"state[{name!r}] is {value.dtype} {value.shape}: expected {expected.dtype} {expected.shape}"
+                )
+            # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
+            array = jnp.copy(jax.device_put(value, self.simulator.device))
+            restored.append(jax.random.wrap_key_data(array) if _is_key(leaf) else array)
+        self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
+
     def _advance(
         self, actions: torch.Tensor
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        actions = actions.contiguous()
-        with jax.default_device(self.simulator.device):
-            self._variation, self._state, output = self.simulator.step(
-                self._variation, self._state, to_jax(actions)
-            )
-        self._in_flight.append((actions, output))
+        # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
+        flat = actions.reshape(-1)
+        self._variation, self._state, output = self.simulator.step(self._variation, self._state, to_jax(flat))
+        self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics
         success = to_torch(totals.success)
@@ -182,17 +230,44 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         return observations, to_torch(output.reward), to_torch(output.terminated), to_torch(output.truncated), info
 
 
+def _is_key(leaf: jax.Array) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _raw(leaf: jax.Array) -> jax.Array:
+    """The numbers of a leaf: a typed PRNG key's words, everything else as it is."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _named_leaves(tree: tuple[Variation, State]) -> list[tuple[str, jax.Array]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def check_seed(seed: int) -> int:
+    """Returns the seed.
+
+    Raises:
+        ValueError: not a whole number in [0, 2**32).
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r}: expected an int in [0, 2**32), such as 0")
+    return seed
+
+
 def resolve_device(device: torch.device | str) -> tuple[torch.device, jax.Device]:
     """The torch device, its index filled in, and JAX's device for the same hardware.
 
     Raises:
         ValueError: a device that torch or JAX does not have here.
     """
-    resolved = torch.device(device)
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(device)!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
     if resolved.type == "cpu":
         return torch.device("cpu"), jax.devices("cpu")[0]
-    if resolved.type != "cuda":
-        raise ValueError(f"device={str(device)!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
     if not torch.cuda.is_available():
         raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; expected 'cpu'")
     resolved = torch.device("cuda", torch.cuda.current_device() if resolved.index is None else resolved.index)

@@ -44,9 +44,9 @@ def tolerance(value: jax.Array, margin: float, value_at_margin: float = 0.1) -> 
 class Cartpole:
     """Cart-pole; see the module's docstring.
 
-    Observations: ``state`` float32 (5,) = cart position (m), cos and sin of the pole's angle from upright, cart velocity
-    (m/s), angular velocity (rad/s); ``privileged_state`` (7,) = ``state``, the fraction of the episode left, and the
-    fraction of the success time held so far.
+    Observations: ``state`` float32 (5,) = cart position (m), cos and sin of the pole's angle from upright, cart
+    velocity (m/s), angular velocity (rad/s); ``privileged_state`` (7,) = ``state``, the fraction of the episode left,
+    and the fraction of the success time held so far.
 
     Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (50 steps) in a row.
     Nothing terminates an episode.
@@ -66,7 +66,7 @@ class Cartpole:
 
     def __init__(self, *, swing_up: bool = False, episode_length: int = 500) -> None:
         if episode_length < 1:
-            raise ValueError(f"episode_length={episode_length}: expected a positive number of control steps, such as 500")
+            raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 500")
         self.name = "cartpole_swingup" if swing_up else "cartpole_balance"
         self.episode_length = episode_length
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -67,8 +67,8 @@ class Memory(NamedTuple):
 class FrankaPick:
     """Franka pick; see the module's docstring.
 
-    Action, each in [-1, 1]: move of the tip in y and in z, 5 mm per step at full scale, and the gripper, which closes by
-    2 cm per step when negative and opens by as much when not.
+    Action, each in [-1, 1]: move of the tip in y and in z, 5 mm per step at full scale, and the gripper, which closes
+    by 2 cm per step when negative and opens by as much when not.
 
     Observations, metres in the base frame: ``state`` float32 (22,) = tip (3), commanded minus actual tip y and z (2),
     finger opening and its command (2), box (3), box minus tip (3), target minus box (3), first two columns of the box's
@@ -94,7 +94,7 @@ class FrankaPick:
 
     def __init__(self, *, episode_length: int = 200, picked_probability: float = 0.05) -> None:
         if episode_length < 1:
-            raise ValueError(f"episode_length={episode_length}: expected a positive number of control steps, such as 200")
+            raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 200")
         if not 0.0 <= picked_probability <= 1.0:
             raise ValueError(f"picked_probability={picked_probability}: expected a number in [0, 1], such as 0.05")
         self.episode_length = episode_length
@@ -114,9 +114,13 @@ class FrankaPick:
         self._capsule = model.geom("hand_capsule").id
 
     def _keyframe(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions (16,), controls (8,) and where these controls tell the tip to be (3,)."""
         key = self.model.keyframe(name)
-        tip, _, _ = kinematics.forward(jnp.asarray(key.ctrl[:7], jnp.float32))
-        return key.qpos.astype(np.float32), key.ctrl.astype(np.float32), np.asarray(tip)
+        data = mujoco.MjData(self.model)
+        data.qpos[:7] = key.ctrl[:7]
+        mujoco.mj_kinematics(self.model, data)
+        tip = data.site("tip").xpos
+        return key.qpos.astype(np.float32), key.ctrl.astype(np.float32), tip.astype(np.float32)
 
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:
         box_key, picked_key = jax.random.split(key)

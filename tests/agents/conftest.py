@@ -1,0 +1,206 @@
+"""Small agents, experience to feed them, and a detector of reads of device tensors on the host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from sheeplike.agents.agent import Player, Step
+from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.nn.distributions import OneHotCategorical
+
+IMAGE = 48
+TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
+
+
+def observation_space(cameras: Collection[str], vectors: dict[str, int]) -> spaces.Dict:
+    return spaces.Dict(
+        {f"pixels/{name}": spaces.Box(0, 255, (IMAGE, IMAGE, 3), np.uint8) for name in cameras}
+        | {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in vectors.items()}
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread: these tensors are too small to share, and waiting for a busy second core would cost seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def make_agent() -> Callable[..., DreamerV3]:
+    """Builds an agent of a few thousand parameters; keywords override."""
+
+    def make(
+        *,
+        cameras: Collection[str] = (),
+        vectors: dict[str, int] | None = None,
+        actions: gymnasium.spaces.Space | int = 2,
+        **options: Any,
+    ) -> DreamerV3:
+        space = observation_space(cameras, {"state": 5} if vectors is None else vectors)
+        actions = spaces.Box(-1, 1, (actions,), np.float32) if isinstance(actions, int) else actions
+        defaults = {"num_envs": 3, "size": TINY, "observations": ("*",), "batch_size": 4, "batch_length": 6}
+        defaults |= {"replay_size": 3 * 60, "imagination_length": 3, "warmup": 0}
+        return DreamerV3(space, actions, **(defaults | options))
+
+    return make
+
+
+@pytest.fixture
+def play() -> Callable[..., list[Step]]:
+    """Lets an agent act on random observations and remember them; returns the steps.
+
+    ``last`` and ``terminal`` hold (step, world) pairs; the step after an ending begins an episode.
+    """
+
+    def run(
+        agent: DreamerV3,
+        steps: int,
+        *,
+        last: Collection[tuple[int, int]] = (),
+        terminal: Collection[tuple[int, int]] = (),
+        seed: int = 0,
+        player: Player | None = None,
+    ) -> list[Step]:
+        generator = torch.Generator().manual_seed(seed)
+        worlds = range(agent.num_envs)
+        player = player or agent.player(agent.num_envs)
+        ended = torch.ones(agent.num_envs, dtype=torch.bool)
+        played = []
+        for t in range(steps):
+            obs = {}
+            for key, space in agent.keys.spaces.items():
+                shape = (agent.num_envs, *space.shape)
+                image = space.dtype == np.uint8
+                obs[key] = (
+                    torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+                    if image
+                    else torch.randn(shape, generator=generator)
+                )
+            is_terminal = torch.tensor([(t, n) in terminal for n in worlds])
+            is_last = torch.tensor([(t, n) in last for n in worlds]) | is_terminal
+            reward = torch.randn(agent.num_envs, generator=generator) * ~ended
+            action = player.act(obs, ended)
+            step = Step(obs, action, reward, ended, is_last, is_terminal, dict(player.extras))
+            agent.remember(step)
+            played.append(step)
+            ended = is_last
+        return played
+
+    return run
+
+
+@pytest.fixture
+def argmax_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes categorical samples deterministic: the most probable class."""
+    monkeypatch.setattr(OneHotCategorical, "sample_index", lambda self: self.probs.argmax(-1))
+
+
+@pytest.fixture
+def randomised() -> Callable[[torch.nn.Module], None]:
+    """Gives every parameter noise, so that zero-initialised outputs pass gradients and biases count."""
+
+    def randomise(module: torch.nn.Module, spread: float = 0.1, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(spread * torch.randn(p.shape, generator=generator))
+
+    return randomise
+
+
+# --- reads of device tensors on the host -----------------------------------------------------------------------------
+
+
+class HostRead(AssertionError):
+    """The host waited for a tensor's value."""
+
+
+# Operators whose result, or the shape of whose result, the host must read from the device.
+READING_OPERATORS = {
+    "_local_scalar_dense",
+    "_unique2",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "unique_consecutive",
+    "unique_dim",
+}
+INDEXING_OPERATORS = {"index", "index_put", "index_put_"}
+READING_METHODS = ("item", "cpu", "numpy", "tolist", "__array__", "__bool__", "__float__", "__int__", "__index__")
+READING_METHODS += ("nonzero", "__contains__")
+# On a CPU alone, these check the values of their arguments; on an accelerator they leave that to device assertions
+# (ATen: Onehot.cpp, Sorting.cpp), so what they read here is not a read there.
+CHECKED_ON_CPU = ((F, "one_hot"), (torch, "quantile"))
+
+
+class _Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        # An index that is a mask is turned into positions, and their number is read.
+        masked = name in INDEXING_OPERATORS and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if masked or name in READING_OPERATORS:
+            raise HostRead(f"operator {func}")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def host_reads_forbidden() -> Iterator[None]:
+    """Raises :class:`HostRead` where the host reads a tensor's value or a shape that depends on values."""
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            raise HostRead(f"Tensor.{name}")
+
+        return method
+
+    def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # A non-blocking copy from the host to the device is the one direction allowed; torch's own calls move nothing.
+        inside_torch = "/torch/" in sys._getframe(1).f_code.co_filename
+        to_device = any(isinstance(a, str | torch.device) for a in (*args, *kwargs.values()))
+        if to_device and not kwargs.get("non_blocking") and not inside_torch:
+            raise HostRead("Tensor.to(device), blocking")
+        return original_to(self, *args, **kwargs)
+
+    def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+
+        return call
+
+    original_to = torch.Tensor.to
+    with pytest.MonkeyPatch.context() as patch:
+        for name in READING_METHODS:
+            patch.setattr(torch.Tensor, name, refuse(name))
+        patch.setattr(torch.Tensor, "to", moved)
+        for module, name in CHECKED_ON_CPU:
+            patch.setattr(module, name, unchecked(getattr(module, name)))
+        with _Operators():
+            yield
+
+
+@pytest.fixture
+def no_host_reads() -> Callable[[], Any]:
+    """The context manager :func:`host_reads_forbidden`."""
+    return host_reads_forbidden
+
+
+@pytest.fixture
+def host_read() -> type[HostRead]:
+    """What it raises."""
+    return HostRead

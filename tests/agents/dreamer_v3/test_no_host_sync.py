@@ -1,0 +1,233 @@
+"""Between two log points nothing reads a device tensor on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.loop import Every, LoopState, train
+
+Forbid = Callable[[], AbstractContextManager[None]]
+KINDS = {
+    "camera and vector": {"cameras": ("front",)},
+    "vector": {},
+    "discrete": {"actions": spaces.Discrete(3)},
+}
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x.sum()),
+    "int": lambda x: int(x.sum()),
+    "if": lambda x: 1 if x.any() else 0,
+    "cpu": lambda x: x.cpu(),
+    "to cpu": lambda x: x.to("cpu"),
+    "numpy": lambda x: x.numpy(),
+    "np.asarray": lambda x: np.asarray(x),
+    "tolist": lambda x: x.tolist(),
+    "nonzero": lambda x: x.nonzero(),
+    "torch.nonzero": lambda x: torch.nonzero(x),
+    "boolean mask": lambda x: x[x > 0],
+    "assignment through a mask": lambda x: x.__setitem__(x > 0, torch.zeros(3)),
+    "where with one argument": lambda x: torch.where(x > 0),
+    "equal": lambda x: torch.equal(x, x + 1),
+    "unique": lambda x: x.unique(),
+    "list index": lambda x: [10, 20, 30][x.argmax()],
+    "range": lambda x: range(x.argmax()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_the_detector_detects(read: str, no_host_reads: Forbid, host_read: type[Exception]) -> None:
+    with pytest.raises(host_read), no_host_reads():
+        READS[read](torch.tensor([3.0, 1.0, 2.0]))
+
+
+def test_the_detector_lets_device_work_and_host_to_device_copies_pass(no_host_reads: Forbid) -> None:
+    with no_host_reads():
+        x = torch.tensor([3.0, 1.0], requires_grad=True)
+        (x.square().sum() + F.one_hot(torch.tensor([1]), 2).sum() + torch.quantile(x, 0.5)).backward()
+        torch.tensor([1, 2]).to(torch.device("cpu"), non_blocking=True)
+        x.float().to(torch.float64)
+    assert x.grad.tolist() == [6.5, 2.5]
+
+
+def test_the_detector_sees_into_the_backward_pass(no_host_reads: Forbid, host_read: type[Exception]) -> None:
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * (2 if gradient.sum() > 0 else 1)
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(host_read), no_host_reads():
+        Reads.apply(x).sum().backward()
+
+
+def test_the_detector_is_gone_afterwards(no_host_reads: Forbid) -> None:
+    with no_host_reads():
+        pass
+    assert torch.tensor([2.0]).item() == 2.0
+    assert torch.tensor([2.0]).nonzero().tolist() == [[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acting_remembering_counting_and_updating_read_nothing(
+    kind: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any], no_host_reads: Forbid
+) -> None:
+    """On a first update, which serves fresh sequences, on later ones, and after the ring has wrapped."""
+    agent = make_agent(replay_size=3 * 20, **KINDS[kind])
+    player = agent.player(3)
+    steps = play(agent, 15, player=player)
+    for round_ in range(3):
+        with no_host_reads():
+            for step in steps[:9]:
+                step.action = player.act(step.obs, step.is_first)
+                step.extras = player.extras
+                agent.remember(step)
+            agent.updates_due(45 + 27 * (round_ + 1))
+            agent.update()
+            agent.update()
+            agent.counters(100, 2)
+        assert agent.replay.added > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_has_static_shapes(
+    kind: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any]
+) -> None:
+    """The same operators on the same shapes, whatever the data: what a captured graph needs."""
+    agent = make_agent(**KINDS[kind])
+
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            flat = [x for a in args for x in (a if isinstance(a, list | tuple) else (a,))]
+            shapes = tuple(tuple(x.shape) for x in flat if isinstance(x, Tensor))
+            self.calls.append((func.name(), shapes))
+            return func(*args, **(kwargs or {}))
+
+    recorded = []
+    for round_, ends in enumerate(((), {(3, 0), (5, 1), (6, 2)}, {(9, 2)})):
+        play(agent, 15, last=ends, terminal=ends, seed=round_)
+        agent.replay.fresh.clear()  # the few host integers of fresh sequences are copied to the device outside a graph
+        agent.update()
+        agent.replay.fresh.clear()
+        with Recorder() as recorder:
+            agent.update()
+        recorded.append(recorder.calls)
+    assert len(recorded[0]) > 500
+    assert recorded[0] == recorded[1] == recorded[2]
+
+
+class Drift(VectorEnv):
+    """Worlds whose state drifts by the action; all on the device, next-step reset, episodes of different length."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, space: spaces.Dict, actions: gymnasium.spaces.Space, num_envs: int) -> None:
+        self.num_envs, self.single_observation_space, self.single_action_space = num_envs, space, actions
+        self.limit = 4 + torch.arange(num_envs)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        self.time = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.over = torch.zeros(self.num_envs, dtype=torch.bool)
+        return self.observe(torch.zeros(self.num_envs)), {}
+
+    def observe(self, push: Tensor) -> dict[str, Tensor]:
+        obs = {}
+        for key, space in self.single_observation_space.items():
+            base = (self.time + push).view(-1, *[1] * len(space.shape)).expand(-1, *space.shape)
+            obs[key] = (base * 9).to(torch.uint8) if space.dtype == np.uint8 else torch.sin(base.float())
+        return obs
+
+    def step(self, action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, dict[str, Any]]:
+        push = action.float() if action.ndim == 1 else action.clamp(-1, 1).mean(-1)
+        self.time = torch.where(self.over, 0, self.time + 1)
+        reward = torch.where(self.over, 0.0, push)
+        ended = self.time >= self.limit
+        terminated = ended & (self.time % 2 == 0)
+        self.over = ended
+        return self.observe(push), reward, terminated, ended & ~terminated, {}
+
+
+class Collector:
+    """Keeps what the loop reports, unread."""
+
+    def __init__(self) -> None:
+        self.steps, self.metrics = [], []
+
+    def stepped(self, step: Any, info: dict[str, Any]) -> None:
+        self.steps.append(step)
+
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        self.metrics.append(metrics)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_reads_nothing_between_hooks(
+    kind: str, make_agent: Callable[..., DreamerV3], no_host_reads: Forbid
+) -> None:
+    agent = make_agent(replay_ratio=0.5, learning_starts=30, **KINDS[kind])
+    space = spaces.Dict(agent.keys.spaces)
+    envs = Drift(space, KINDS[kind].get("actions", spaces.Box(-1, 1, (2,), np.float32)), 3)
+    state = LoopState.begin(agent, envs, seed=0)
+    observer, logged = Collector(), []
+
+    # A hook reads, as a log point does: the detector is lifted around it, by running the loop from hook to hook.
+    log = Every(15, lambda state: logged.append(state.policy_steps))
+    for stop in range(15, 91, 15):
+        with no_host_reads():
+            train(agent, envs, state, total_steps=stop, observer=observer, hooks=[log])
+        assert all(np.isfinite(float(value)) for metrics in observer.metrics for value in metrics.values())
+    assert logged == [15, 30, 45, 60, 75, 90]
+    assert state.gradient_steps == len(observer.metrics) == 30
+
+
+def test_the_loop_test_would_catch_an_agent_that_reads(
+    make_agent: Callable[..., DreamerV3],
+    no_host_reads: Forbid,
+    host_read: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = make_agent(replay_ratio=0.5)
+    envs = Drift(spaces.Dict(agent.keys.spaces), spaces.Box(-1, 1, (2,), np.float32), 3)
+    state = LoopState.begin(agent, envs, seed=0)
+    update = agent.update
+    monkeypatch.setattr(agent, "update", lambda: {name: value.item() for name, value in update().items()})
+    with pytest.raises(host_read), no_host_reads():
+        train(agent, envs, state, total_steps=60, observer=Collector())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_acting_and_updating_do_not_synchronise_a_gpu(
+    make_agent: Callable[..., DreamerV3],
+) -> None:
+    agent = make_agent(cameras=("front",), device="cuda")
+    envs = Drift(spaces.Dict(agent.keys.spaces), spaces.Box(-1, 1, (2,), np.float32), 3)
+    with torch.device("cuda"):
+        envs.limit = envs.limit.cuda()
+        state = LoopState.begin(agent, envs, seed=0)
+        train(agent, envs, state, total_steps=60, observer=Collector())
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            train(agent, envs, state, total_steps=90, observer=Collector())
+            agent.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,81 @@
+"""Which observations the model sees, and the refusals of what it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.dreamer_v3.observations import Encoder, ObservationKeys
+
+IMAGE = spaces.Box(0, 255, (48, 48, 3), np.uint8)
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+SPACE = spaces.Dict({"state": VECTOR, "pixels/wrist": IMAGE, "privileged_state": VECTOR, "pixels/front": IMAGE})
+
+
+@pytest.mark.parametrize(
+    ("patterns", "images", "vectors"),
+    [
+        (("pixels/*",), ["pixels/front", "pixels/wrist"], []),
+        (("pixels/wrist", "state"), ["pixels/wrist"], ["state"]),
+        (("*state",), [], ["privileged_state", "state"]),
+        (("*",), ["pixels/front", "pixels/wrist"], ["privileged_state", "state"]),
+    ],
+)
+def test_patterns_choose_observations_in_sorted_order(
+    patterns: tuple[str, ...], images: list[str], vectors: list[str]
+) -> None:
+    keys = ObservationKeys(SPACE, patterns)
+    assert (keys.images, keys.vectors) == (images, vectors)
+
+
+@pytest.mark.parametrize(
+    ("space", "patterns", "message"),
+    [
+        (SPACE, ("pixels/frnt",), r"^observation 'pixels/frnt': .*nearest is 'pixels/front'$"),
+        (spaces.Dict({"a": IMAGE, "b": spaces.Box(0, 255, (64, 64, 3), np.uint8)}), ("*",), "all must share one"),
+        (spaces.Dict({"a": spaces.Box(0, 1, (2, 2), np.float32)}), ("*",), r"^observation 'a': shape \(2, 2\)"),
+        (spaces.Dict({"a": spaces.Box(0, 1, (48, 48, 3), np.float32)}), ("*",), r"^observation 'a'"),
+        (spaces.Dict({"a": spaces.Box(0, 255, (50, 48, 3), np.uint8)}), ("*",), r"^image height 50"),
+    ],
+)
+def test_what_the_model_cannot_see_is_refused_in_one_line(
+    space: spaces.Dict, patterns: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        DreamerV3(space, VECTOR, num_envs=1, size="1m", observations=patterns, replay_size=100)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_size_is_refused_with_the_presets(make_agent: Callable[..., DreamerV3]) -> None:
+    with pytest.raises(ValueError, match="2m"):
+        make_agent(size="2m")
+
+
+def test_a_batch_longer_than_the_ring_is_refused(make_agent: Callable[..., DreamerV3]) -> None:
+    with pytest.raises(ValueError, match=r"replay size 180: .*sequences of 61 need"):
+        make_agent(batch_length=60)
+
+
+def test_cameras_are_concatenated_along_channels_in_sorted_order() -> None:
+    keys = ObservationKeys(SPACE, ("pixels/*",))
+    encoder = Encoder(keys, depth=2, units=16)
+    seen = []
+    encoder.cnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    obs = {key: torch.full((2, 48, 48, 3), fill, dtype=torch.uint8) for key, fill in
+           (("pixels/wrist", 9), ("pixels/front", 4))}
+    encoder(obs)
+    assert seen[0].dtype == torch.uint8
+    assert seen[0][0, 0, 0].tolist() == [4, 4, 4, 9, 9, 9]
+
+
+def test_vector_and_image_embeddings_are_joined() -> None:
+    keys = ObservationKeys(SPACE, ("pixels/front", "state"))
+    encoder = Encoder(keys, depth=2, units=16)
+    embed = encoder({"pixels/front": torch.zeros(5, 48, 48, 3, dtype=torch.uint8), "state": torch.zeros(5, 4)})
+    assert embed.shape == (5, 16 + 3 * 3 * 8)
+    assert encoder.outputs == embed.shape[1]

@@ -1,0 +1,233 @@
+"""What a command line composes to, and what wins over what."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sheeplike.commands import machine
+from sheeplike.commands.config import load, to_yaml
+from sheeplike.commands.schema import all_keys
+from sheeplike.commands.sources import CONFIGS, Sources
+from sheeplike.commands.validation import validate
+from sheeplike.envs import list_envs
+
+JOB = ("exp=dreamer_v3", "env=franka_pick")
+BUILT_IN = Sources()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("exp", BUILT_IN.choices("exp"))
+@pytest.mark.parametrize("env", BUILT_IN.choices("env"))
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_everything_composes(exp, env, profile):
+    names = (f"exp={exp}", f"env={env}", f"profile={profile}")
+    for size in BUILT_IN.choices("agent/size"):
+        config = load([*names, f"agent/size={size}"], BUILT_IN)
+        assert (config.exp, config.env.name, config.profile, config.agent.size.name) == (exp, env, profile, size)
+        assert config.learning_starts == config.env.num_envs * (config.agent.batch_length + 1)
+        assert config.run_dir == f"logs/{env}/dreamer_v3/{exp}/seed_0"
+
+
+def test_loggers():
+    assert load([*JOB, "logger=tensorboard"], BUILT_IN).logger.tensorboard is True
+    assert load([*JOB, "logger=jsonl"], BUILT_IN).logger.tensorboard is False
+
+
+def test_every_environment_has_a_config():
+    assert BUILT_IN.choices("env") == list_envs()
+
+
+def test_sizes_and_losses_are_those_of_the_agent():
+    from sheeplike.agents.dreamer_v3.agent import LOSS_SCALES
+    from sheeplike.agents.dreamer_v3.sizes import SIZES
+
+    assert BUILT_IN.choices("agent/size") == list(SIZES)
+    for name, size in SIZES.items():
+        assert asdict(load([*JOB, f"agent/size={name}"], BUILT_IN).agent.size) == {"name": name} | asdict(size)
+    assert load(JOB, BUILT_IN).agent.loss_scales == LOSS_SCALES
+
+
+def test_profiles():
+    cpu, gpu = (load([*JOB, f"profile={name}"], BUILT_IN) for name in ("cpu", "gpu"))
+    assert (cpu.agent.size.name, cpu.fabric.accelerator, cpu.fabric.precision) == ("1m", "cpu", "32-true")
+    assert (gpu.agent.size.name, gpu.fabric.accelerator, gpu.fabric.precision) == ("12m", "cuda", "bf16-mixed")
+    assert cpu.env.num_envs < gpu.env.num_envs
+    assert (gpu.agent.batch_size, gpu.agent.batch_length, gpu.agent.learning_rate) == (16, 64, 4e-5)
+
+
+def test_auto_is_what_the_machine_has(has_gpu):
+    assert load(JOB, BUILT_IN).profile == "gpu"
+    assert load([*JOB, "profile=auto"], BUILT_IN).fabric.accelerator == "cuda"
+    assert load([*JOB, "fabric.accelerator=cpu"], BUILT_IN).profile == "cpu"
+    assert load([*JOB, "profile=gpu", "fabric.accelerator=cpu"], BUILT_IN).fabric.accelerator == "cpu"
+    assert load([*JOB, "fabric.accelerator=auto"], BUILT_IN).fabric.accelerator == "cuda"
+
+
+def test_auto_without_a_gpu():
+    assert load(JOB, BUILT_IN).profile == "cpu"
+    assert load([*JOB, "profile=auto", "fabric.accelerator=auto"], BUILT_IN).fabric.accelerator == "cpu"
+    assert load([*JOB, "fabric.accelerator=gpu"], BUILT_IN).profile == "gpu"
+
+
+def test_auto_says_why_a_gpu_is_not_used(monkeypatch, capsys):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    monkeypatch.setattr(machine, "gpu_problem", lambda: "the installed JAX has no CUDA plugin")
+    assert load(JOB, BUILT_IN).profile == "cpu"
+    assert capsys.readouterr().err.count("although there is a GPU: the installed JAX has no CUDA plugin") == 1
+
+
+def test_the_command_line_wins():
+    changes = [
+        "agent/size=25m",
+        "agent.size.units=32",
+        "env.num_envs=8",
+        "agent.batch_size=3",
+        "env.image_size=[48,96]",
+    ]
+    config = load([*changes, *JOB, "profile=gpu", "fabric.precision=32-true"], BUILT_IN)
+    assert (config.agent.size.name, config.agent.size.deter, config.agent.size.units) == ("25m", 3072, 32)
+    assert (config.env.num_envs, config.agent.batch_size, config.env.image_size) == (8, 3, (48, 96))
+    assert config.fabric.precision == "32-true"
+    assert load([*JOB, "seed=1", "seed=2"], BUILT_IN).seed == 2
+
+
+def test_values_are_typed():
+    config = load([*JOB, "total_steps=1e6", "agent.horizon=100", "run_dir=2026", "agent.observations=state"], BUILT_IN)
+    assert (config.total_steps, type(config.total_steps)) == (1_000_000, int)
+    assert (config.agent.horizon, type(config.agent.horizon)) == (100.0, float)
+    assert config.run_dir == "2026"
+    assert config.agent.observations == ("state",)
+    assert load([*JOB, "eval={every: null, episodes: 4}"], BUILT_IN).eval.every is None
+    assert load([*JOB, "env.options.episode_length=9"], BUILT_IN).env.options == {"episode_length": 9}
+
+
+def test_dry_run_shrinks_everything_but_what_is_asked_for():
+    config = load([*JOB, "dry_run=true"], BUILT_IN)
+    assert config.run_dir == "logs/dry_run/franka_pick/dreamer_v3/dreamer_v3/seed_0"
+    assert config.total_steps <= 256
+    assert config.env.num_envs <= 4
+    for every in (config.log_every, config.video_every, config.eval.every, config.checkpoint.every):
+        assert every <= config.total_steps
+    updates = (config.total_steps - config.learning_starts) * config.agent.replay_ratio
+    assert 2 <= updates <= 16
+    assert load([*JOB, "dry_run=true", "profile=gpu"], BUILT_IN).agent.size.name == "1m"
+    asked = load([*JOB, "dry_run=true", "agent/size=12m", "total_steps=64"], BUILT_IN)
+    assert (asked.agent.size.name, asked.total_steps) == ("12m", 64)
+    assert load([*JOB, "dry_run=false"], BUILT_IN) == load(JOB, BUILT_IN)
+
+
+def test_what_is_saved_is_the_configuration():
+    config = load([*JOB, "agent.eps=1e-20", "env.image_size=[48,64]", "env.cameras=[front]"], BUILT_IN)
+    assert validate(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_every_key_is_documented_and_has_a_default():
+    saved = yaml.safe_load(to_yaml(load(JOB, BUILT_IN)))
+    for item in all_keys():
+        assert item.rule.doc
+        section = saved
+        for name in item.path.split("."):
+            section = section[name]
+
+
+def test_cfg_prints_and_stops(sheeplike, tmp_path):
+    for flags in (["--cfg", "job"], ["--cfg"], ["--cfg=job"]):
+        result = sheeplike(*JOB, "profile=gpu", *flags)
+        assert (result.status, result.runs) == (0, [])
+        assert yaml.safe_load(result.output)["agent"]["size"]["name"] == "12m"
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_train_is_the_default_command(sheeplike):
+    assert sheeplike("train", *JOB).runs == sheeplike(*JOB).runs
+
+
+@pytest.mark.parametrize("form", ["--config-dir", "--config-dir=", "file://", "plain", "pkg://", "two"])
+def test_configs_of_the_user(sheeplike, tmp_path, monkeypatch, form):
+    mine = tmp_path / "it's mine"
+    write(mine / "env/far_cartpole.yaml", "name: cartpole_swingup\noptions:\n  episode_length: 77\n")
+    write(mine / "agent/size/tiny.yaml", "name: tiny\ndeter: 64\nhidden: 8\nclasses: 4\ndepth: 2\nunits: 8\n")
+    write(
+        mine / "exp/mine.yaml",
+        "# @package _global_\ndefaults:\n  - override /agent: dreamer_v3\n  - override /env: far_cartpole\n"
+        "  - override /agent/size: tiny\nagent:\n  batch_size: 5\nseed: 3\n",
+    )
+    flags = []
+    if form.startswith("--config-dir"):
+        flags = [f"{form}{mine}"] if form.endswith("=") else [form, str(mine)]
+    elif form == "pkg://":
+        write(tmp_path / "lib/my_package/__init__.py", "")
+        mine.rename(tmp_path / "lib/my_package/configs")
+        monkeypatch.syspath_prepend(tmp_path / "lib")
+        monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", "pkg://my_package.configs")
+    elif form == "two":
+        (tmp_path / "other").mkdir()
+        monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", f"{tmp_path / 'other'} ; file://{mine};")
+    else:
+        monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", f"{'' if form == 'plain' else form}{mine}")
+    (run,) = sheeplike("exp=mine", *flags).runs
+    config = run.config
+    assert (config.exp, config.env.name, config.agent.size.name) == ("mine", "cartpole_swingup", "tiny")
+    assert config.env.options == {"episode_length": 77}
+    assert config.run_dir == "logs/far_cartpole/dreamer_v3/mine/seed_3"
+    assert config.agent.batch_size == 5, "a recipe says more than the machine's profile"
+    assert sheeplike("exp=mine", "agent.batch_size=6", *flags).runs[0].config.agent.batch_size == 6
+    assert "far_cartpole" in sheeplike("train", "--help", *flags).output
+
+
+def test_mistakes_in_configs_of_the_user(refused, tmp_path):
+    mine = tmp_path / "mine"
+    flags = ("--config-dir", str(mine))
+    assert "does not exist" in refused(*JOB, *flags)
+    write(mine / "env/typo.yaml", "name: franka_pick\nnum_env: 3\n")
+    assert "unknown key 'env.num_env': nearest: env.num_envs" in refused("exp=dreamer_v3", "env=typo", *flags)
+    write(mine / "env/broken.yaml", "name: [franka_pick\n")
+    assert "broken.yaml" in refused("exp=dreamer_v3", "env=broken", *flags)
+    write(mine / "env/list.yaml", "- franka_pick\n")
+    assert "env/list" in refused("exp=dreamer_v3", "env=list", *flags)
+    write(mine / "exp/lost.yaml", "# @package _global_\ndefaults:\n  - override /agent: dreamer_v4\n")
+    assert "agent/dreamer_v4" in refused("exp=lost", "env=franka_pick", *flags)
+    write(mine / "env/franka_pick.yaml", "name: franka_pick\n")
+    assert "env=franka_pick exists already" in refused(*JOB, *flags)
+
+
+def test_a_search_path_that_is_not_there(refused, monkeypatch):
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", "pkg://no_such_package.configs")
+    assert "SHEEPLIKE_SEARCH_PATH pkg://no_such_package.configs: expected a package" in refused(*JOB)
+
+
+def test_composing_reads_no_code():
+    text = "".join(path.read_text() for path in CONFIGS.rglob("*.yaml"))
+    assert "_target_" not in text
+
+
+def test_help_is_fast_and_light():
+    code = (
+        "import sys, time; start = time.perf_counter(); from sheeplike.__main__ import main; main(['--help'])\n"
+        "heavy = {'torch', 'jax', 'hydra', 'mujoco', 'gymnasium', 'numpy', 'lightning'} & set(sys.modules)\n"
+        "print(heavy or 'light', time.perf_counter() - start)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    weight, seconds = done.stdout.splitlines()[-1].split()
+    assert weight == "light"
+    assert float(seconds) < 2
+    for word in ("franka_pick", "cartpole_balance", "dreamer_v3", "400m", "gpu", "train", "resume=", "--config-dir"):
+        assert word in done.stdout
+
+
+def test_help_of_train_lists_every_key(sheeplike):
+    text = sheeplike("train", "--help").output
+    for item in all_keys():
+        assert item.section or f"  {item.path} " in text
+
+
+def test_version(sheeplike):
+    assert sheeplike("--version").output == "0.1.0\n"

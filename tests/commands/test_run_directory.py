@@ -1,0 +1,153 @@
+"""A run's directory is never overwritten, and is all that resuming needs."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sheeplike.commands.errors import CommandError
+from sheeplike.commands.run_directory import create, update
+
+JOB = ("exp=dreamer_v3", "env=franka_pick")
+DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")
+
+
+@pytest.fixture
+def begun(sheeplike):
+    """Begins a run as training does, and gives it a checkpoint; returns what the command line had asked for."""
+
+    def call(*arguments: str, checkpoint: bool = True):
+        (run,) = sheeplike(*arguments).runs
+        create(run.run_dir, run.config)
+        if checkpoint:
+            (run.run_dir / "checkpoints/step_000000000128").mkdir(parents=True, exist_ok=True)
+        return run
+
+    return call
+
+
+def test_nothing_is_created_before_training_says_so(sheeplike, tmp_path):
+    (run,) = sheeplike(*JOB).runs
+    assert run.run_dir == DEFAULT
+    assert run.resume is False
+    assert not list((tmp_path / "workplace").iterdir())
+
+
+def test_a_run_dir_in_use(begun, refused):
+    begun(*JOB)
+    line = refused(*JOB)
+    assert f"run_dir={DEFAULT} holds a run already" in line
+    assert f"resume={DEFAULT} to continue it" in line
+    assert line.endswith(f"nearest: run_dir={DEFAULT}_2\n")
+    begun(*JOB, f"run_dir={DEFAULT}_2")
+    assert refused(*JOB).endswith(f"nearest: run_dir={DEFAULT}_3\n")
+    begun(*JOB, "seed=1")
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, refused):
+    begun(*JOB, checkpoint=False)
+    assert "resume=" not in refused(*JOB)
+    assert "expected a run with a checkpoint" in refused(f"resume={DEFAULT}")
+
+
+def test_a_directory_of_something_else(refused, tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/thesis.tex").touch()
+    assert "is not empty" in refused(*JOB, f"run_dir={tmp_path}/papers")
+    assert "is not empty" in refused(*JOB, "dry_run=true", f"run_dir={tmp_path}/papers")
+
+
+def test_an_empty_directory_will_do(begun, tmp_path):
+    (tmp_path / "empty").mkdir()
+    begun(*JOB, f"run_dir={tmp_path}/empty")
+
+
+def test_a_place_that_cannot_be_written(refused, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    line = refused(*JOB, f"run_dir={tmp_path}/file/run")
+    assert f"run_dir={tmp_path}/file/run: expected a directory that can be written" in line
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "expected a directory that can be written" in refused(*JOB)
+
+
+def test_a_dry_run_replaces_only_a_dry_run(begun, refused):
+    first = begun(*JOB, "dry_run=true")
+    (first.run_dir / "metrics.jsonl").touch()
+    again = begun(*JOB, "dry_run=true")
+    assert again.run_dir == first.run_dir
+    assert not (again.run_dir / "metrics.jsonl").exists()
+    begun(*JOB)
+    assert "holds a run already" in refused(*JOB, "dry_run=true", f"run_dir={DEFAULT}")
+
+
+def test_two_runs_that_start_at_once(sheeplike):
+    first, second = sheeplike(*JOB).runs[0], sheeplike(*JOB).runs[0]
+    create(first.run_dir, first.config)
+    with pytest.raises(CommandError, match="was taken by another run"):
+        create(second.run_dir, second.config)
+
+
+def test_resume_takes_the_saved_configuration(begun, sheeplike):
+    begun(*JOB, "env.num_envs=3", "agent/size=12m", "seed=5", "run_dir=mine", "total_steps=9999")
+    (run,) = sheeplike("resume=mine", "total_steps=20_000", "eval.every=null", "logger.tensorboard=false").runs
+    assert run.resume is True
+    assert run.run_dir == Path("mine")
+    config = run.config
+    assert (config.env.num_envs, config.agent.size.name, config.seed) == (3, "12m", 5)
+    assert (config.total_steps, config.eval.every, config.logger.tensorboard) == (20_000, None, False)
+    update(run.run_dir, config)
+    assert sheeplike("train", "resume=mine").runs[0].config == config
+
+
+def test_a_run_that_was_moved(begun, sheeplike):
+    begun(*JOB, "run_dir=here")
+    Path("here").rename("there")
+    (run,) = sheeplike("resume=there/").runs
+    assert (run.run_dir, run.config.run_dir) == (Path("there"), "there")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("env.num_envs=4", "'env.num_envs=4' cannot change"),
+        ("env=cartpole_balance", "'env=cartpole_balance' cannot change"),
+        ("agent/size=1m", "'agent/size=1m' cannot change"),
+        ("logger=jsonl", "'logger=jsonl' cannot change"),
+        ("run_dir=other", "'run_dir=other' cannot change"),
+        ("eval.evry=3", "nearest: eval.every"),
+        ("total_steps=3", "total_steps=3: expected at least"),
+        ("eval=3", "a section"),
+        ("total_steps", "expected key=value"),
+    ],
+)
+def test_what_cannot_change(begun, refused, change, part):
+    begun(*JOB, "run_dir=mine")
+    assert part in refused("resume=mine", change)
+
+
+def test_no_such_run(begun, refused):
+    begun(*JOB)
+    line = refused(f"resume={str(DEFAULT).replace('seed_0', 'sed_0')}")
+    assert "expected the directory of a run, with a config.yaml in it" in line
+    assert line.endswith(f"nearest: resume={DEFAULT}\n")
+
+
+def test_a_saved_configuration_is_data(begun, refused):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    for change in ({"seed": "${oc.env:HOME}"}, {"agent": {"_target_": "os.system"}}, {"surprise": 1}, {"seed": "x"}):
+        file.write_text(yaml.safe_dump(saved | change))
+        assert "(resuming with mine/config.yaml)" in refused("resume=mine")
+    file.write_text("[")
+    assert "mine/config.yaml" in refused("resume=mine")
+    file.write_text("[1]")
+    assert "expected the configuration of a run" in refused("resume=mine")
+
+
+def test_resume_needs_the_same_kind_of_device(begun, refused):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
+    assert "expected a GPU" in refused("resume=mine")

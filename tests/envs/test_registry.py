@@ -1,0 +1,63 @@
+import importlib.resources
+import subprocess
+import sys
+
+import mujoco
+import pytest
+import torch
+
+import sheeplike.envs
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, sheeplike.envs; sheeplike.envs.list_envs(); print([m for m in sys.modules if m in %r])"
+    heavy = ("jax", "torch", "mujoco", "warp", "gymnasium", "numpy")
+    result = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_lists_the_environments():
+    assert sheeplike.envs.list_envs() == ["cartpole_balance", "cartpole_swingup", "franka_pick"]
+
+
+@pytest.mark.parametrize("scene", ["cartpole.xml", "franka_pick.xml"])
+def test_scenes_are_package_data_and_compile(scene):
+    text = importlib.resources.files("sheeplike.envs.mjx.tasks").joinpath(scene).read_text(encoding="utf-8")
+    assert mujoco.MjModel.from_xml_string(text).ncam >= 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"name": "franka_pik"}, r"'franka_pik' does not exist.*cartpole_balance.*nearest: franka_pick"),
+        ({"episode_lenght": 9}, r"cartpole_balance has no option 'episode_lenght'.*nearest: episode_length"),
+        ({"picked_probability": 0.5}, r"no option 'picked_probability'"),
+        ({"name": "franka_pick", "picked_probability": 1.5}, r"picked_probability=1.5.*\[0, 1\]"),
+        ({"episode_length": 0}, r"episode_length=0"),
+        ({"num_envs": 0}, r"num_envs=0"),
+        ({"num_envs": 2.0}, r"num_envs=2.0"),
+        ({"image_size": 0}, r"image_size=0"),
+        ({"image_size": (8, 8, 3)}, r"image_size=\(8, 8, 3\)"),
+        ({"cameras": ["fxied"]}, r"camera 'fxied' does not exist.*nearest: fixed"),
+        ({"cameras": "fixed"}, r"expected a list of camera names, such as \['fixed'\]"),
+        ({"cameras": ["fixed", "fixed"]}, r"may be named once"),
+        ({"cameras": []}, r"at least one of fixed"),
+        ({"device": "gpu"}, r"device='gpu'"),
+        ({"device": "mps"}, r"device='mps'"),
+        ({"seed": -1}, r"seed=-1"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(kwargs, message):
+    with pytest.raises(ValueError, match=message) as error:
+        sheeplike.envs.make(**{"name": "cartpole_balance", "num_envs": 2, **kwargs})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused():
+    with pytest.raises(ValueError, match="torch finds no CUDA device"):
+        sheeplike.envs.make("cartpole_balance", num_envs=2, device="cuda")
+
+
+def test_task_options_name_their_defaults():
+    assert sheeplike.envs.task_options("franka_pick") == {"episode_length": 200, "picked_probability": 0.05}

@@ -1,0 +1,255 @@
+"""Simulator and renderer on a toy scene of two bodies, whose numbers can be worked out by hand."""
+
+from typing import NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+import torch
+from mujoco import mjx
+
+from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx.simulator import Simulator
+from sheeplike.envs.mjx.task import Outcome
+from sheeplike.envs.mjx.vector_env import MjxVectorEnv
+
+SCENE = """
+<mujoco>
+  <option timestep="0.02" gravity="0 0 -10"/>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <camera name="above" pos="0 0 6"/>
+    <geom name="floor" type="plane" size="0 0 1" rgba="0.2 0.4 0.6 1"/>
+    <body name="drone" pos="0 0 0">
+      <joint name="height" type="slide" axis="0 0 1"/>
+      <inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/>
+      <camera name="eye" pos="0 0 0.25"/>
+      <geom type="sphere" size="0.1" pos="0 0 1" contype="0" conaffinity="0" rgba="1 1 1 1"/>
+    </body>
+  </worldbody>
+  <actuator><motor name="thrust" joint="height" gear="20"/></actuator>
+  <keyframe><key name="up" qpos="3"/></keyframe>
+</mujoco>
+"""
+
+
+class Memory(NamedTuple):
+    steps: jax.Array
+    lowest: jax.Array
+
+
+class Drone:
+    """Falls from a drawn height; touching the floor is the end, being above 2 m is success."""
+
+    name = "drone"
+    episode_length, substeps = 12, 3
+    contacts_per_world, constraints_per_world = 2, 8
+    scene = SCENE
+
+    def __init__(self):
+        self.model = mujoco.MjModel.from_xml_string(self.scene)
+        self.action_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def reset(self, key, data):
+        height = jax.random.uniform(key, (1,), minval=1.0, maxval=3.0)
+        return data.replace(qpos=height), Memory(jnp.zeros((), jnp.int32), height[0])
+
+    def control(self, data, memory, action):
+        return data.replace(ctrl=action), memory._replace(steps=memory.steps + 1)
+
+    def evaluate(self, data, memory, action):
+        # From the kinematics and not from qpos: the test of its freshness.
+        height = data.xpos[1, 2]
+        terms = {"height": 0.1 * height, "thrust": -0.01 * action[0]}
+        memory = memory._replace(lowest=jnp.minimum(memory.lowest, height))
+        return Outcome(terms["height"] + terms["thrust"], height < 0.0, height > 2.0, terms, memory)
+
+    def observe(self, data, memory):
+        state = jnp.concatenate([data.qpos, data.qvel])
+        extra = jnp.stack([memory.steps.astype(jnp.float32), memory.lowest, data.xpos[1, 2]])
+        return {"state": state, "privileged_state": jnp.concatenate([state, extra])}
+
+
+def colour(key):
+    rgb = jax.random.uniform(key, (3,), minval=0.2, maxval=1.0)
+    return {"geom_rgba": jnp.ones((2, 4)).at[0, :3].set(rgb)}
+
+
+@pytest.fixture(scope="module")
+def drone():
+    return MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, variation=colour)
+
+
+def test_vectors_frames_and_reward_show_the_same_moment(drone):
+    """A falling camera: what it sees, what is observed and what is judged must be one state, at resets too."""
+    drone.reset(seed=0)
+    for time in range(30):
+        obs, reward, terminated, truncated, _ = drone.step(torch.full((3, 1), 0.3))
+        height = obs["state"][:, 0]
+        torch.testing.assert_close(obs["privileged_state"][:, 4], height, rtol=0, atol=1e-6)
+        seen = obs["depth/eye"][:, 3, 4, 0]
+        above = height > -0.2
+        torch.testing.assert_close(seen[above], height[above] + 0.25, rtol=0, atol=1e-4)
+        ongoing = reward != 0
+        torch.testing.assert_close(reward[ongoing], 0.1 * height[ongoing] - 0.003, rtol=0, atol=1e-5)
+        assert torch.equal(terminated, (height < 0) & ongoing), time
+        assert not (terminated & truncated).any()
+        assert obs["depth/above"].shape == (3, 6, 8, 1)
+        assert obs["depth/above"].dtype == torch.float32
+
+
+def test_physics_is_that_of_a_falling_body(drone):
+    obs, _ = drone.reset(seed=0)
+    height, velocity = obs["state"].T.clone()
+    obs, *_ = drone.step(torch.tensor([[0.0], [0.5], [9.0]]))
+    # Semi-implicit Euler, three substeps of 20 ms; a thrust of 20 N at most against gravity of 10 m/s^2.
+    acceleration = torch.tensor([-10.0, 0.0, 10.0])
+    torch.testing.assert_close(obs["state"][:, 1], velocity + 0.06 * acceleration, rtol=0, atol=1e-5)
+    torch.testing.assert_close(obs["state"][:, 0], height + 0.02**2 * 6 * acceleration, rtol=0, atol=1e-5)
+
+
+def test_ends_of_both_kinds_and_memory_made_afresh(drone):
+    drone.reset(seed=0)
+    thrust = torch.tensor([[0.0], [0.5], [0.5]])
+    # Kept apart from the environment's own rules: count, judge and reset by hand.
+    count, lowest, ended = torch.zeros(3), torch.full((3,), 9.0), torch.zeros(3, dtype=torch.bool)
+    kinds = set()
+    for _ in range(40):
+        obs, _, terminated, truncated, info = drone.step(thrust)
+        height = obs["state"][:, 0]
+        count = torch.where(ended, 0, count + 1)
+        lowest = torch.where(ended, height, torch.minimum(lowest, height))
+        assert torch.equal(info["episode"]["length"], count.int())
+        assert torch.equal(obs["privileged_state"][:, 2], count)
+        assert (obs["privileged_state"][:, 3] <= lowest + 1e-6).all()
+        assert torch.equal(obs["privileged_state"][ended, 3], height[ended])
+        assert torch.equal(truncated, (count == 12) & ~terminated)
+        assert torch.equal(info["success"] & ended, torch.zeros(3, dtype=torch.bool))
+        ended = terminated | truncated
+        kinds |= {"terminated"} if terminated.any() else set()
+        kinds |= {"truncated"} if truncated.any() else set()
+        sums = info["episode"]["reward_terms"]
+        torch.testing.assert_close(sums["height"] + sums["thrust"], info["episode"]["return"])
+    assert kinds == {"terminated", "truncated"}
+
+
+def test_variation_is_drawn_anew_for_each_episode_and_only_then(drone):
+    obs, _ = drone.reset(seed=0)
+    colours = set()
+    drawn, ended = drone._variation["geom_rgba"], torch.zeros(3, dtype=torch.bool)
+    thrust = torch.tensor([[0.0], [0.5], [0.5]])
+    for _ in range(30):
+        obs, _, terminated, truncated, _ = drone.step(thrust)
+        now = np.asarray(drone._variation["geom_rgba"])
+        changed = (now != np.asarray(drawn)).any(axis=(1, 2))
+        np.testing.assert_array_equal(changed, ended.numpy())
+        # Ambient light alone: the floor's pixels are its colour.
+        pixel = obs["pixels/above"][:, 0, 0].numpy().astype(float) / 255
+        np.testing.assert_allclose(pixel, now[:, 0, :3], atol=2 / 255)
+        colours |= {tuple(world) for world in now[:, 0, :3].tolist()}
+        drawn, ended = now, terminated | truncated
+    assert len(colours) >= 6
+    assert drone.simulator.compilations == 1
+
+
+def test_frames_are_the_renderers_own_to_the_bit(drone):
+    """Straight from the packed pixels, against MJX's float unpacking of the same render."""
+    task = Drone()
+    renderer = WarpRenderer(task.model, num_envs=2, image_size=(6, 8), cameras=["eye", "above"], depth=True)
+    model = mjx.put_model(task.model, impl="warp")
+    template = mjx.make_data(task.model, impl="warp", naconmax=4, njmax=8)
+
+    @jax.jit
+    @jax.vmap
+    def render(height):
+        data = mjx.kinematics(model, template.replace(qpos=height))
+        frames, data = renderer.render(model, data)
+        packed, depth, _ = mjx.render(model, data, renderer._handle)
+        rgb = {name: mjx.get_rgb(renderer._handle, i, packed) for i, name in enumerate(renderer.cameras)}
+        metres = {name: mjx.get_depth(renderer._handle, i, depth, 1e3) for i, name in enumerate(renderer.cameras)}
+        return frames, rgb, metres
+
+    frames, rgb, metres = render(jnp.array([[1.0], [2.0]]))
+    assert set(frames) == {"pixels/eye", "pixels/above", "depth/eye", "depth/above"}
+    for name in renderer.cameras:
+        assert frames[f"pixels/{name}"].dtype == jnp.uint8
+        assert frames[f"pixels/{name}"].shape == (2, 6, 8, 3)
+        np.testing.assert_array_equal(np.round(np.asarray(rgb[name]) * 255), frames[f"pixels/{name}"])
+        np.testing.assert_allclose(metres[name] * 1e3, frames[f"depth/{name}"], rtol=1e-5)
+    assert len(np.unique(frames["pixels/above"])) > 2
+
+
+def test_cameras_come_in_the_order_asked_for(drone):
+    assert list(drone.single_observation_space)[:4] == ["depth/above", "depth/eye", "pixels/above", "pixels/eye"]
+    renderer = WarpRenderer(Drone().model, num_envs=1, image_size=4, cameras=["eye", "above"])
+    assert renderer.cameras == ("eye", "above")
+
+
+class FewContacts(Drone):
+    scene = SCENE.replace('conaffinity="0" rgba="1', 'conaffinity="1" rgba="1').replace(
+        'pos="0 0 1" con', 'pos="0 0 0" con'
+    )
+    contacts_per_world = 0
+
+
+class FewConstraints(FewContacts):
+    contacts_per_world, constraints_per_world = 4, 2
+
+
+class Tracking(Drone):
+    scene = SCENE.replace('name="eye"', 'name="eye" mode="trackcom"')
+
+
+class MovesKinematics(Drone):
+    def reset(self, key, data):
+        data, memory = super().reset(key, data)
+        return data.replace(xpos=data.xpos + 1.0), memory
+
+
+class ForgetsMemory(Drone):
+    def evaluate(self, data, memory, action):
+        return super().evaluate(data, memory, action)._replace(memory=(memory.steps,))
+
+
+class IntegerReward(Drone):
+    def evaluate(self, data, memory, action):
+        return super().evaluate(data, memory, action)._replace(reward=jnp.ones((), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        (FewContacts, ValueError, r"contacts_per_world=0 is too few: expected at least 1"),
+        (FewConstraints, ValueError, r"constraints_per_world=2 is too few: expected at least 4"),
+        (Tracking, ValueError, r"camera 'eye' has a tracking or targeting mode"),
+        (MovesKinematics, TypeError, r"reset changed data.xpos: expected one of qpos"),
+        (ForgetsMemory, TypeError, r"evaluate returned memory"),
+        (IntegerReward, TypeError, r"reward is int32 \(\): expected float32 \(\)"),
+    ],
+)
+def test_tasks_that_break_the_protocol_are_refused(task, error, message):
+    with pytest.raises(error, match=message):
+        MjxVectorEnv(task(), num_envs=2, image_size=4)
+
+
+@pytest.mark.parametrize(
+    ("variation", "message"),
+    [
+        ({"geom_colour": jnp.ones((2, 4))}, r"'geom_colour': the model has no such field"),
+        ({"opt.iterations": jnp.ones(())}, r"'opt.iterations': the model has no such field that may differ"),
+        ({"opt.gravity": jnp.ones(2)}, r"'opt.gravity' is float32 \(2,\): expected float32 \(3,\)"),
+    ],
+)
+def test_variations_that_cannot_work_are_refused(variation, message):
+    with pytest.raises(ValueError, match=message):
+        MjxVectorEnv(Drone(), num_envs=2, image_size=4, variation=lambda key: variation)
+
+
+def test_world_counts_must_agree():
+    task = Drone()
+    renderer = WarpRenderer(task.model, num_envs=3, image_size=4)
+    with pytest.raises(ValueError, match=r"renderer.num_envs=3 but the simulator has num_envs=2"):
+        Simulator(task, renderer, num_envs=2, device=jax.devices("cpu")[0])

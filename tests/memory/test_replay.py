@@ -1,0 +1,207 @@
+"""The sequence ring: which windows it serves, how often, and what write-back changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from sheeplike.memory import SequenceReplay
+from sheeplike.memory.replay import Sequences
+
+SPEC = {
+    "time": ((), torch.int64),
+    "world": ((), torch.int64),
+    "is_first": ((), torch.bool),
+    "is_last": ((), torch.bool),
+    "latent": ((3,), torch.bfloat16),
+    "index": ((2,), torch.uint8),
+}
+
+
+def make(*, worlds: int = 3, length: int = 20, sequence: int = 5, online: bool = False, seed: int = 0) -> SequenceReplay:
+    return SequenceReplay(SPEC, num_envs=worlds, size=worlds * length, sequence=sequence, online=online, seed=seed)
+
+
+def add(
+    replay: SequenceReplay, steps: int, *, first: Iterable[tuple[int, int]] = (), last: Iterable[tuple[int, int]] = ()
+) -> None:
+    """Append steps that carry their own name; ``first`` and ``last`` hold (time, world) pairs."""
+    first, last, worlds = set(first), set(last), range(replay.num_envs)
+    for time in range(replay.added, replay.added + steps):
+        replay.add(
+            {
+                "time": torch.full((len(worlds),), time),
+                "world": torch.arange(len(worlds)),
+                "is_first": torch.tensor([(time, world) in first for world in worlds]),
+                "is_last": torch.tensor([(time, world) in last for world in worlds]),
+                "latent": torch.full((len(worlds), 3), float(time)),
+                "index": torch.full((len(worlds), 2), time % 7),
+            }
+        )
+
+
+def starts(sample: Sequences) -> list[tuple[int, int]]:
+    """(world, start time) of each sequence, as the data itself says."""
+    return list(zip(sample.data["world"][:, 0].tolist(), sample.data["time"][:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_windows_are_consecutive_steps_of_one_world_and_never_span_the_write_head(case: int) -> None:
+    rng = np.random.default_rng(case)
+    worlds, sequence = int(rng.integers(1, 6)), int(rng.integers(2, 9))
+    length = sequence + int(rng.integers(1, 12))
+    replay = make(worlds=worlds, length=length, sequence=sequence, online=bool(case % 2), seed=case)
+    add(replay, sequence)
+    for _ in range(25):
+        sample = replay.sample(40)
+        times, oldest = sample.data["time"], max(0, replay.added - length)
+        assert times.shape == (40, sequence)
+        assert torch.equal(times, times[:, :1] + torch.arange(sequence))
+        assert torch.equal(times, sample.times)
+        assert torch.equal(sample.data["world"], sample.worlds[:, None].expand(-1, sequence))
+        assert oldest <= int(times.min())
+        assert int(times.max()) < replay.added
+        add(replay, int(rng.integers(1, 4)))
+
+
+@pytest.mark.parametrize("added", [13, 20, 29, 57], ids=["filling", "just full", "seam in the middle", "wrapped often"])
+def test_sampling_is_uniform_over_all_starts_of_all_worlds(added: int) -> None:
+    replay = make(seed=1)
+    add(replay, added)
+    held = min(added, 20)
+    cells = 3 * (held - 5 + 1)
+    draws = 60_000
+    counts = Counter(starts(replay.sample(draws)))
+    assert set(counts) == {(world, time) for world in range(3) for time in range(added - held, added - 4)}
+    expected = draws / cells
+    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    freedom = cells - 1
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom)  # beyond the 99.9 % quantile
+
+
+def test_fresh_sequences_are_served_exactly_once_before_uniform_sampling() -> None:
+    replay = make(worlds=2, length=40, sequence=4, online=True)
+    add(replay, 14)  # three whole sequences of each world, and half a sequence
+    expected = {(world, start) for world in (0, 1) for start in (0, 4, 8)}
+    served = starts(replay.sample(4)) + starts(replay.sample(2))
+    assert sorted(served) == sorted(expected)
+    assert not replay.fresh
+    add(replay, 1)
+    assert not replay.fresh, "a sequence is fresh only when it is whole"
+    add(replay, 1)
+    mixed = starts(replay.sample(500))
+    assert set(mixed[:2]) == {(0, 12), (1, 12)}
+    assert len(set(mixed[2:])) == 2 * 13, "the rest is uniform over every start"
+
+
+def test_fresh_sequences_overwritten_while_they_waited_are_dropped() -> None:
+    replay = make(worlds=1, length=9, sequence=4, online=True)
+    add(replay, 16)  # starts 0, 4, 8, 12 were queued; the ring holds 7..15
+    served = starts(replay.sample(2))
+    assert served == [(0, 8), (0, 12)]
+    assert not replay.fresh
+
+
+def test_nothing_is_served_twice_as_fresh_over_a_long_run() -> None:
+    replay = make(worlds=3, length=30, sequence=5, online=True)
+    served: Counter[tuple[int, int]] = Counter()
+    for _ in range(60):
+        add(replay, 1)
+        waiting = len(replay.fresh)
+        if waiting:
+            served.update(starts(replay.sample(waiting)))
+    assert served == Counter({(world, start): 1 for world in range(3) for start in range(0, 60, 5)})
+
+
+def test_without_the_online_queue_nothing_is_queued() -> None:
+    replay = make(online=False)
+    add(replay, 30)
+    assert not replay.fresh
+
+
+def test_is_last_is_repaired_where_a_stream_was_cut() -> None:
+    replay = make(worlds=2, length=12, sequence=6)
+    add(replay, 17, first=[(0, 0), (8, 0), (12, 1)], last=[(14, 1)])
+    sample = replay.sample(300)
+    true_last = {(7, 0), (11, 1), (14, 1)}
+    for world, times, is_last in zip(sample.worlds.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True):
+        # The last step of a window knows nothing of what follows, so only a true ending marks it.
+        seen = [(t, world) in true_last and (t != times[-1] or (t, world) == (14, 1)) for t in times]
+        assert is_last.tolist() == seen
+    assert int(replay.storage["is_last"].sum()) == 1, "the repair is made on the sample, not on the ring"
+
+
+def test_write_back_lands_on_its_world_and_time_and_nowhere_else() -> None:
+    replay = make(worlds=3, length=10, sequence=4)
+    add(replay, 17)  # the seam lies at slot 7
+    worlds, times = torch.tensor([2, 0]), torch.tensor([[8, 9, 10], [13, 14, 15]])
+    before = {key: value.clone() for key, value in replay.storage.items()}
+    latent = torch.arange(18.0).reshape(2, 3, 3) + 100
+    index = torch.arange(12).reshape(2, 3, 2) + 50
+    replay.write_back(worlds, times, {"latent": latent, "index": index})
+    for row, world in enumerate((2, 0)):
+        for column in range(3):
+            slot = int(times[row, column]) % 10
+            assert replay.storage["latent"][slot, world].tolist() == latent[row, column].tolist()
+            assert replay.storage["index"][slot, world].tolist() == index[row, column].tolist()
+            before["latent"][slot, world] = latent[row, column]
+            before["index"][slot, world] = index[row, column]
+    for key, value in replay.storage.items():
+        assert torch.equal(value, before[key])
+        assert value.dtype == SPEC[key][1]
+
+
+def test_write_back_skips_steps_whose_slot_now_holds_a_newer_one() -> None:
+    replay = make(worlds=2, length=8, sequence=4)
+    add(replay, 8)
+    worlds, times = torch.tensor([1]), torch.tensor([[0, 1, 2, 3]])
+    add(replay, 2)  # overwrites times 0 and 1 by 8 and 9
+    replay.write_back(worlds, times, {"latent": torch.full((1, 4, 3), -1.0)})
+    held = {int(t): float(v) for t, v in zip(replay.storage["time"][:, 1], replay.storage["latent"][:, 1, 0], strict=True)}
+    assert held == {8: 8, 9: 9, 2: -1, 3: -1, 4: 4, 5: 5, 6: 6, 7: 7}
+
+
+def test_added_values_are_copies() -> None:
+    replay = make(worlds=1, length=6, sequence=2)
+    latent = torch.ones(1, 3)
+    flags = {"is_first": torch.zeros(1, dtype=torch.bool), "is_last": torch.zeros(1, dtype=torch.bool)}
+    number = {"time": torch.zeros(1), "world": torch.zeros(1), "index": torch.zeros(1, 2)}
+    replay.add({**flags, **number, "latent": latent})
+    latent.fill_(7)
+    assert replay.storage["latent"][0].eq(1).all()
+
+
+def test_samples_are_copies() -> None:
+    replay = make()
+    add(replay, 20)
+    replay.sample(4).data["time"].fill_(-1)
+    assert int(replay.storage["time"].min()) == 0
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown"])
+def test_a_step_with_other_keys_is_refused(change: str) -> None:
+    replay = make(worlds=1)
+    step = {key: torch.zeros(1, *shape) for key, (shape, _) in SPEC.items()}
+    if change == "missing":
+        step.pop("time")
+    else:
+        step["speed"] = torch.zeros(1)
+    with pytest.raises(ValueError, match="replay step has keys"):
+        replay.add(step)
+    assert replay.added == 0
+
+
+def test_sampling_before_a_sequence_is_held_is_refused() -> None:
+    replay = make(sequence=5)
+    add(replay, 4)
+    assert not replay.ready
+    with pytest.raises(RuntimeError, match="4 steps per world, a sequence needs 5"):
+        replay.sample(1)
+    add(replay, 1)
+    assert replay.ready
+    assert replay.sample(1).times.tolist() == [[0, 1, 2, 3, 4]]
+    assert len(replay) == 15

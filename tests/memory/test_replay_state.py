@@ -1,0 +1,160 @@
+"""The ring's memory: its footprint, the sizes it refuses, its checkpoint."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from sheeplike.memory import SequenceReplay, replay as replay_module
+
+FLAGS = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
+# One step of a 12m model that sees a 64x64 camera: 12,288 + 4,096 + 32 + 7 * 4 + 4 + 3 bytes.
+PIXELS = {
+    "pixels/front": ((64, 64, 3), torch.uint8),
+    "deter": ((2048,), torch.bfloat16),
+    "stoch": ((32,), torch.uint8),
+    "action": ((7,), torch.float32),
+    "reward": ((), torch.float32),
+    **FLAGS,
+}
+PAYLOAD = 12_288 + 4_096 + 32 + 28 + 4 + 3
+
+
+def test_footprint_is_the_payload_of_the_whole_ring() -> None:
+    assert SequenceReplay.footprint(PIXELS, num_envs=16, size=1600) == 1600 * PAYLOAD
+    # Every world keeps the same number of steps: what does not divide is not kept.
+    assert SequenceReplay.footprint(PIXELS, num_envs=16, size=1615) == 1600 * PAYLOAD
+
+
+def reachable_bytes(item: object) -> int:
+    """Bytes of the storages of every tensor held by an object's attributes and containers."""
+    seen: dict[int, int] = {}
+
+    def visit(value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            seen[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, dict):
+            for part in value.values():
+                visit(part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                visit(part)
+
+    visit(vars(item))
+    return sum(seen.values())
+
+
+def fill(replay: SequenceReplay, steps: int, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        replay.add(
+            {
+                key: torch.randint(0, 2, (replay.num_envs, *ring.shape[2:]), generator=generator).to(ring.dtype)
+                for key, ring in replay.storage.items()
+            }
+        )
+
+
+def test_tensors_take_at_most_five_percent_over_the_payload() -> None:
+    replay = SequenceReplay(PIXELS, num_envs=4, size=400, sequence=65)
+    fill(replay, 100)
+    replay.sample(2)
+    assert 400 * PAYLOAD <= reachable_bytes(replay) <= 1.05 * 400 * PAYLOAD
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_resident_memory_grows_by_at_most_five_percent_over_the_payload() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    small = SequenceReplay(PIXELS, num_envs=8, size=8 * 66, sequence=65)
+    fill(small, 70)  # whatever is allocated once, on first use, is not the ring's
+    before = resident()
+    replay = SequenceReplay(PIXELS, num_envs=8, size=8 * 600, sequence=65)
+    fill(replay, 610)
+    payload = 8 * 600 * PAYLOAD
+    assert payload > 75e6
+    assert 0.95 * payload < resident() - before < 1.05 * payload
+
+
+def test_a_size_that_does_not_fit_is_refused_before_allocation_with_one_that_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = 50_000_000
+    monkeypatch.setattr(replay_module, "free_memory", lambda device: free)
+    size = 10**10  # 165 TB: the attempt itself would fail, with another error
+    with pytest.raises(MemoryError, match=rf"^replay size {size}: needs .* GiB on cpu") as refusal:
+        SequenceReplay(PIXELS, num_envs=16, size=size, sequence=65)
+    message = str(refusal.value)
+    assert "\n" not in message
+    fits = int(re.search(r"a size of (\d+) would fit", message)[1])
+    assert 0.8 * free < SequenceReplay.footprint(PIXELS, 16, fits) <= free
+    assert fits % 16 == 0
+    SequenceReplay(PIXELS, num_envs=16, size=fits, sequence=65)
+
+
+def test_free_memory_of_this_machine_is_known_or_none() -> None:
+    free = replay_module.free_memory(torch.device("cpu"))
+    assert free is None or free > 1 << 20
+
+
+@pytest.mark.parametrize(("worlds", "size"), [(1, 65), (16, 16 * 66 - 1), (64, 100)])
+def test_a_ring_shorter_than_a_sequence_and_a_step_is_refused_with_the_smallest_size(worlds: int, size: int) -> None:
+    with pytest.raises(ValueError, match=f"replay size {size}: .*the smallest valid size is {worlds * 66}$"):
+        SequenceReplay(PIXELS, num_envs=worlds, size=size, sequence=65)
+    SequenceReplay(PIXELS, num_envs=worlds, size=worlds * 66, sequence=65)
+
+
+SMALL = {"value": ((2,), torch.float32), "code": ((3,), torch.uint8), **FLAGS}
+
+
+def small(length: int = 12, seed: int = 0) -> SequenceReplay:
+    return SequenceReplay(SMALL, num_envs=2, size=2 * length, sequence=4, seed=seed)
+
+
+@pytest.mark.parametrize("steps", [9, 12, 31], ids=["filling", "full", "wrapped"])
+def test_state_round_trip_gives_the_same_further_samples(steps: int) -> None:
+    replay = small()
+    fill(replay, steps)
+    replay.sample(3)
+    file = io.BytesIO()
+    torch.save(replay.state_dict(), file)
+    file.seek(0)
+    other = small(seed=99)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for round_ in range(6):
+        mine, theirs = replay.sample(5), other.sample(5)
+        assert torch.equal(mine.worlds, theirs.worlds)
+        assert torch.equal(mine.times, theirs.times)
+        assert mine.data.keys() == theirs.data.keys()
+        assert all(torch.equal(mine.data[key], theirs.data[key]) for key in mine.data)
+        fill(replay, 3, seed=round_)
+        fill(other, 3, seed=round_)
+
+
+def test_loading_copies() -> None:
+    replay, other = small(), small()
+    fill(replay, 12)
+    other.load_state_dict(replay.state_dict())
+    kept = other.storage["value"].clone()
+    fill(replay, 5, seed=1)
+    assert torch.equal(other.storage["value"], kept)
+
+
+def test_a_ring_of_another_length_or_shape_is_refused_and_nothing_is_changed() -> None:
+    replay = small()
+    fill(replay, 30)
+    longer = small(length=20)
+    with pytest.raises(ValueError, match=r"replay key 'value': stored \(12, 2, 2\), this ring expects \(20, 2, 2\)"):
+        longer.load_state_dict(replay.state_dict())
+    assert longer.added == 0
+    other = SequenceReplay({**SMALL, "extra": ((), torch.float32)}, num_envs=2, size=24, sequence=4)
+    with pytest.raises(ValueError, match="replay key 'extra': stored None"):
+        other.load_state_dict(replay.state_dict())
+    assert not other.storage["value"].any()

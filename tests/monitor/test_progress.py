@@ -1,0 +1,193 @@
+"""What is printed, in a terminal and elsewhere."""
+
+import io
+import sys
+import time
+
+import pytest
+
+from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+
+CLEAR = "\r\x1b[2K"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_banner_is_aligned():
+    out = io.StringIO()
+    memory = {"replay": "1 GiB\nof 4 GiB", "none": ""}
+    text = banner({"sheeplike": {"device": "cpu", "policy steps": 100}, "memory": memory}, file=out)
+    assert text.splitlines() == [
+        "sheeplike",
+        "  device        cpu",
+        "  policy steps  100",
+        "memory",
+        "  replay        1 GiB",
+        "                of 4 GiB",
+        "  none",
+    ]
+    assert out.getvalue() == text + "\n"
+
+
+def test_everything_goes_to_standard_output(capsys):
+    banner({"a": {"b": 1}})
+    Progress(10).update(10)
+    with phase("slow", after=0.0):
+        time.sleep(0.05)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "a\n  b  1\n" in captured.out
+    assert "10/10 policy steps" in captured.out
+    assert "slow took" in captured.out
+
+
+def test_a_line_names_everything():
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(10_000, interval=0, file=out, clock=clock)
+    progress.update(0)
+    clock.now = 20.0
+    progress.update(
+        2_000,
+        {
+            "rollout/return_mean": 12.345,
+            "rollout/success_rate": 0.256,
+            "time/env_sps": 1234.5,
+            "time/grad_sps": 3.14159,
+            "loss/dyn": 1.0,
+        },
+    )
+    assert out.getvalue().splitlines()[1] == (
+        "2,000/10,000 policy steps (20%) | return 12.35 | success 26% | 1,234 env steps/s | 3.14 gradient steps/s"
+        " | ETA 1 min 20 s"
+    )
+
+
+def test_the_last_known_metrics_stay():
+    out = io.StringIO()
+    progress = Progress(100, interval=0, file=out)
+    progress.update(10, {"rollout/return_mean": 5.0})
+    progress.update(20, {"time/env_sps": 10.0})
+    assert "return 5 | 10 env steps/s" in out.getvalue().splitlines()[1]
+
+
+def test_lines_in_a_file_are_plain_and_limited():
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(1000, file=out, clock=clock)
+    for step in range(1, 1001):
+        clock.now = step * 0.05
+        progress.update(step)
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split("/")[0] for line in lines] == ["1", "201", "401", "601", "801", "1,000"]
+    assert lines[-1].endswith("done in 50 s")
+    assert "\x1b" not in out.getvalue()
+    assert "\r" not in out.getvalue()
+
+
+def test_a_terminal_rewrites_one_line_that_fits(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    progress = Progress(1_000_000, interval=0, file=out)
+    progress.update(1, {"rollout/return_mean": 1.0, "time/env_sps": 1e6})
+    progress.update(2)
+    assert out.getvalue().count(CLEAR) == 2
+    assert "\n" not in out.getvalue()
+    assert all(len(line) < 40 for line in out.getvalue().split(CLEAR))
+    progress.close()
+    progress.close()
+    assert out.getvalue().endswith("\n")
+    assert out.getvalue().count("\n") == 1
+
+
+def test_a_resumed_run_is_timed_from_where_it_resumed():
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(10_000, initial_steps=9_000, interval=0, file=out, clock=clock)
+    clock.now = 10.0
+    progress.update(9_100)
+    assert out.getvalue().strip().endswith("ETA 1 min 30 s")
+
+
+def test_the_eta_follows_a_change_of_speed():
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(1_000_000, interval=0, file=out, clock=clock)
+    clock.now = 10.0
+    progress.update(10_000)  # 1000 steps/s while collecting
+    for i in range(60):
+        clock.now += 10.0
+        progress.update(10_000 + 100 * (i + 1))  # 10 steps/s once it learns
+    assert progress._speed == pytest.approx(10, rel=0.15)
+
+
+def test_a_quick_phase_prints_nothing():
+    out = io.StringIO()
+    with phase("building kernels", file=out):
+        pass
+    assert out.getvalue() == ""
+
+
+def test_a_slow_phase_is_named_with_its_time():
+    out = io.StringIO()
+    with phase("building kernels", after=0.05, every=0.05, file=out):
+        time.sleep(0.3)
+    lines = out.getvalue().splitlines()
+    assert len(lines) >= 3
+    assert all(line == "building kernels … 0 s" for line in lines[:-1])
+    assert lines[-1].startswith("building kernels took 0.")
+
+
+def test_a_slow_phase_in_a_terminal_shares_a_line():
+    out = Terminal()
+    with phase("building kernels", after=0.05, every=0.05, file=out):
+        time.sleep(0.2)
+    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().count(CLEAR) >= 2
+
+
+def test_a_phase_that_fails_says_so_and_raises():
+    out = io.StringIO()
+
+    def build():
+        with phase("building kernels", after=0.0, file=out):
+            time.sleep(0.05)
+            raise RuntimeError("no compiler")
+
+    with pytest.raises(RuntimeError, match="no compiler"):
+        build()
+    assert "building kernels failed after" in out.getvalue()
+
+
+def test_output_that_is_gone_or_plain_ascii_does_not_end_the_run():
+    closed = io.StringIO()
+    closed.close()
+    Progress(10, file=closed).update(1)
+    banner({"a": {"b": 1}}, file=closed)
+
+    raw = io.BytesIO()
+    plain = io.TextIOWrapper(raw, encoding="ascii")
+    with phase("building", after=0.0, file=plain):
+        time.sleep(0.05)
+    assert b"building ? 0 s" in raw.getvalue()
+
+
+def test_no_standard_output_at_all(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    Progress(10).update(1)
+    banner({"a": {"b": 1}})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(42.4, "42 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (18420, "5 h 07 min"), (187200, "2 d 04 h")],
+)
+def test_seconds_are_readable(seconds, text):
+    assert format_seconds(seconds) == text

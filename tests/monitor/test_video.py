@@ -1,0 +1,146 @@
+"""Layouts are exact to the pixel; a GIF decodes to the frames and the speed that went in."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_worlds
+
+GREEN, RED = [0, 255, 0], [255, 0, 0]
+
+
+def moving_square(frames=6, size=32):
+    """A white square on a colour gradient, a little further right in every frame."""
+    video = torch.zeros(frames, size, size, 3, dtype=torch.uint8)
+    video[..., 0] = torch.linspace(0, 200, size).to(torch.uint8)
+    video[..., 2] = torch.linspace(0, 200, size).to(torch.uint8)[:, None]
+    for t in range(frames):
+        video[t, 4:10, 4 * t : 4 * t + 6] = 255
+    return video
+
+
+def decode(gif: bytes):
+    image = Image.open(io.BytesIO(gif))
+    frames, durations = [], []
+    for i in range(image.n_frames):
+        image.seek(i)
+        frames.append(np.asarray(image.convert("RGB")))
+        durations.append(image.info["duration"])
+    return np.stack(frames), durations, image
+
+
+def test_a_gif_decodes_to_its_frames_and_loops_for_ever():
+    video = moving_square()
+    frames, durations, image = decode(encode_gif(video, fps=10))
+    assert frames.shape == video.shape
+    assert np.abs(frames.astype(int) - video.numpy().astype(int)).mean() < 4
+    assert durations == [100] * 6
+    assert image.info["loop"] == 0
+
+
+def test_borders_keep_their_colour_in_a_gif():
+    noise = torch.randint(0, 256, (4, 2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    frames, _, _ = decode(encode_gif(open_loop_video(noise, noise.flip(0), context=2), fps=10))
+    assert np.abs(frames[0, 0, 0].astype(int) - GREEN).max() < 40
+    assert np.abs(frames[3, 0, 0].astype(int) - RED).max() < 40
+
+
+@pytest.mark.parametrize(("fps", "shown"), [(15, 30), (30, 30), (50, 30), (60, 15), (100, 15), (240, 6)])
+def test_a_gif_keeps_the_speed(fps, shown):
+    frames, durations, _ = decode(encode_gif(moving_square(30, 160), fps))
+    assert len(frames) == shown
+    assert min(durations) >= 20  # browsers slow faster ones down
+    assert sum(durations) == pytest.approx(1000 * 30 / fps, abs=10)
+
+
+def test_a_single_frame_is_a_gif():
+    frames, _, _ = decode(encode_gif(moving_square(1), fps=10))
+    assert frames.shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("video", "error", "message"),
+    [
+        (torch.zeros(2, 8, 8, 3), TypeError, r"torch\.float32: expected a torch\.uint8"),
+        (np.zeros((2, 8, 8, 3), np.uint8), TypeError, "ndarray"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), ValueError, r"\(2, 3, 8, 8\): expected \(T, H, W, 3\)"),
+        (torch.zeros(0, 8, 8, 3, dtype=torch.uint8), ValueError, "T at least 1"),
+    ],
+)
+def test_what_is_no_video_is_refused(video, error, message):
+    with pytest.raises(error, match=message):
+        encode_gif(video, fps=10)
+
+
+def test_a_speed_of_zero_is_refused():
+    with pytest.raises(ValueError, match="fps=0: expected a number above 0"):
+        encode_gif(moving_square(), fps=0)
+
+
+def test_tiles_are_row_by_row_and_black_where_worlds_are_missing():
+    frames = (torch.arange(5).view(1, 5, 1, 1, 1) + 10).expand(2, 5, 3, 4, 3).to(torch.uint8)
+    tiled = tile_worlds(frames, 2, 3)
+    assert tiled.shape == (2, 6, 12, 3)
+    assert tiled[1, ::3, ::4, 0].tolist() == [[10, 11, 12], [13, 14, 0]]
+    assert torch.equal(tiled[:, 3:6, 4:8], frames[:, 4])
+
+
+def test_tiles_show_the_first_worlds():
+    frames = torch.arange(9, dtype=torch.uint8).view(1, 9, 1, 1, 1).expand(1, 9, 2, 2, 3)
+    assert tile_worlds(frames, 2, 2)[0, ::2, ::2, 0].tolist() == [[0, 1], [2, 3]]
+
+
+def test_tiles_keep_the_inside_of_a_world():
+    frames = torch.randint(0, 256, (2, 4, 3, 5, 3), dtype=torch.uint8)
+    tiled = tile_worlds(frames, 2, 2)
+    assert torch.equal(tiled[:, 3:, 5:], frames[:, 3])
+    assert torch.equal(tiled[:, :3, 5:], frames[:, 1])
+
+
+def test_open_loop_rows_borders_and_error():
+    b, steps, batch, height, width = BORDER, 4, 2, 6, 8
+    truth = torch.full((steps, batch, height, width, 3), 100, dtype=torch.uint8)
+    model = truth.clone()
+    model[:, 1] = 0
+    truth[:, 1] = 255
+    video = open_loop_video(truth, model, context=1)
+    assert video.shape == (steps, 3 * (height + 2 * b), batch * (width + 2 * b), 3)
+    assert video.dtype == torch.uint8
+
+    panels = video.view(steps, 3, height + 2 * b, batch, width + 2 * b, 3).permute(0, 1, 3, 2, 4, 5)
+    inside = panels[:, :, :, b:-b, b:-b]
+    assert torch.equal(inside[:, 0], truth)
+    assert torch.equal(inside[:, 1], model)
+    assert inside[:, 2, 0].unique().tolist() == [127]  # no error: grey
+    assert inside[:, 2, 1].unique().tolist() == [0]  # (0 - 255 + 255) // 2
+
+    edge = torch.ones(height + 2 * b, width + 2 * b, dtype=torch.bool)
+    edge[b:-b, b:-b] = False
+    for t, colour in enumerate([GREEN, RED, RED, RED]):
+        assert panels[t][:, :, edge].unique(dim=0).shape[0] >= 1
+        assert (panels[t][:, :, edge] == torch.tensor(colour)).all()
+
+
+def test_open_loop_error_is_exact_for_every_pair_of_values():
+    values = torch.arange(256, dtype=torch.uint8)
+    truth = values.view(1, 1, 256, 1, 1).expand(1, 1, 256, 256, 3)
+    model = values.view(1, 1, 1, 256, 1).expand(1, 1, 256, 256, 3)
+    error = open_loop_video(truth, model, 0)[0, -256 - BORDER : -BORDER, BORDER:-BORDER, 0]
+    expected = (values.double()[None] - values.double()[:, None] + 255) / 2
+    assert torch.equal(error, expected.floor().to(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("truth", "context", "error", "message"),
+    [
+        (torch.zeros(2, 1, 4, 4, 3), 1, TypeError, r"expected torch\.uint8"),
+        (torch.zeros(2, 1, 4, 5, 3, dtype=torch.uint8), 1, ValueError, r"expected one \(T, B, H, W, 3\)"),
+        (torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), 3, ValueError, "context=3: expected 0 to T=2"),
+    ],
+)
+def test_open_loop_refuses(truth, context, error, message):
+    with pytest.raises(error, match=message):
+        open_loop_video(truth, torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), context)
