@@ -139,10 +139,12 @@ def evaluate(
         step = first_step(obs, envs.num_envs)
         over = torch.zeros_like(step.is_last)
         final = info["episode"]
-        while not bool(over.all()):
+        while True:
             if start == 0 and filmed:
                 for key in (k for k in obs if k.startswith("pixels/")):
                     film.setdefault(key.removeprefix("pixels/"), []).append(obs[key][:filmed].clone())
+            if bool(over.all()):
+                break
             action = player.act(obs, step.is_first, sample=sample)
             obs, _, terminated, truncated, info = envs.step(action)
             step.is_first = step.is_last

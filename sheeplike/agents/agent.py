@@ -124,8 +124,12 @@ class Ratio:
         self.carry -= due
         return due
 
+    def skip(self, policy_steps: int) -> None:
+        """Owe nothing for the steps up to ``policy_steps``: there was nothing to learn from yet."""
+        self.counted = max(self.counted, policy_steps)
+
     def state_dict(self) -> dict[str, float]:
         return {"counted": self.counted, "carry": self.carry}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.counted, self.carry = int(state["counted"]), float(state["carry"])
+        self.counted, self.carry = max(int(state["counted"]), self.start), float(state["carry"])

@@ -8,12 +8,15 @@ from sheeplike.commands import cli
 from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.sources import Sources
 
+INTERRUPTED = 130  # the exit status of a run that Ctrl-C stopped, as shells have it
+
 
 def main(arguments: list[str]) -> None:
     """Check the request as far as that is possible without torch and JAX, then train.
 
     Raises:
         CommandError: the request cannot be met; nothing was created.
+        SystemExit: status 130 after Ctrl-C, once the run is saved.
     """
     request = cli.parse(arguments)
     sources = Sources(request.config_dirs)
@@ -38,4 +41,8 @@ def main(arguments: list[str]) -> None:
         run_dir = run_directory.check(config)
     from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
 
-    run(config, run_dir, resume=bool(resumed))
+    finished = run(config, run_dir, resume=bool(resumed))
+    if not finished:
+        print(f"saved; go on with: python -m sheeplike resume={run_dir}")
+        raise SystemExit(INTERRUPTED)
+    print(f"finished: {run_dir}")

@@ -196,7 +196,8 @@ def _check_replay(config: Config) -> None:
 def _learning_starts(config: Config) -> int:
     """When the first gradient step can be made; the run must be long enough to make it."""
     smallest = config.env.num_envs * (config.agent.batch_length + CONTEXT)
-    starts = smallest if config.learning_starts is None else config.learning_starts
+    one_batch = config.agent.batch_size * config.agent.batch_length  # the agent waits for that too
+    starts = max(smallest, one_batch) if config.learning_starts is None else config.learning_starts
     if starts < smallest:
         raise InvalidValue(
             "learning_starts",

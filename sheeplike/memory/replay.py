@@ -74,11 +74,10 @@ class SequenceReplay:
         self.num_envs, self.sequence, self.online = num_envs, sequence, online
         needed, free = self.footprint(spec, num_envs, size), free_memory(self.device)
         if free is not None and needed > free:
-            fits = int(size * free * 0.9 / needed) // num_envs * num_envs
-            raise MemoryError(
-                f"replay size {size}: needs {needed / 2**30:.1f} GiB on {self.device}, {free / 2**30:.1f} GiB are free; "
-                f"a size of {fits} would fit"
-            )
+            fits = int(size * 0.9 * free / needed) // num_envs * num_envs
+            hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
+            have = f"{needed / 2**30:.1f} GiB of {self.device}, {free / 2**30:.1f} GiB are free"
+            raise MemoryError(f"replay size {size}: needs {have}; {hint}")
         self.storage = {
             key: torch.zeros((self.length, num_envs, *shape), dtype=dtype, device=self.device)
             for key, (shape, dtype) in spec.items()

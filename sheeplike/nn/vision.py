@@ -9,6 +9,7 @@ Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels, ``D`` deterministic 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +92,7 @@ class ImageEncoder(nn.Module):
         super().__init__()
         h, w = check_image_size(height, width)
         widths = [channels, *(depth * m for m in STAGES)]
-        self.convs = nn.ModuleList(Conv2d(i, o) for i, o in zip(widths[:-1], widths[1:], strict=True))
+        self.convs = nn.ModuleList(Conv2d(i, o) for i, o in pairwise(widths))
         self.norms = nn.ModuleList(NormAct(o) for o in widths[1:])
         self.outputs = h * w * widths[-1]
 
@@ -124,7 +125,7 @@ class ImageDecoder(nn.Module):
         )
         self.norm = NormAct(widths[-1])
         down = list(reversed(widths))
-        self.convs = nn.ModuleList(UpsampleConv2d(i, o) for i, o in zip(down[:-1], down[1:], strict=True))
+        self.convs = nn.ModuleList(UpsampleConv2d(i, o) for i, o in pairwise(down))
         self.norms = nn.ModuleList(NormAct(o) for o in down[1:])
         self.out = UpsampleConv2d(down[-1], channels)
 

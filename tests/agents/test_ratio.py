@@ -14,7 +14,14 @@ from sheeplike.agents.agent import Ratio
 
 @pytest.mark.parametrize(
     ("ratio", "worlds", "calls"),
-    [("1/4", 16, 3000), ("1/3", 7, 9001), ("0.0625", 1, 5000), ("3.7", 5, 1234), ("1/1024", 3, 20000), ("0.1", 1, 99999)],
+    [
+        ("1/4", 16, 3000),
+        ("1/3", 7, 9001),
+        ("0.0625", 1, 5000),
+        ("3.7", 5, 1234),
+        ("1/1024", 3, 20000),
+        ("0.1", 1, 99999),
+    ],
 )
 def test_the_ratio_is_met_exactly_in_the_long_run(ratio: str, worlds: int, calls: int) -> None:
     counter = Ratio(float(Fraction(ratio)))

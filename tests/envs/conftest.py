@@ -23,8 +23,8 @@ def swingup() -> VectorEnv:
 
 @pytest.fixture(scope="session")
 def franka() -> VectorEnv:
-    """Four worlds, both cameras with depth, no episode that starts with the box grasped."""
-    return sheeplike.envs.make("franka_pick", num_envs=4, image_size=32, depth=True, picked_probability=0.0)
+    """Eight worlds, both cameras with depth, no episode that starts with the box grasped."""
+    return sheeplike.envs.make("franka_pick", num_envs=8, image_size=32, depth=True, picked_probability=0.0)
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +38,13 @@ def scripted_pick() -> Callable[[torch.Tensor], torch.Tensor]:
     """A controller that picks the box from `state` (N, 22): align, descend, close, lift."""
 
     def act(state: torch.Tensor) -> torch.Tensor:
-        opening_command, box_minus_tip = state[:, 6], state[:, 10:13]
-        at_box = box_minus_tip.norm(dim=1) < 0.008
-        closing = at_box | (opening_command < 0.035)
-        grasped = opening_command < 0.005
-        towards = (box_minus_tip / 0.005).clamp(-1, 1)
+        opening, opening_command, box_minus_tip = state[:, 5], state[:, 6], state[:, 10:13]
+        # Steered by where the tip is told to be: it follows with a lag.
+        towards = ((box_minus_tip[:, 1:] - state[:, 3:5]) / 0.005).clamp(-1, 1)
+        closing = (box_minus_tip.norm(dim=1) < 0.008) | (opening_command < 0.035)
+        grasped = closing & (opening < 0.022)
         aligned = box_minus_tip[:, 1].abs() < 0.005
-        rise = torch.where(grasped, 1.0, torch.where(aligned, towards[:, 2], 0.0))
-        return torch.stack([towards[:, 1], rise, torch.where(closing, -1.0, 1.0)], dim=1)
+        rise = torch.where(grasped, 1.0, torch.where(aligned, towards[:, 1], 0.0))
+        return torch.stack([towards[:, 0], rise, torch.where(closing, -1.0, 1.0)], dim=1)
 
     return act

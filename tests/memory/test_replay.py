@@ -22,7 +22,9 @@ SPEC = {
 }
 
 
-def make(*, worlds: int = 3, length: int = 20, sequence: int = 5, online: bool = False, seed: int = 0) -> SequenceReplay:
+def make(
+    *, worlds: int = 3, length: int = 20, sequence: int = 5, online: bool = False, seed: int = 0
+) -> SequenceReplay:
     return SequenceReplay(SPEC, num_envs=worlds, size=worlds * length, sequence=sequence, online=online, seed=seed)
 
 
@@ -128,7 +130,9 @@ def test_is_last_is_repaired_where_a_stream_was_cut() -> None:
     add(replay, 17, first=[(0, 0), (8, 0), (12, 1)], last=[(14, 1)])
     sample = replay.sample(300)
     true_last = {(7, 0), (11, 1), (14, 1)}
-    for world, times, is_last in zip(sample.worlds.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True):
+    for world, times, is_last in zip(
+        sample.worlds.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True
+    ):
         # The last step of a window knows nothing of what follows, so only a true ending marks it.
         seen = [(t, world) in true_last and (t != times[-1] or (t, world) == (14, 1)) for t in times]
         assert is_last.tolist() == seen
@@ -161,7 +165,9 @@ def test_write_back_skips_steps_whose_slot_now_holds_a_newer_one() -> None:
     worlds, times = torch.tensor([1]), torch.tensor([[0, 1, 2, 3]])
     add(replay, 2)  # overwrites times 0 and 1 by 8 and 9
     replay.write_back(worlds, times, {"latent": torch.full((1, 4, 3), -1.0)})
-    held = {int(t): float(v) for t, v in zip(replay.storage["time"][:, 1], replay.storage["latent"][:, 1, 0], strict=True)}
+    held = {
+        int(t): float(v) for t, v in zip(replay.storage["time"][:, 1], replay.storage["latent"][:, 1, 0], strict=True)
+    }
     assert held == {8: 8, 9: 9, 2: -1, 3: -1, 4: 4, 5: 5, 6: 6, 7: 7}
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sheeplike.memory import SequenceReplay, replay as replay_module
+from sheeplike.memory import SequenceReplay
+from sheeplike.memory import replay as replay_module
 
 FLAGS = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
 # One step of a 12m model that sees a 64x64 camera: 12,288 + 4,096 + 32 + 7 * 4 + 4 + 3 bytes.
@@ -89,7 +90,7 @@ def test_a_size_that_does_not_fit_is_refused_before_allocation_with_one_that_wou
     free = 50_000_000
     monkeypatch.setattr(replay_module, "free_memory", lambda device: free)
     size = 10**10  # 165 TB: the attempt itself would fail, with another error
-    with pytest.raises(MemoryError, match=rf"^replay size {size}: needs .* GiB on cpu") as refusal:
+    with pytest.raises(MemoryError, match=rf"^replay size {size}: needs .* would fit$") as refusal:
         SequenceReplay(PIXELS, num_envs=16, size=size, sequence=65)
     message = str(refusal.value)
     assert "\n" not in message
@@ -97,6 +98,15 @@ def test_a_size_that_does_not_fit_is_refused_before_allocation_with_one_that_wou
     assert 0.8 * free < SequenceReplay.footprint(PIXELS, 16, fits) <= free
     assert fits % 16 == 0
     SequenceReplay(PIXELS, num_envs=16, size=fits, sequence=65)
+
+
+def test_no_size_is_suggested_that_would_be_refused_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 worlds need 66 steps each, 17 MB; a size for 1 MB would be too short to sample from."""
+    monkeypatch.setattr(replay_module, "free_memory", lambda device: 1_000_000)
+    with pytest.raises(MemoryError, match="^replay size 1600: needs") as refusal:
+        SequenceReplay(PIXELS, num_envs=16, size=1600, sequence=65)
+    suggested = re.search(r"a size of (\d+) would fit", str(refusal.value))
+    assert suggested is None or int(suggested[1]) >= 16 * 66
 
 
 def test_free_memory_of_this_machine_is_known_or_none() -> None:

@@ -57,7 +57,10 @@ def test_kl_is_summed_over_the_groups_and_matches_float64() -> None:
     x, y = random_logits(2, 5, 32, 4, seed=1), random_logits(2, 5, 32, 4, seed=2)
     p, q = mixed_probs(x, 0.01), mixed_probs(y, 0.01)
     expected = np.array(
-        [[sum((p[i, j, s] * np.log(p[i, j, s] / q[i, j, s])).sum() for s in range(32)) for j in range(5)] for i in (0, 1)]
+        [
+            [sum((p[i, j, s] * np.log(p[i, j, s] / q[i, j, s])).sum() for s in range(32)) for j in range(5)]
+            for i in (0, 1)
+        ]
     )
     kl = categorical_kl(OneHotCategorical(torch.tensor(x), 0.01), OneHotCategorical(torch.tensor(y), 0.01))
     assert kl.shape == (2, 5)

@@ -125,7 +125,7 @@ def test_learning_rate_multiplies_after_the_momentum() -> None:
     for _ in range(2):
         p.grad = torch.full((1,), 1e-5)
         optimizer.step()
-    assert float(p) == pytest.approx(-1.0, rel=1e-3)
+    assert p.item() == pytest.approx(-1.0, rel=1e-3)
 
 
 def test_zero_gradients_move_nothing_and_stay_finite() -> None:

@@ -66,11 +66,13 @@ class Policy(nn.Module):
     def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float = 0.01) -> None:
         super().__init__()
         self.discrete, self.unimix = codec.discrete, unimix
-        outputs = codec.width if codec.discrete else 2 * codec.width
-        self.net = nn.Sequential(MLP(inputs, units, layers), Linear(units, outputs, scale=0.01))
+        self.net = MLP(inputs, units, layers)
+        # Mean and deviation are separate layers because gradients are clipped per tensor.
+        self.heads = nn.ModuleList(Linear(units, codec.width, scale=0.01) for _ in range(1 if codec.discrete else 2))
 
     def forward(self, features: Tensor) -> BoundedNormal | OneHotCategorical:
-        out = self.net(features)
+        hidden = self.net(features)
+        out = torch.cat([head(hidden) for head in self.heads], -1)
         return OneHotCategorical(out, self.unimix) if self.discrete else BoundedNormal(out)
 
 

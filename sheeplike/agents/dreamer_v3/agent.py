@@ -95,9 +95,12 @@ class DreamerV3:
         seed: int = 0,
     ) -> None:
         if isinstance(size, str):
+            if size not in SIZES:
+                raise ValueError(f"size {size!r}: expected one of {', '.join(SIZES)}")
             size = SIZES[size]
         self.device = torch.device(device)
-        self.num_envs, self.batch_size, self.imagination_length = num_envs, batch_size, imagination_length
+        self.num_envs, self.imagination_length = num_envs, imagination_length
+        self.batch_size, self.batch_length = batch_size, batch_length
         self.horizon, self.return_lambda, self.entropy_scale = horizon, return_lambda, entropy_scale
         self.slow_critic_rate, self.autocast = slow_critic_rate, autocast
         self.keys = ObservationKeys(observation_space, observations)
@@ -140,8 +143,13 @@ class DreamerV3:
         self.replay.add({**obs, **flags, "action": action, "reward": step.reward, **step.extras})
 
     def updates_due(self, policy_steps: int) -> int:
-        """Gradient steps due by the replay ratio; none before ``learning_starts``."""
-        return self.ratio(policy_steps) if self.replay.ready else 0
+        """Gradient steps due by the replay ratio.
+
+        None before ``learning_starts``, nor before the replay holds the steps of one batch; none is made up for later.
+        """
+        if not self.replay.ready or len(self.replay) < self.batch_size * self.batch_length:
+            self.ratio.skip(policy_steps)
+        return self.ratio(policy_steps)
 
     # --- learning ---------------------------------------------------------------------------------------------------
 

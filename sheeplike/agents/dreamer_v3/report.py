@@ -35,9 +35,8 @@ def open_loop(
     states = [seen.map(lambda x, t=t: x[:, t]) for t in range(context)]
     for t in range(context, length):
         # An episode may end inside the imagined half: the model is told so, as it would be by the environment.
-        keep = (~batch["is_first"][:, t]).float()
-        latent = Latent(latent.deter * keep[:, None], latent.stoch * keep[:, None, None])
-        latent = world.rssm.imagine(latent, action[:, t] * keep[:, None])
+        first = batch["is_first"][:, t]
+        latent = world.rssm.imagine(latent.reset(first), torch.where(first[:, None], 0.0, action[:, t]))
         states.append(latent)
     stacked = Latent(*(torch.stack(part, 1).flatten(0, 1) for part in zip(*states, strict=True)))
     predicted = world.decoder(stacked)

@@ -1,4 +1,6 @@
-"""The recurrent state-space model of DreamerV3 (paper section "World model learning"; ``danijar/dreamerv3`` ``rssm.py``).
+"""The recurrent state-space model of DreamerV3.
+
+Source: the paper's section "World model learning"; ``danijar/dreamerv3`` ``rssm.py``.
 
 A latent state is a deterministic vector, carried by a block-diagonal GRU, and 32 categorical variables. The *posterior*
 over the categoricals sees the current observation, the *prior* predicts them without it.
@@ -33,6 +35,10 @@ class Latent(NamedTuple):
     def features(self) -> Tensor:
         """``(..., D + S*K)``: what every head reads."""
         return torch.cat([self.deter, self.stoch.flatten(-2)], -1)
+
+    def reset(self, where: Tensor) -> Latent:
+        """The zero state in the sequences where ``where (B,)`` is true."""
+        return Latent(torch.where(where[:, None], 0.0, self.deter), torch.where(where[:, None, None], 0.0, self.stoch))
 
     def detach(self) -> Latent:
         return Latent(self.deter.detach(), self.stoch.detach())
@@ -138,12 +144,13 @@ class RSSM(nn.Module):
         Returns:
             Posterior states ``(B, T, ...)`` and posterior logits ``(B, T, S, K)`` float32.
         """
-        keep = (~is_first).float().unsqueeze(-1)  # (B, T, 1)
-        actions = self.embed_action(action * keep)
+        # Chosen, not multiplied by zero: that would keep a NaN alive.
+        first = is_first.unsqueeze(-1)  # (B, T, 1)
+        actions = self.embed_action(torch.where(first, 0.0, action))
         embeds = self.embed_obs(embed)
         deters, stochs, logits = [], [], []
         for t in range(action.shape[1]):
-            latent = Latent(latent.deter * keep[:, t], latent.stoch * keep[:, t, :, None])
+            latent = latent.reset(is_first[:, t])
             deter = self.advance(latent, actions[:, t])
             logit = self.posterior(deter, embeds[:, t])
             latent = Latent(deter, self.distribution(logit).sample())

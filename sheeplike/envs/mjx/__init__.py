@@ -1,0 +1,1 @@
+"""Environments simulated and rendered by MuJoCo MJX-Warp."""

@@ -289,7 +289,7 @@ class Simulator:
             changed.extend(name for name in kept if getattr(first, name) is not getattr(clean, name))
             data, next_memory = self.task.control(first, memory, self._action_zero())
             outcome = self.task.evaluate(data, next_memory, self._action_zero())
-            return memory, next_memory, outcome, dict(self.task.observe(data, outcome.memory))
+            return memory, next_memory, outcome, dict(self.task.observe(data, memory))
 
         memory, next_memory, outcome, vectors = jax.eval_shape(episode, jax.random.key(0))
         if changed:

@@ -152,9 +152,7 @@ def test_value_gradient_pulls_towards_the_return_and_towards_the_slow_critic() -
     fast, slow = Critic(1, 2, 2), Critic(2, 2, 2)
     reward, cont = torch.tensor([[0.0, 3.0], [0.0, -1.0]]), torch.tensor([[0.5, 0.0], [0.9, 0.0]])
     policy = BoundedNormal(torch.zeros(2, 2, 2))
-    losses, _, _ = imagination_loss(
-        torch.zeros(2, 2, 1), reward, cont, policy, fast.dist, slow.dist, PercentileScale()
-    )
+    losses, _, _ = imagination_loss(torch.zeros(2, 2, 1), reward, cont, policy, fast.dist, slow.dist, PercentileScale())
     losses["value"].sum().backward()
     # The gradient of a cross entropy is softmax - target; its mean over the bins is the error of the prediction.
     # cont 0 at the next state: the return is the reward. Two cross entropies, each weighed by cont of the first state.

@@ -88,7 +88,9 @@ def test_every_trainable_parameter_gets_a_gradient_and_the_slow_critic_none(agen
             assert bool(p.grad.isfinite().all()), name
 
 
-def test_total_is_the_scaled_sum_of_the_means(make_agent: Callable[..., DreamerV3], play: Callable[..., object]) -> None:
+def test_total_is_the_scaled_sum_of_the_means(
+    make_agent: Callable[..., DreamerV3], play: Callable[..., object]
+) -> None:
     agent = make_agent(cameras=("front",))
     play(agent, 20)
     metrics = {name: float(value) for name, value in agent.update().items()}
@@ -112,7 +114,9 @@ def test_loss_scales_can_be_changed_and_unknown_ones_are_refused(
         make_agent(loss_scales={"rewards": 1.0})
 
 
-def test_losses_are_averaged_over_batch_and_time(make_agent: Callable[..., DreamerV3], play: Callable[..., object]) -> None:
+def test_losses_are_averaged_over_batch_and_time(
+    make_agent: Callable[..., DreamerV3], play: Callable[..., object]
+) -> None:
     agent = make_agent(cameras=("front",), batch_size=5, batch_length=4, imagination_length=3)
     play(agent, 20)
     losses = losses_of(agent)

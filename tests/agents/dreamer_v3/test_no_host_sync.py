@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -105,9 +104,7 @@ def test_acting_remembering_counting_and_updating_read_nothing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_has_static_shapes(
-    kind: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any]
-) -> None:
+def test_an_update_has_static_shapes(kind: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any]) -> None:
     """The same operators on the same shapes, whatever the data: what a captured graph needs."""
     agent = make_agent(**KINDS[kind])
 
@@ -140,18 +137,19 @@ class Drift(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(self, space: spaces.Dict, actions: gymnasium.spaces.Space, num_envs: int) -> None:
-        self.num_envs, self.single_observation_space, self.single_action_space = num_envs, space, actions
-        self.limit = 4 + torch.arange(num_envs)
+    def __init__(self, agent: DreamerV3) -> None:
+        self.num_envs, self.device = agent.num_envs, agent.device
+        self.spaces = agent.keys.spaces
+        self.limit = 4 + torch.arange(self.num_envs, device=self.device)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self.time = torch.zeros(self.num_envs, dtype=torch.int64)
-        self.over = torch.zeros(self.num_envs, dtype=torch.bool)
-        return self.observe(torch.zeros(self.num_envs)), {}
+        self.time = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.over = self.time > 0
+        return self.observe(self.time.float()), {}
 
     def observe(self, push: Tensor) -> dict[str, Tensor]:
         obs = {}
-        for key, space in self.single_observation_space.items():
+        for key, space in self.spaces.items():
             base = (self.time + push).view(-1, *[1] * len(space.shape)).expand(-1, *space.shape)
             obs[key] = (base * 9).to(torch.uint8) if space.dtype == np.uint8 else torch.sin(base.float())
         return obs
@@ -184,8 +182,7 @@ def test_the_loop_reads_nothing_between_hooks(
     kind: str, make_agent: Callable[..., DreamerV3], no_host_reads: Forbid
 ) -> None:
     agent = make_agent(replay_ratio=0.5, learning_starts=30, **KINDS[kind])
-    space = spaces.Dict(agent.keys.spaces)
-    envs = Drift(space, KINDS[kind].get("actions", spaces.Box(-1, 1, (2,), np.float32)), 3)
+    envs = Drift(agent)
     state = LoopState.begin(agent, envs, seed=0)
     observer, logged = Collector(), []
 
@@ -206,7 +203,7 @@ def test_the_loop_test_would_catch_an_agent_that_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent = make_agent(replay_ratio=0.5)
-    envs = Drift(spaces.Dict(agent.keys.spaces), spaces.Box(-1, 1, (2,), np.float32), 3)
+    envs = Drift(agent)
     state = LoopState.begin(agent, envs, seed=0)
     update = agent.update
     monkeypatch.setattr(agent, "update", lambda: {name: value.item() for name, value in update().items()})
@@ -216,18 +213,15 @@ def test_the_loop_test_would_catch_an_agent_that_reads(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_acting_and_updating_do_not_synchronise_a_gpu(
-    make_agent: Callable[..., DreamerV3],
-) -> None:
-    agent = make_agent(cameras=("front",), device="cuda")
-    envs = Drift(spaces.Dict(agent.keys.spaces), spaces.Box(-1, 1, (2,), np.float32), 3)
-    with torch.device("cuda"):
-        envs.limit = envs.limit.cuda()
-        state = LoopState.begin(agent, envs, seed=0)
-        train(agent, envs, state, total_steps=60, observer=Collector())
-        try:
-            torch.cuda.set_sync_debug_mode("error")
-            train(agent, envs, state, total_steps=90, observer=Collector())
-            agent.update()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+def test_the_loop_does_not_synchronise_a_gpu(make_agent: Callable[..., DreamerV3]) -> None:
+    agent = make_agent(cameras=("front",), device="cuda", replay_ratio=0.5)
+    envs = Drift(agent)
+    state = LoopState.begin(agent, envs, seed=0)
+    train(agent, envs, state, total_steps=60, observer=Collector())
+    assert state.gradient_steps > 0
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        train(agent, envs, state, total_steps=90, observer=Collector())
+        agent.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -66,8 +66,10 @@ def test_cameras_are_concatenated_along_channels_in_sorted_order() -> None:
     encoder = Encoder(keys, depth=2, units=16)
     seen = []
     encoder.cnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    obs = {key: torch.full((2, 48, 48, 3), fill, dtype=torch.uint8) for key, fill in
-           (("pixels/wrist", 9), ("pixels/front", 4))}
+    obs = {
+        key: torch.full((2, 48, 48, 3), fill, dtype=torch.uint8)
+        for key, fill in (("pixels/wrist", 9), ("pixels/front", 4))
+    }
     encoder(obs)
     assert seen[0].dtype == torch.uint8
     assert seen[0][0, 0, 0].tolist() == [4, 4, 4, 9, 9, 9]

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.usefixtures("argmax_sampling")
 
 
 @pytest.fixture
-def agent(
-    make_agent: Callable[..., DreamerV3], play: Callable[..., Any], randomised: Callable[..., None]
-) -> DreamerV3:
+def agent(make_agent: Callable[..., DreamerV3], play: Callable[..., Any], randomised: Callable[..., None]) -> DreamerV3:
     agent = make_agent(cameras=("front",))
     randomised(agent.modules)
     play(agent, 40, last={(8, 0), (20, 1)}, terminal={(13, 2), (26, 0)})

@@ -51,9 +51,7 @@ def compare(
 ) -> np.ndarray:
     rng = np.random.default_rng(seed)
     reward, bootstrap = rng.standard_normal(last.shape), 5 * rng.standard_normal(last.shape)
-    expected = np.stack(
-        [averaged(*row, discount, lam) for row in zip(last, terminal, reward, bootstrap, strict=True)]
-    )
+    expected = np.stack([averaged(*row, discount, lam) for row in zip(last, terminal, reward, bootstrap, strict=True)])
     arrays = (torch.tensor(x) for x in (last, terminal, reward, bootstrap))
     got = lambda_return(*arrays, discount, lam)
     assert got.shape == (last.shape[0], last.shape[1] - 1)

@@ -92,7 +92,7 @@ def test_update_gate_opens_to_27_percent_when_its_input_is_zero(rssm: RSSM) -> N
 
 
 def test_gates_are_split_per_block_into_reset_candidate_update(rssm: RSSM) -> None:
-    """Only block 2's candidate is driven. A flat split into three would read that slice as reset gates of other units."""
+    """Only block 2's candidate is driven. A flat split in three would take it for reset gates of other units."""
     gates = silence_gates(rssm)
     gates[2, 1] = 3.0
     zero = rssm.initial(1, torch.device("cpu"))
@@ -253,7 +253,10 @@ def test_dyn_trains_the_prior_alone_and_rep_the_posterior_alone(rssm: RSSM) -> N
 def test_dyn_and_rep_are_the_kl_of_posterior_to_prior_not_the_reverse(rssm: RSSM) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (3 * torch.randn(1, 1, STOCH, CLASSES, generator=generator) for _ in range(2))
-    p, q = (0.99 * np.exp(x) / np.exp(x).sum(-1, keepdims=True) + 0.01 / CLASSES for x in (a.double().numpy(), b.double().numpy()))
+    p, q = (
+        0.99 * np.exp(x) / np.exp(x).sum(-1, keepdims=True) + 0.01 / CLASSES
+        for x in (a.double().numpy(), b.double().numpy())
+    )
     forward, backward = (p * np.log(p / q)).sum(), (q * np.log(q / p)).sum()
     assert abs(forward - backward) > 0.1
     for loss in rssm.kl(a, b):

@@ -57,10 +57,8 @@ def test_metrics_have_the_documented_groups(make_agent: Callable[..., DreamerV3]
     assert {name.split("/")[0] for name in names} == {"loss", "wm", "actor", "critic", "grad_norm", "opt"}
 
 
-def test_the_loop_groups_worlds_and_updates_keep_memory_in_place(
-    make_agent: Callable[..., DreamerV3], play: Callable[..., Any]
-) -> None:
-    """Parameters, gradients, slow critic, returns scale, optimizer state: all stay where a captured graph has them."""
+def test_updates_keep_all_memory_in_place(make_agent: Callable[..., DreamerV3], play: Callable[..., Any]) -> None:
+    """Parameters, gradients, slow critic, returns scale, moments, ring: all stay where a captured graph has them."""
     agent = make_agent()
     play(agent, 15)
     agent.update()
@@ -180,7 +178,9 @@ def test_same_seed_same_agent_other_seed_another(make_agent: Callable[..., Dream
     a, b, c = (snapshot(make_agent(seed=seed).modules) for seed in (3, 3, 4))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
-    assert torch.equal(torch.random.get_rng_state(), before), "building an agent draws nothing from the global generator"
+    assert torch.equal(torch.random.get_rng_state(), before), (
+        "building an agent draws nothing from the global generator"
+    )
 
 
 @pytest.mark.parametrize("method", ["warm_up", "report"])

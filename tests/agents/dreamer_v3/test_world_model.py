@@ -155,7 +155,9 @@ def test_kl_losses_compare_the_posterior_with_the_prior_of_the_same_step(make_ag
     with torch.no_grad():
         losses, _ = agent.world_model.losses(posterior, 3 * logits, random_batch(agent, 2, 3))
         prior = agent.world_model.rssm.prior(posterior.deter).double().numpy()
-    p, q = (0.99 * np.exp(x) / np.exp(x).sum(-1, keepdims=True) + 0.01 / 4 for x in (3 * logits.double().numpy(), prior))
+    p, q = (
+        0.99 * np.exp(x) / np.exp(x).sum(-1, keepdims=True) + 0.01 / 4 for x in (3 * logits.double().numpy(), prior)
+    )
     expected = (p * np.log(p / q)).sum((-1, -2))
     np.testing.assert_allclose(losses["dyn"], expected, rtol=1e-4)
     np.testing.assert_allclose(losses["rep"], expected, rtol=1e-4)

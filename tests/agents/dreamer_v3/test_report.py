@@ -1,0 +1,110 @@
+"""Open-loop prediction: the first half is observed, the second imagined from actions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheeplike.agents.agent import Prediction
+from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.dreamer_v3.report import open_loop
+from sheeplike.agents.dreamer_v3.rssm import Latent
+
+pytestmark = pytest.mark.usefixtures("argmax_sampling")
+LENGTH, CONTEXT = 12, 6
+
+
+@pytest.fixture
+def agent(make_agent: Callable[..., DreamerV3], play: Callable[..., Any], randomised: Callable[..., None]) -> DreamerV3:
+    agent = make_agent(cameras=("front", "wrist"), batch_length=LENGTH)
+    randomised(agent.modules, 0.3)
+    play(agent, 30)
+    return agent
+
+
+def predict(
+    agent: DreamerV3, change: Callable[[dict[str, Tensor]], None] = lambda batch: None
+) -> tuple[dict[str, Tensor], Prediction]:
+    generator = torch.Generator().manual_seed(0)
+    start = Latent(torch.randn(3, 64, generator=generator), torch.eye(4)[torch.zeros(3, 32, dtype=torch.int64)])
+    batch = {"state": torch.randn(3, LENGTH, 5, generator=generator), "action": torch.randn(3, LENGTH, 2)}
+    batch["action"] = torch.randn(3, LENGTH, 2, generator=generator)
+    batch["is_first"] = torch.zeros(3, LENGTH, dtype=torch.bool)
+    for camera in ("front", "wrist"):
+        shape = (3, LENGTH, 48, 48, 3)
+        batch[f"pixels/{camera}"] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    change(batch)
+    with torch.no_grad():
+        metrics, predictions = open_loop(agent.world_model, start, batch["action"], batch)
+    assert torch.equal(predictions["wrist"].truth, batch["pixels/wrist"].transpose(0, 1))
+    return metrics, predictions["front"]
+
+
+def differing_steps(one: Prediction, other: Prediction) -> list[int]:
+    return [t for t in range(LENGTH) if not torch.equal(one.model[t], other.model[t])]
+
+
+def test_shapes_types_and_context(agent: DreamerV3) -> None:
+    metrics, prediction = predict(agent)
+    assert prediction.context == CONTEXT
+    assert prediction.truth.shape == prediction.model.shape == (LENGTH, 3, 48, 48, 3)
+    assert prediction.model.dtype == torch.uint8
+    expected = {f"wm/open_loop_mse@{ahead}/{camera}" for ahead in (1, 5) for camera in ("front", "wrist")}
+    assert set(metrics) == expected
+    for ahead in (1, 5):
+        step = CONTEXT + ahead - 1
+        error = (prediction.model[step].double() - prediction.truth[step].double()) / 255
+        assert metrics[f"wm/open_loop_mse@{ahead}/front"].item() == pytest.approx(
+            error.square().mean().item(), abs=4e-3
+        )
+
+
+@pytest.mark.parametrize("step", [0, 3, 5])
+def test_observed_steps_count_from_when_they_are_seen(agent: DreamerV3, step: int) -> None:
+    def change(batch: dict[str, Tensor]) -> None:
+        batch["pixels/front"][:, step] = 255 - batch["pixels/front"][:, step]
+
+    assert differing_steps(predict(agent)[1], predict(agent, change)[1])[0] == step
+
+
+@pytest.mark.parametrize("step", range(CONTEXT, LENGTH))
+def test_observations_of_the_imagined_half_are_not_seen(agent: DreamerV3, step: int) -> None:
+    def change(batch: dict[str, Tensor]) -> None:
+        batch["pixels/front"][:, step], batch["state"][:, step] = 0, 9.0
+
+    assert differing_steps(predict(agent)[1], predict(agent, change)[1]) == []
+
+
+@pytest.mark.parametrize("step", [2, CONTEXT, 9, LENGTH - 1])
+def test_the_action_that_led_to_a_step_counts_from_that_step(agent: DreamerV3, step: int) -> None:
+    def change(batch: dict[str, Tensor]) -> None:
+        batch["action"][:, step] = -batch["action"][:, step]
+
+    assert differing_steps(predict(agent)[1], predict(agent, change)[1])[0] == step
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_an_episode_that_begins_in_either_half_forgets_what_was_before(agent: DreamerV3, step: int) -> None:
+    def begin(batch: dict[str, Tensor]) -> None:
+        batch["is_first"][:, step] = True
+
+    def begin_after_another_past(batch: dict[str, Tensor]) -> None:
+        begin(batch)
+        batch["action"][:, : step + 1] = 0.3
+        batch["pixels/front"][:, : min(step, CONTEXT)] = 77
+
+    different = differing_steps(predict(agent, begin)[1], predict(agent, begin_after_another_past)[1])
+    assert different == list(range(step))
+
+
+def test_report_covers_every_camera_and_needs_a_sequence(
+    agent: DreamerV3, make_agent: Callable[..., DreamerV3]
+) -> None:
+    _, predictions = agent.report()
+    assert set(predictions) == {"front", "wrist"}
+    assert predictions["front"].truth.shape == (LENGTH, 4, 48, 48, 3)
+    assert make_agent().report() == ({}, {})

@@ -1,0 +1,123 @@
+"""The whole command, in a process of its own, on real physics, frames and gradients."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sheeplike.checkpoint import list_checkpoints
+
+COMMAND = [sys.executable, "-m", "sheeplike"]
+# One thread: the tests share their cores, and threads that spin while they wait would only take them from each other.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished dry run of the main job; its directory."""
+    run_dir = tmp_path_factory.mktemp("runs") / "franka"
+    arguments = ["exp=dreamer_v3", "env=franka_pick", "dry_run=true", f"run_dir={run_dir}"]
+    done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for line in ("one iteration", "train_ratio", "replay of", "profile cpu", "time  ", "ETA"):
+        assert line in done.stdout, line
+    return run_dir
+
+
+def rows(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_group_of_curves_is_written(dry_run: Path) -> None:
+    names = {name for row in rows(dry_run) for name in row}
+    groups = {name.split("/")[0] for name in names if "/" in name}
+    expected = "rollout eval reward_terms loss wm actor critic grad_norm opt replay time health"
+    assert groups >= set(expected.split())
+    assert names >= {
+        "rollout/return_mean",
+        "rollout/length_mean",
+        "rollout/success_rate",
+        "eval/return_mean",
+        "eval/return_lo",
+        "eval/success_hi",
+        "replay/ratio_actual",
+        "replay/size",
+        "time/env_sps",
+        "time/grad_sps",
+    }
+    assert all({"step", "gradient_steps", "seconds"} <= row.keys() for row in rows(dry_run))
+    # Non-finite numbers are written as null.
+    assert all(value is not None for row in rows(dry_run) for name, value in row.items() if name.startswith("loss/"))
+
+
+def test_tensorboard_has_the_same_curves_and_videos_of_every_camera(dry_run: Path) -> None:
+    events = EventAccumulator(str(dry_run), size_guidance={"images": 0, "scalars": 0}).Reload()
+    names = {name for row in rows(dry_run) for name in row if "/" in name}
+    assert set(events.Tags()["scalars"]) >= names
+    videos = {tag.removesuffix("/image/0") for tag in events.Tags()["images"]}
+    cameras = {name.removeprefix("wm/psnr/") for name in names if name.startswith("wm/psnr/")}
+    assert len(cameras) >= 1
+    assert videos >= {f"{kind}/{camera}" for kind in ("open_loop", "eval") for camera in cameras}
+    tag = next(tag for tag in events.Tags()["images"] if tag.startswith("open_loop/"))
+    film = Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string))
+    assert film.n_frames > 1
+    first, last = [film.seek(index) or film.convert("RGB").getpixel((0, 0)) for index in (0, film.n_frames - 1)]
+    assert first[1] > 2 * first[0], "a green border while the model observes"
+    assert last[0] > 2 * last[1], "a red border while it imagines"
+
+
+def test_a_run_is_continued_where_it_stopped(dry_run: Path) -> None:
+    before = rows(dry_run)
+    stopped = max(row["step"] for row in before)
+    resumed = [*COMMAND, f"resume={dry_run}", f"total_steps={stopped + 64}"]
+    done = subprocess.run(resumed, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    after = rows(dry_run)
+    assert after[: len(before)] == before
+    added = after[len(before) :]
+    assert min(row["step"] for row in added) > stopped
+    assert max(row["step"] for row in added) == stopped + 64
+    # No burst of updates makes up for anything: 64 policy steps at the same ratio.
+    gained = added[-1]["gradient_steps"] - before[-1]["gradient_steps"]
+    assert 64 * 0.0625 - 1 <= gained <= 64 * 0.0625 + 1
+    assert added[0]["seconds"] > before[-1]["seconds"]
+
+
+def test_a_run_in_use_is_not_touched(dry_run: Path) -> None:
+    contents = sorted((path, path.stat().st_mtime_ns) for path in dry_run.rglob("*"))
+    arguments = ["exp=dreamer_v3", "env=franka_pick", f"run_dir={dry_run}"]
+    done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"resume={dry_run}" in done.stderr
+    assert sorted((path, path.stat().st_mtime_ns) for path in dry_run.rglob("*")) == contents
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ["exp=dreamer_v3", "env=cartpole_balance", "dry_run=true", "total_steps=100000", f"run_dir={run_dir}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, **pipes)
+    try:
+        deadline = time.monotonic() + 240
+        while not list_checkpoints(run_dir / "checkpoints") and time.monotonic() < deadline:
+            time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert f"resume={run_dir}" in out
+    last = int(list_checkpoints(run_dir / "checkpoints")[-1].name.removeprefix("step_"))
+    assert 0 < last < 100_000
+    assert last >= max(row["step"] for row in rows(run_dir))
