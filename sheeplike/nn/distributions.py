@@ -46,9 +46,11 @@ class OneHotCategorical:
         self.probs = probs
 
     def sample_index(self) -> Tensor:
-        """Class indices ``(B,)`` int64: the class whose exponential clock, of rate ``p``, rings first."""
-        clocks = torch.empty_like(self.probs).exponential_()
-        return torch.argmax(self.probs.detach() / clocks, -1)
+        """Class indices ``(B,)`` int64, by inverting the cumulative distribution at one uniform number each."""
+        probs = self.probs.detach()
+        uniform = torch.rand(probs.shape[:-1], device=probs.device)
+        # The last class takes what rounding leaves of the sum.
+        return (probs.cumsum(-1)[..., :-1] <= uniform.unsqueeze(-1)).sum(-1)
 
     def sample(self) -> Tensor:
         """One-hot ``(B, K)`` float32 with the straight-through gradient of the probabilities."""

@@ -115,7 +115,7 @@ def test_a_scripted_controller_picks_the_box(franka, scripted_pick):
     total, first = torch.zeros(8), torch.zeros(8, 5)
     ended = torch.zeros(8, dtype=torch.bool)
     successes, lengths = [], []
-    for _ in range(100):
+    for _ in range(72):
         obs, reward, terminated, truncated, info = franka.step(scripted_pick(obs["state"]))
         assert (reward >= 0).all()
         terms = torch.stack([info["reward_terms"][name] for name in WEIGHTS], dim=1)
@@ -147,7 +147,7 @@ def test_random_actions_hardly_ever_succeed(franka):
     franka.reset(seed=2)
     generator = torch.Generator().manual_seed(0)
     successes = torch.zeros(8)
-    for _ in range(100):
+    for _ in range(60):
         *_, info = franka.step(torch.rand(8, 3, generator=generator) * 2 - 1)
         successes += info["success"]
     assert successes.sum() == 0

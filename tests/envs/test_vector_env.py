@@ -44,7 +44,7 @@ def test_contract_of_attributes(cartpole):
     assert isinstance(cartpole, gymnasium.vector.VectorEnv)
     assert (cartpole.num_envs, cartpole.name, cartpole.episode_length) == (3, "cartpole_balance", 6)
     assert cartpole.device == torch.device("cpu")
-    assert cartpole.metadata == {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 50.0}
+    assert cartpole.metadata == {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 25.0}
     assert list(cartpole.single_observation_space) == ["pixels/fixed", "privileged_state", "state"]
     assert cartpole.single_observation_space["pixels/fixed"].shape == (20, 28, 3)
     assert cartpole.single_action_space.shape == (1,)

@@ -75,7 +75,7 @@ def test_straight_through_gradient_is_that_of_the_probabilities_without_bias_or_
     expected = (1 - unimix) * soft * (probe - (probe * soft).sum())
     torch.manual_seed(0)
     drawn = set()
-    for _ in range(20):
+    for _ in range(200):
         logits = torch.tensor(values, requires_grad=True)
         sample = OneHotCategorical(logits, unimix).sample()
         drawn.add(int(sample.argmax()))

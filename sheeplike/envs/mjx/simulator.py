@@ -213,7 +213,9 @@ class Simulator:
         first, first_memory = task.reset(reset_key, clean)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
-        diverged = ~(jnp.isfinite(data.qpos).all() & jnp.isfinite(data.qvel).all())
+        # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
+        inputs = (data.qpos, data.qvel, data.act, data.ctrl)
+        diverged = ~jnp.stack([jnp.isfinite(value).all() for value in inputs]).all()
         # Field by field: a tree-wide jnp.where would touch Warp's buffers that all worlds share.
         data = data.replace(
             **{

@@ -198,8 +198,8 @@ def test_actions_are_stored_unclipped_but_zeroed_on_last_steps(
     make_agent: Callable[..., DreamerV3], play: Callable[..., Any]
 ) -> None:
     agent = make_agent()
-    with torch.no_grad():
-        agent.actor_critic.policy.net[-1].bias[:2].fill_(3.0)  # means of 0.995: many samples lie beyond 1
+    mean = [m for m in agent.actor_critic.policy.modules() if isinstance(m, torch.nn.Linear)][-2]
+    torch.nn.init.constant_(mean.bias, 3.0)  # means of 0.995: many samples lie beyond 1
     steps = play(agent, 30, last={(4, 0)}, terminal={(7, 1)})
     stored = agent.replay.storage["action"]
     assert float(torch.stack([step.action for step in steps]).max()) > 1.5
