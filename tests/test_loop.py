@@ -18,7 +18,7 @@ class Corridor(VectorEnv):
     """World ``n`` plays episodes of ``lengths[n]`` steps; the last one terminates in even worlds, else is truncated.
 
     An observation tells episode, step and the action that led there, so that a test can tell what was seen when. The
-    reward for arriving at step ``t`` is ``10 * n + t``; a reset frame has none.
+    reward for arriving at step ``t`` of episode ``e`` is ``100 * e + 10 * n + t``; a reset frame has none.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -53,7 +53,7 @@ class Corridor(VectorEnv):
         action = torch.where(reset[:, None], -1.0, action)
         self.episode = self.episode + reset
         self.time = torch.where(reset, 0, self.time + 1)
-        reward = torch.where(reset, 0.0, (10 * self.worlds + self.time).float())
+        reward = torch.where(reset, 0.0, (100 * self.episode + 10 * self.worlds + self.time).float())
         self.total = torch.where(reset, 0.0, self.total + reward)
         self.over = self.time >= self.lengths
         even = self.worlds % 2 == 0
@@ -136,8 +136,8 @@ def test_remembered_steps_follow_the_time_diagram() -> None:
     # The action stored with a step was chosen after seeing it: it leads to the next.
     assert column(steps, 0, "action") == [[1], [2], [3], [4], [5], [6], [7]]
     # The reward stored with a step is for arriving at it; a reset frame has none.
-    assert column(steps, 0, "reward") == [0, 1, 2, 3, 0, 1, 2]
-    assert column(steps, 1, "reward") == [0, 11, 12, 0, 11, 12, 0]
+    assert column(steps, 0, "reward") == [0, 1, 2, 3, 0, 101, 102]
+    assert column(steps, 1, "reward") == [0, 11, 12, 0, 111, 112, 0]
     assert column(steps, 0, "is_first") == [True, False, False, False, True, False, False]
     assert column(steps, 0, "is_last") == [False, False, False, True, False, False, False]
     assert column(steps, 0, "is_terminal") == column(steps, 0, "is_last")
@@ -244,7 +244,7 @@ def test_first_step_begins_an_episode_in_every_world() -> None:
 
 
 def arrived(world: int, length: int) -> float:
-    """Return of an episode: rewards 10 n + 1 ... 10 n + length."""
+    """Return of a first episode: rewards 10 n + 1 ... 10 n + length."""
     return sum(10.0 * world + t for t in range(1, length + 1))
 
 

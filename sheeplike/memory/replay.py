@@ -174,10 +174,12 @@ class SequenceReplay:
         return self.storage[key].flatten(0, 1)
 
     def state_dict(self) -> dict[str, object]:
-        """Contents, write head, queue and sampler; tensors and plain numbers only. Contents are views, not copies."""
+        """Contents, write head, queue and sampler; tensors and plain numbers only. A full ring is not copied."""
         held = min(self.added, self.length)
+        # A view of a part would be written to disk with all of the memory behind it.
+        contents = self.storage if held == self.length else {k: v[:held].clone() for k, v in self.storage.items()}
         return {
-            "storage": {key: value[:held] for key, value in self.storage.items()},
+            "storage": dict(contents),
             "added": self.added,
             "fresh": [list(item) for item in self.fresh],
             "generator": self.generator.get_state(),

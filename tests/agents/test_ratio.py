@@ -149,3 +149,19 @@ def test_no_updates_before_learning_starts(make_agent: Callable[..., Any], play:
         due.append(agent.updates_due(3 * step))
     assert due[:20] == [0] * 20
     assert due[20:] == [3] * 5
+
+
+def test_a_ring_smaller_than_a_batch_is_refused_or_learned_from_but_never_waited_for(
+    make_agent: Callable[..., Any], play: Callable[..., Any]
+) -> None:
+    """20 steps in all, batches of 4 x 8 = 32: waiting for 32 would be waiting for ever, without a word."""
+    try:
+        agent = make_agent(num_envs=1, batch_size=4, batch_length=8, replay_size=20, replay_ratio=1.0)
+    except ValueError as refusal:
+        assert "replay size 20" in str(refusal)  # noqa: PT017
+        return
+    player, due = agent.player(1), 0
+    for step in range(1, 61):
+        play(agent, 1, player=player, seed=step)
+        due += agent.updates_due(step)
+    assert due > 0

@@ -103,7 +103,7 @@ def test_a_size_that_does_not_fit_is_refused_before_allocation_with_one_that_wou
 def test_no_size_is_suggested_that_would_be_refused_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 worlds need 66 steps each, 17 MB; a size for 1 MB would be too short to sample from."""
     monkeypatch.setattr(replay_module, "free_memory", lambda device: 1_000_000)
-    with pytest.raises(MemoryError, match="^replay size 1600: needs") as refusal:
+    with pytest.raises(MemoryError, match=r"^replay size 1600: needs") as refusal:
         SequenceReplay(PIXELS, num_envs=16, size=1600, sequence=65)
     suggested = re.search(r"a size of (\d+) would fit", str(refusal.value))
     assert suggested is None or int(suggested[1]) >= 16 * 66
