@@ -16,6 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sheeplike.checkpoint import list_checkpoints
+from sheeplike.commands.run_directory import lock
 
 COMMAND = [sys.executable, "-m", "sheeplike"]
 # One thread: the tests share their cores, and threads that spin while they wait would only take them from each other.
@@ -26,10 +27,10 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished dry run of the main job; its directory."""
     run_dir = tmp_path_factory.mktemp("runs") / "franka"
-    arguments = ["exp=dreamer_v3", "env=franka_pick", "dry_run=true", f"run_dir={run_dir}"]
+    arguments = ["exp=dreamer_v3", "env=franka_pick", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
     done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for line in ("one iteration", "train_ratio", "replay of", "profile cpu", "time  ", "ETA"):
+    for line in ("first gradient step", "one iteration", "train_ratio", "replay of", "profile cpu", "time  ", "ETA"):
         assert line in done.stdout, line
     return run_dir
 
@@ -103,9 +104,28 @@ def test_a_run_in_use_is_not_touched(dry_run: Path) -> None:
     assert sorted((path, path.stat().st_mtime_ns) for path in dry_run.rglob("*")) == contents
 
 
+def test_a_run_that_is_going_on_or_is_finished_is_not_resumed(dry_run: Path) -> None:
+    with lock(dry_run):
+        done = subprocess.run(
+            [*COMMAND, f"resume={dry_run}"], env=ENVIRONMENT, capture_output=True, text=True, timeout=90
+        )
+    assert done.returncode == 2
+    assert "in use by another process" in done.stderr.splitlines()[-1]
+    done = subprocess.run([*COMMAND, f"resume={dry_run}"], env=ENVIRONMENT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 2
+    assert "expected a larger total_steps=" in done.stderr.splitlines()[-1]
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ["exp=dreamer_v3", "env=cartpole_balance", "dry_run=true", "total_steps=100000", f"run_dir={run_dir}"]
+    arguments = [
+        "exp=dreamer_v3",
+        "env=cartpole_balance",
+        "profile=cpu",
+        "dry_run=true",
+        "total_steps=100000",
+        f"run_dir={run_dir}",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, **pipes)
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
+from sheeplike.commands import STARTED
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.intervals import mean_interval, wilson_interval
@@ -32,22 +33,18 @@ class Recorder:
         envs: the training worlds.
         logger: where curves and videos go.
         progress: the line in the terminal.
-        seconds: time already spent by the run that is continued.
     """
 
-    def __init__(
-        self, agent: Agent, envs: VectorEnv, logger: RunLogger, progress: Progress, *, seconds: float = 0.0
-    ) -> None:
+    def __init__(self, agent: Agent, envs: VectorEnv, logger: RunLogger, progress: Progress) -> None:
         self.agent, self.envs, self.logger, self.progress = agent, envs, logger, progress
         self.episodes = EpisodeStatistics(envs.num_envs, envs.device)
         self.metrics = MetricBuffer()
         self.fps = envs.metadata["render_fps"]
-        self.started = time.monotonic() - seconds
+        self.started = time.monotonic()
         self.latest: dict[str, float] = {}
         # Policy steps, gradient steps and time at the last log point.
         self.steps, self.gradients, self.mark = 0, 0, time.monotonic()
-        self.first_update: float | None = None
-        self.launched = time.monotonic()
+        self.updated = False
 
     # --- observer ---------------------------------------------------------------------------------------------------
 
@@ -56,8 +53,9 @@ class Recorder:
 
     def learned(self, metrics: dict[str, Tensor]) -> None:
         self.metrics.add(metrics)
-        if self.first_update is None:
-            self.first_update = time.monotonic() - self.launched
+        if not self.updated:
+            self.updated = True
+            self.progress.note(f"first gradient step {process_seconds():.0f} s after the start")
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
@@ -89,6 +87,7 @@ class Recorder:
         self._write({name: float(value) for name, value in metrics.items()}, state)
         for camera, (truth, model, context) in predictions.items():
             video = open_loop_video(truth, model, context)
+            # At half speed: these films are short.
             self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
 
     def paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
@@ -111,6 +110,11 @@ class Recorder:
             self.latest |= metrics
             self.logger.log(metrics, step=state.policy_steps, gradient_steps=state.gradient_steps, seconds=self.seconds)
             self.progress.update(state.policy_steps, self.latest)
+
+
+def process_seconds() -> float:
+    """Wall-clock seconds since the command was started, imports included."""
+    return time.monotonic() - STARTED
 
 
 def summarize(result: Evaluation) -> dict[str, float]:

@@ -14,6 +14,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
@@ -21,8 +22,14 @@ from sheeplike.commands.config import load_saved, to_yaml
 from sheeplike.commands.errors import CommandError, nearest
 from sheeplike.commands.schema import Config
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there, two processes are not kept apart
+    fcntl = None
+
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
+LOCK_FILE = ".lock"
 
 
 def check(config: Config) -> Path:
@@ -48,22 +55,44 @@ def check(config: Config) -> Path:
     return path
 
 
-def create(run_dir: Path, config: Config) -> None:
-    """Create what :func:`check` allowed, with the configuration in it.
+def create(run_dir: Path, config: Config) -> TextIO:
+    """Create what :func:`check` allowed, with the configuration in it; returns the lock (see :func:`lock`).
 
     Raises:
         CommandError: another process took the directory meanwhile, or it cannot be written.
     """
     try:
-        if config.dry_run and _holds_dry_run(run_dir):
-            shutil.rmtree(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
+        held = lock(run_dir)
+        if config.dry_run and _holds_dry_run(run_dir):
+            for entry in run_dir.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                elif entry.name != LOCK_FILE:
+                    entry.unlink()
         with (run_dir / CONFIG_FILE).open("x", encoding="utf-8") as file:  # whoever creates it owns the directory
             file.write(to_yaml(config))
+        return held
     except FileExistsError:
         raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
     except OSError as error:
         raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+
+
+def lock(run_dir: Path) -> TextIO:
+    """Claim a run directory until the file that is returned is closed, or the process ends in whatever way.
+
+    Raises:
+        CommandError: another process has it.
+    """
+    file = (run_dir / LOCK_FILE).open("a", encoding="utf-8")
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise CommandError(f"run_dir={run_dir} is in use by another process: wait for it, or stop it first") from None
+    return file
 
 
 def update(run_dir: Path, config: Config) -> None:

@@ -73,7 +73,10 @@ class DreamerV3:
     beta2: Annotated[float, Rule("decay of the squared gradient", at_least=0, below=1)]
     eps: Annotated[float, Rule("added to the root of the squared gradient", above=0)]
     agc: Annotated[float, Rule("largest gradient norm, relative to its parameter's norm", above=0)]
-    unimix: Annotated[float, Rule("share of a uniform distribution in every categorical", at_least=0, below=1)]
+    unimix: Annotated[float, Rule("share of a uniform distribution in the latents", at_least=0, below=1)]
+    policy_unimix: Annotated[
+        float, Rule("share of a uniform distribution in a discrete policy; the paper has 0.01", at_least=0, below=1)
+    ]
     kl_free_nats: Annotated[float, Rule("nats of KL divergence that cost nothing", at_least=0)]
     imagination_length: Annotated[int, Rule("imagined time steps", at_least=1)]
     horizon: Annotated[float, Rule("discount horizon in time steps: 1 / (1 - discount)", above=1)]
@@ -130,7 +133,7 @@ class Config:
     seed: Annotated[int, Rule("of everything that is random", at_least=0, at_most=2**31 - 1)]
     total_steps: Annotated[int, Rule("policy steps of the whole run", at_least=1, at_most=10**12)]
     learning_starts: Annotated[
-        int | None, Rule("policy steps before the first gradient step; null: the smallest valid number")
+        int | None, Rule("policy steps before the first gradient step; null: when the replay holds one batch")
     ]
     run_dir: Annotated[str | None, Rule("where the run is kept; null: logs/<env>/<agent>/<exp>/seed_<seed>")]
     dry_run: Annotated[bool, Rule("pass through every stage once, in the shortest time")]

@@ -16,16 +16,20 @@ from lightning.fabric import Fabric
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.agents.dreamer_v3.actor_critic import ActionCodec
+from sheeplike.agents.dreamer_v3.agent import replay_spec
+from sheeplike.agents.dreamer_v3.observations import ObservationKeys
 from sheeplike.commands.config import to_yaml
-from sheeplike.commands.errors import as_command_errors
+from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.recorder import Recorder, restore, save
-from sheeplike.commands.run_directory import CHECKPOINTS, create, update
+from sheeplike.commands.run_directory import CHECKPOINTS, create, lock, update
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, Every, LoopState, evaluate, train
+from sheeplike.memory import SequenceReplay
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
 
-EVALUATION_SEED = 1_000_000  # far from any training seed: evaluation worlds are never training worlds
+EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
 
 
 def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
@@ -39,42 +43,57 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
+    if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
+        raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
+    if config.fabric.precision == "bf16-mixed":
+        torch.set_float32_matmul_precision("high")
     fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
     fabric.launch()
     torch.manual_seed(config.seed)
-    torch.set_float32_matmul_precision("high")
-    with as_command_errors(ValueError, TypeError, MemoryError), phase("building worlds"):
-        worlds = make_envs(config, config.env.num_envs, fabric.device)
+    parts, begun, held = None, 0, None
+    with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
+        if resume:
+            held = lock(run_dir)
+            with phase("reading the checkpoint"):
+                _, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+            begun = parts["loop"]["counters"]["policy_steps"]
+            if begun >= config.total_steps:
+                raise CommandError(
+                    f"resume={run_dir}: finished at {begun} policy steps; expected a larger total_steps="
+                )
+        with phase("building worlds"):
+            worlds = make_envs(config, config.env.num_envs, fabric.device)
+        print(plan_memory(config, worlds))
         agent = make_agent(config, worlds, fabric)
-    parts = None
-    if resume:
-        with as_command_errors(checkpoint.Corrupt, FileNotFoundError), phase("reading the checkpoint"):
-            _, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
-        update(run_dir, config)
-    else:
-        create(run_dir, config)
-    begun = parts["loop"]["counters"]["policy_steps"] if parts else 0
+    with as_command_errors(torch.OutOfMemoryError):
+        with phase("building simulation and rendering kernels"):
+            step_seconds = time_worlds(worlds)
+        with phase("trying one update"):
+            update_seconds = agent.warm_up()
 
-    with phase("building simulation and rendering kernels"):
-        step_seconds = time_worlds(worlds)
-    with phase("trying one update"):
-        update_seconds = agent.warm_up()
+    held = held or create(run_dir, config)
     logger = RunLogger(run_dir, tensorboard=config.logger.tensorboard, purge_step=begun if resume else None)
     progress = Progress(config.total_steps, initial_steps=begun)
     recorder = Recorder(agent, worlds, logger, progress)
     torch.manual_seed(config.seed)
-    state = restore(parts, agent, worlds, recorder) if parts else LoopState.begin(agent, worlds, config.seed)
+    if parts is None:
+        state = LoopState.begin(agent, worlds, config.seed)
+    else:
+        with as_command_errors(ValueError, KeyError):
+            state = restore(parts, agent, worlds, recorder)
+        update(run_dir, config)
+        del parts  # or the replay would be held twice
     banner({"sheeplike": describe(config, agent, worlds, run_dir, state, step_seconds, update_seconds)})
     logger.log_text("config", f"```yaml\n{to_yaml(config)}```", state.policy_steps)
 
-    judge = Judge(config, agent, fabric.device)
-    keep = partial(save, run_dir / CHECKPOINTS, agent, worlds, recorder, config)
+    evaluator = Evaluator(config, agent, fabric.device)
+    save_checkpoint = partial(save, run_dir / CHECKPOINTS, agent, worlds, recorder, config)
     intervals = [
         (worlds.num_envs, lambda state: progress.update(state.policy_steps)),
         (config.log_every, recorder.log),
         (config.video_every, recorder.paused(recorder.report)),
-        (config.eval.every, recorder.paused(lambda state: recorder.evaluated(judge(), state))),
-        (config.checkpoint.every, recorder.paused(keep)),
+        (config.eval.every, recorder.paused(lambda state: recorder.evaluated(evaluator(), state))),
+        (config.checkpoint.every, recorder.paused(save_checkpoint)),
     ]
     hooks = [Every(n, function, state.policy_steps // n) for n, function in intervals if n is not None]
     try:
@@ -83,13 +102,16 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             train(agent, worlds, state, total_steps=config.total_steps, observer=recorder, hooks=hooks, stop=stopped)
         finished = state.policy_steps >= config.total_steps
         progress.close()
-        with phase("saving"):
-            keep(state)
+        every = config.checkpoint.every
+        if every is None or not finished or state.policy_steps % every >= worlds.num_envs:  # else it is just saved
+            with phase("saving"):
+                save_checkpoint(state)
     finally:
         progress.close()
         logger.close()
         worlds.close()
-        judge.close()
+        evaluator.close()
+        held.close()
     return finished
 
 
@@ -111,13 +133,12 @@ def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
 def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> DreamerV3:
     """The agent that the configuration describes, for these worlds."""
     agent = config.agent
-    size = {name: value for name, value in asdict(agent.size).items() if name != "name"}
     return DreamerV3(
         worlds.single_observation_space,
         worlds.single_action_space,
         num_envs=worlds.num_envs,
         device=fabric.device,
-        size=Size(**size),
+        size=make_size(config),
         observations=agent.observations,
         replay_ratio=agent.replay_ratio,
         learning_starts=config.learning_starts,
@@ -131,6 +152,7 @@ def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> DreamerV3:
         slow_critic_rate=agent.slow_critic_rate,
         free_nats=agent.kl_free_nats,
         unimix=agent.unimix,
+        policy_unimix=agent.policy_unimix,
         loss_scales=agent.loss_scales,
         learning_rate=agent.learning_rate,
         warmup=agent.warmup,
@@ -143,7 +165,7 @@ def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> DreamerV3:
 
 
 @dataclass
-class Judge:
+class Evaluator:
     """Evaluates the agent in worlds of its own, which are built when they are first needed."""
 
     config: Config
@@ -174,15 +196,29 @@ class Judge:
             self.worlds.close()
 
 
+def plan_memory(config: Config, worlds: VectorEnv) -> str:
+    """What the replay is about to take."""
+    keys = ObservationKeys(worlds.single_observation_space, config.agent.observations)
+    spec = replay_spec(keys, ActionCodec(worlds.single_action_space), make_size(config))
+    size = config.agent.replay_size
+    taken = SequenceReplay.footprint(spec, worlds.num_envs, size)
+    return f"replay of {size:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}"
+
+
+def make_size(config: Config) -> Size:
+    """The widths of the model."""
+    return Size(**{name: value for name, value in asdict(config.agent.size).items() if name != "name"})
+
+
 def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
     """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
     worlds.reset(seed=0)
     action = torch.zeros(worlds.action_space.shape, device=worlds.device)
-    worlds.step(action)
+    worlds.step(action)[1].sum().item()  # waits for the device
     start = time.perf_counter()
     for _ in range(steps):
         _, reward, *_ = worlds.step(action)
-    reward.sum().item()  # waits for the device
+    reward.sum().item()
     return (time.perf_counter() - start) / steps
 
 

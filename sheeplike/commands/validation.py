@@ -195,15 +195,17 @@ def _check_replay(config: Config) -> None:
 
 def _learning_starts(config: Config) -> int:
     """When the first gradient step can be made; the run must be long enough to make it."""
-    smallest = config.env.num_envs * (config.agent.batch_length + CONTEXT)
-    one_batch = config.agent.batch_size * config.agent.batch_length  # the agent waits for that too
-    starts = max(smallest, one_batch) if config.learning_starts is None else config.learning_starts
+    agent, worlds = config.agent, config.env.num_envs
+    smallest = max(
+        worlds * (agent.batch_length + CONTEXT), min(agent.batch_size * agent.batch_length, agent.replay_size)
+    )
+    starts = smallest if config.learning_starts is None else config.learning_starts
     if starts < smallest:
         raise InvalidValue(
             "learning_starts",
             starts,
-            f"at least {smallest}, when each of the {config.env.num_envs} worlds has a sequence of "
-            f"agent.batch_length={config.agent.batch_length} and the step before it",
+            f"at least {smallest}, when the replay holds one batch of {agent.batch_size} x {agent.batch_length} steps, "
+            f"and each of the {worlds} worlds a sequence of it and the step before",
             smallest,
         )
     first = starts + math.ceil(1 / config.agent.replay_ratio)

@@ -49,7 +49,7 @@ class SequenceReplay:
         seed: of the sampler.
 
     Raises:
-        ValueError: the ring is shorter than two sequences.
+        ValueError: the ring is not longer than one sequence.
         MemoryError: the ring does not fit into the device's free memory; the message names a size that would.
     """
 
@@ -65,7 +65,7 @@ class SequenceReplay:
         seed: int = 0,
     ) -> None:
         self.length = size // num_envs
-        if self.length < sequence + 1:
+        if self.length < sequence + 1:  # one more, so that the write head is never inside a sequence
             raise ValueError(
                 f"replay size {size}: {num_envs} worlds keep {self.length} steps each, but sequences of {sequence} "
                 f"need at least {sequence + 1}; the smallest valid size is {num_envs * (sequence + 1)}"
@@ -73,7 +73,7 @@ class SequenceReplay:
         self.device = torch.device(device)
         self.num_envs, self.sequence, self.online = num_envs, sequence, online
         needed, free = self.footprint(spec, num_envs, size), free_memory(self.device)
-        if free is not None and needed > free:
+        if free is not None and needed > 0.9 * free:  # the learner needs some of it too
             fits = int(size * 0.9 * free / needed) // num_envs * num_envs
             hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
             have = f"{needed / 2**30:.1f} GiB of {self.device}, {free / 2**30:.1f} GiB are free"
@@ -144,7 +144,8 @@ class SequenceReplay:
         worlds = torch.randint(self.num_envs, (batch,), **draw)
         starts = torch.randint(oldest, self.added - self.sequence + 1, (batch,), **draw)
         if fresh:
-            chosen = torch.tensor(fresh, dtype=torch.int64).to(self.device, non_blocking=True)
+            chosen = torch.tensor(fresh, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+            chosen = chosen.to(self.device, non_blocking=True)
             worlds[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
         times = starts[:, None] + torch.arange(self.sequence, device=self.device)
         rows = self._rows(worlds, times)
@@ -156,7 +157,7 @@ class SequenceReplay:
     def write_back(self, worlds: Tensor, times: Tensor, values: Mapping[str, Tensor]) -> None:
         """Overwrite stored values: ``worlds (B,)``, ``times (B, T)``, key to ``(B, T, ...)``.
 
-        Steps that have left the ring since they were sampled are skipped, so that a newer step that took their slot
+        Steps that have left the ring between sampling and now are skipped, so that a newer step that took their slot
         keeps its own values.
         """
         rows = self._rows(worlds, times).flatten()
@@ -176,10 +177,11 @@ class SequenceReplay:
     def state_dict(self) -> dict[str, object]:
         """Contents, write head, queue and sampler; tensors and plain numbers only. A full ring is not copied."""
         held = min(self.added, self.length)
-        # A view of a part would be written to disk with all of the memory behind it.
-        contents = self.storage if held == self.length else {k: v[:held].clone() for k, v in self.storage.items()}
+        contents = dict(self.storage)
+        if held < self.length:  # a view of a part would be written to disk with all of the memory behind it
+            contents = {key: ring[:held].to("cpu", copy=True) for key, ring in contents.items()}
         return {
-            "storage": dict(contents),
+            "storage": contents,
             "added": self.added,
             "fresh": [list(item) for item in self.fresh],
             "generator": self.generator.get_state(),

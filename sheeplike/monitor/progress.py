@@ -99,6 +99,10 @@ class Progress:
         else:
             _write(self._file, line + "\n")
 
+    def note(self, text: str) -> None:
+        """Print a line of its own; in a terminal the progress line comes back at its next update."""
+        _write(self._file, (_CLEAR if _is_terminal(self._file) else "") + text + "\n")
+
     def close(self) -> None:
         """Leave the last line standing."""
         if self._written is not None and _is_terminal(self._file):

@@ -42,6 +42,8 @@ class LaProp(torch.optim.Optimizer):
         warmup: int = 1000,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "agc_min": agc_min, "warmup": warmup}
+        # So that load_state_dict moves the step counters to the parameters' device too.
+        defaults["capturable"] = True
         super().__init__(params, defaults)
         for group in self.param_groups:
             for p in group["params"]:

@@ -76,7 +76,9 @@ class UpsampleConv2d(Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         # The collapsed kernel is summed in float32; only the convolution itself may run in bfloat16.
-        kernel = torch.einsum("pak,qbl,oikl->opqiab", self.taps, self.taps, self.weight).reshape(-1, x.shape[-1], 3, 3)
+        with torch.autocast(x.device.type, enabled=False):
+            kernel = torch.einsum("pak,qbl,oikl->opqiab", self.taps, self.taps, self.weight)
+        kernel = kernel.reshape(-1, x.shape[-1], 3, 3)
         bias = self.bias.repeat_interleave(4)
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, bias, padding=1)  # (B, O*2*2, H, W)
         return F.pixel_shuffle(y, 2).permute(0, 2, 3, 1)

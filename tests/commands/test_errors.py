@@ -82,12 +82,12 @@ def test_unknown_key(refused, key, match):
         ("agent.observations=[]", ["agent.observations=[]", "nearest: agent.observations=[pixels/*]"]),
         ("agent.size.deter=100", ["agent.size.deter=100", "a multiple of 8", "nearest: agent.size.deter=104"]),
         ("agent.size.classes=300", ["nearest: agent.size.classes=256"]),
-        ("agent.replay_ratio=0", ["agent.replay_ratio=0", "above 0", "nearest: agent.replay_ratio=0.0625"]),
-        ("agent.replay_ratio=-1", ["agent.replay_ratio=-1", "above 0", "nearest: agent.replay_ratio=0.0625"]),
+        ("agent.replay_ratio=0", ["agent.replay_ratio=0", "above 0", "nearest: agent.replay_ratio=0.125"]),
+        ("agent.replay_ratio=-1", ["agent.replay_ratio=-1", "above 0", "nearest: agent.replay_ratio=0.125"]),
         ("agent.replay_ratio=.nan", ["agent.replay_ratio=.nan", "a number above 0"]),
         ("agent.replay_ratio=nan", ["agent.replay_ratio=nan", "a number above 0"]),
         ("agent.learning_rate=inf", ["agent.learning_rate=inf", "above 0 and at most 1"]),
-        ("agent.batch_size=abc", ["agent.batch_size=abc", "an integer of at least 1", "nearest: agent.batch_size=16"]),
+        ("agent.batch_size=abc", ["agent.batch_size=abc", "an integer of at least 1", "nearest: agent.batch_size=8"]),
         ("agent.beta2=1", ["agent.beta2=1", "of at least 0 and below 1", "nearest: agent.beta2=0.999"]),
         ("agent.horizon=1", ["agent.horizon=1", "above 1", "nearest: agent.horizon=333"]),
         ("agent.loss_scales.rep=-1", ["agent.loss_scales.rep=-1", "nearest: agent.loss_scales.rep=0"]),
@@ -119,15 +119,21 @@ def test_a_sequence_longer_than_the_ring(refused):
 
 
 def test_learning_starts_too_early(refused, sheeplike):
-    sizes = ("env.num_envs=4", "agent.batch_length=9")
+    sizes = ("env.num_envs=4", "agent.batch_size=4", "agent.batch_length=9")
     line = refused(*JOB, *sizes, "learning_starts=39")
     assert "learning_starts=39: expected at least 40" in line
     assert "nearest: learning_starts=40" in line
     assert sheeplike(*JOB, *sizes).runs[0].config.learning_starts == 40
 
 
+def test_learning_starts_before_one_batch(refused, sheeplike):
+    sizes = ("env.num_envs=4", "agent.batch_size=8", "agent.batch_length=9")
+    assert "learning_starts=71: expected at least 72" in refused(*JOB, *sizes, "learning_starts=71")
+    assert sheeplike(*JOB, *sizes).runs[0].config.learning_starts == 72
+
+
 def test_too_short_for_one_update(refused, sheeplike):
-    sizes = ("env.num_envs=4", "agent.batch_length=9", "agent.replay_ratio=0.25")
+    sizes = ("env.num_envs=4", "agent.batch_size=4", "agent.batch_length=9", "agent.replay_ratio=0.25")
     line = refused(*JOB, *sizes, "total_steps=43")
     assert "total_steps=43: expected at least 44" in line
     assert "nearest: total_steps=44" in line

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
-from sheeplike.agents.dreamer_v3.world_model import RewardHead
+from sheeplike.agents.dreamer_v3.world_model import TwoHotHead
 from sheeplike.nn.distributions import BoundedNormal, OneHotCategorical, TwoHot
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import PercentileScale
@@ -59,11 +59,11 @@ class Policy(nn.Module):
     """Features ``(..., F)`` to an action distribution; nearly uniform at initialisation (output scale 0.01).
 
     Args:
-        unimix: share of a uniform distribution in a discrete policy. The authors' code configures 0.01 and leaves it
-            out by accident (their issue 219); the paper applies it, and so does this.
+        unimix: share of a uniform distribution in a discrete policy. The paper has 0.01; the authors' code configures
+            that too but does not apply it (their issue 219), and the default follows the code.
     """
 
-    def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float = 0.01) -> None:
+    def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float = 0.0) -> None:
         super().__init__()
         self.discrete, self.unimix = codec.discrete, unimix
         self.net = MLP(inputs, units, layers)
@@ -83,14 +83,15 @@ class ActorCritic(nn.Module):
         features: width ``F`` of the model's features.
         codec: of the action space.
         units: width of the hidden layers.
+        unimix: see :class:`Policy`.
     """
 
-    def __init__(self, features: int, codec: ActionCodec, units: int, *, unimix: float = 0.01) -> None:
+    def __init__(self, features: int, codec: ActionCodec, units: int, *, unimix: float = 0.0) -> None:
         super().__init__()
         self.policy = Policy(features, codec, units, unimix=unimix)
-        self.value = RewardHead(features, units, layers=3)
+        self.value = TwoHotHead(features, units, layers=3)
         # A copy, in value: the slow critic regularises the fast one, it is not a target network.
-        self.slow_value = RewardHead(features, units, layers=3).requires_grad_(False)
+        self.slow_value = TwoHotHead(features, units, layers=3).requires_grad_(False)
         self.slow_value.load_state_dict(self.value.state_dict())
         self.return_scale = PercentileScale()
 

@@ -55,7 +55,7 @@ class DreamerV3:
         loss_scales: overrides of :data:`LOSS_SCALES`; ``reconstruction`` is for each observation key.
         learning_rate, warmup, betas, eps, agc: see :class:`~sheeplike.nn.optimizers.LaProp`.
         slow_critic_rate: how far the slow critic moves towards the fast one after each update.
-        unimix: share of a uniform distribution in the latents and in a discrete policy.
+        unimix, policy_unimix: share of a uniform distribution in the latents, and in a discrete policy.
         autocast: makes the context of mixed precision, such as ``fabric.autocast``.
         seed: of parameters, latents and replay sampling.
 
@@ -85,6 +85,7 @@ class DreamerV3:
         slow_critic_rate: float = 0.02,
         free_nats: float = 1.0,
         unimix: float = 0.01,
+        policy_unimix: float = 0.0,
         loss_scales: Mapping[str, float] | None = None,
         learning_rate: float = 4e-5,
         warmup: int = 1000,
@@ -108,13 +109,13 @@ class DreamerV3:
         self.scales = {**LOSS_SCALES, **(loss_scales or {})}
         if unknown := self.scales.keys() - LOSS_SCALES.keys():
             raise ValueError(f"loss scale {sorted(unknown)[0]!r}: expected one of {', '.join(LOSS_SCALES)}")
-        with torch.random.fork_rng(devices=[]):
+        with self._own_randomness():
             torch.manual_seed(seed)
             self.world_model = WorldModel(
                 self.keys, self.codec.width, size, unimix=unimix, free_nats=free_nats, horizon=horizon
             ).to(self.device)
             features = self.world_model.rssm.features
-            self.actor_critic = ActorCritic(features, self.codec, size.units, unimix=unimix).to(self.device)
+            self.actor_critic = ActorCritic(features, self.codec, size.units, unimix=policy_unimix).to(self.device)
         self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
         trained = [p for p in self.modules.parameters() if p.requires_grad]
         self.optimizer = LaProp(trained, learning_rate, betas=betas, eps=eps, agc=agc, warmup=warmup)
@@ -147,7 +148,8 @@ class DreamerV3:
 
         None before ``learning_starts``, nor before the replay holds the steps of one batch; none is made up for later.
         """
-        if not self.replay.ready or len(self.replay) < self.batch_size * self.batch_length:
+        needed = min(self.batch_size * self.batch_length, self.replay.length * self.num_envs)
+        if not self.replay.ready or len(self.replay) < needed:
             self.ratio.skip(policy_steps)
         return self.ratio(policy_steps)
 
@@ -161,12 +163,17 @@ class DreamerV3:
         sample = self.replay.sample(self.batch_size)
         with self.autocast():
             losses, metrics, posterior = self.losses(sample.data)
+        assert losses.keys() - set(self.keys.spaces) == self.scales.keys() - {"reconstruction"}, (
+            "a loss without a scale"
+        )
         means = {name: loss.mean() for name, loss in losses.items()}
         total = sum(self._scale(name) * mean for name, mean in means.items())
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
         metrics |= {f"loss/{name}": mean.detach() for name, mean in means.items()}
         metrics |= {"loss/total": total.detach(), "opt/learning_rate": self.optimizer.learning_rate()}
+        # Averages leave non-finite numbers out; this one counts them.
+        metrics["health/nonfinite_loss"] = (~total.detach().isfinite()).float()
         metrics |= self._gradient_norms()
         self.optimizer.step()
         update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.slow_critic_rate)

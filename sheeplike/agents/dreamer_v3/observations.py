@@ -19,6 +19,9 @@ from sheeplike.nn.distributions import symlog
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.vision import ImageDecoder, ImageEncoder
 
+# Each observation has a loss of its own name, beside these.
+RESERVED = {"reward", "continue", "dyn", "rep", "policy", "value", "replay_value"}
+
 
 class ObservationKeys:
     """The observations chosen by glob patterns, split into images and vectors.
@@ -28,7 +31,8 @@ class ObservationKeys:
         vectors: sorted keys of float32 ``(D,)`` spaces.
 
     Raises:
-        ValueError: a pattern matches no observation, cameras differ in size, or a space is neither image nor vector.
+        ValueError: a pattern matches no observation, cameras differ in size, a space is neither image nor vector, or
+            an observation has the name of a loss.
     """
 
     def __init__(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> None:
@@ -42,6 +46,8 @@ class ObservationKeys:
                 )
             chosen.update(found)
         self.spaces = {key: space[key] for key in sorted(chosen)}
+        if taken := self.spaces.keys() & RESERVED:
+            raise ValueError(f"observation {sorted(taken)[0]!r}: the name of a loss; rename it in the environment")
         self.images = [key for key, s in self.spaces.items() if len(s.shape) == 3 and s.dtype == "uint8"]
         self.vectors = [key for key, s in self.spaces.items() if len(s.shape) == 1 and s.dtype == "float32"]
         for key in self.spaces.keys() - {*self.images, *self.vectors}:

@@ -29,8 +29,8 @@ def open_loop(
     """
     length = action.shape[1]
     context = max(length // 2, 1)
-    first = {key: batch[key][:, :context] for key in (*world.encoder.keys.spaces, "is_first")}
-    seen, _ = world.observe(start, action[:, :context], first, first["is_first"])
+    shown = {key: batch[key][:, :context] for key in (*world.encoder.keys.spaces, "is_first")}
+    seen, _ = world.observe(start, action[:, :context], shown, shown["is_first"])
     latent = seen.map(lambda x: x[:, -1])
     states = [seen.map(lambda x, t=t: x[:, t]) for t in range(context)]
     for t in range(context, length):

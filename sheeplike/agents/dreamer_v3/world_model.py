@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from sheeplike.agents.dreamer_v3.observations import Decoder, Encoder, ObservationKeys
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.sizes import Size
-from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins
+from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl
 from sheeplike.nn.layers import MLP, Linear
 
 
-class RewardHead(nn.Module):
+class TwoHotHead(nn.Module):
     """Features ``(..., F)`` to a symexp two-hot distribution that predicts exactly 0.0 at initialisation."""
 
     def __init__(self, inputs: int, units: int, layers: int, bins: int = 255) -> None:
@@ -80,7 +80,7 @@ class WorldModel(nn.Module):
         )
         flat = stoch * size.classes
         self.decoder = Decoder(keys, deter=size.deter, stoch=flat, depth=size.depth, units=size.units, blocks=blocks)
-        self.reward = RewardHead(self.rssm.features, size.units, layers=1)
+        self.reward = TwoHotHead(self.rssm.features, size.units, layers=1)
         self.cont = ContinueHead(self.rssm.features, size.units)
 
     def observe(
@@ -107,6 +107,7 @@ class WorldModel(nn.Module):
         rssm = self.rssm
         prior = rssm.prior(posterior.deter).float()
         dyn, rep = rssm.kl(logits, prior)
+        kl = categorical_kl(rssm.distribution(logits.detach()), rssm.distribution(prior.detach()))
         flat = posterior.map(lambda x: x.flatten(0, 1))
         lead = batch["reward"].shape
         obs = {key: batch[key].flatten(0, 1) for key in self.decoder.keys.spaces}
@@ -122,7 +123,7 @@ class WorldModel(nn.Module):
             "rep": rep,
         }
         metrics = {
-            "wm/kl": dyn.mean(),
+            "wm/kl": kl.mean(),
             "wm/posterior_entropy": rssm.distribution(logits).entropy().sum(-1).mean(),
             "wm/prior_entropy": rssm.distribution(prior).entropy().sum(-1).mean(),
             "wm/reward_error": (reward.pred() - batch["reward"]).abs().mean(),

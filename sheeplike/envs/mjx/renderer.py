@@ -23,6 +23,9 @@ class Renderer(Protocol):
     image_size: tuple[int, int]
     depth: bool
 
+    def open(self) -> None:
+        """Allocates and compiles what rendering needs; called before the first ``render``, and again to no effect."""
+
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
         """Frames of one world whose kinematics are fresh, and the data to carry on with.
 
@@ -122,18 +125,25 @@ class WarpRenderer:
         device: str = "cpu",
     ) -> None:
         self.num_envs = num_envs
-        self.image_size = height, width = resolve_image_size(image_size)
+        self.image_size = resolve_image_size(image_size)
         self.cameras = resolve_cameras(model, cameras)
         self.depth = depth
         _check_fixed(model)
+        self._model, self._device = model, device
+        self._context = None
+
+    def open(self) -> None:
+        if self._context is not None:
+            return
+        height, width = self.image_size
         self._context = mjx.create_render_context(
-            mjm=model,
-            nworld=num_envs,
-            devices=[device],
+            mjm=self._model,
+            nworld=self.num_envs,
+            devices=[self._device],
             cam_active=list(self.cameras),
             cam_res=(width, height),
             render_rgb=True,
-            render_depth=depth,
+            render_depth=self.depth,
             render_seg=False,
             use_textures=False,
             use_shadows=False,

@@ -156,6 +156,7 @@ class Simulator:
 
         World ``i`` draws from ``fold_in(key(seed), i)``, whatever the number of worlds.
         """
+        self.renderer.open()
         # Committed to the device like every state that a step returns: step would otherwise compile once for this state
         # and once more for its own.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
@@ -194,7 +195,9 @@ class Simulator:
 
     def _step_all(self, variation: Variation, state: State, actions: jax.Array) -> tuple[State, Variation, Output]:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
-        variation, state, output = jax.vmap(self._step)(variation, state, actions)
+        # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
+        with jax.default_matmul_precision("highest"):
+            variation, state, output = jax.vmap(self._step)(variation, state, actions)
         return state, variation, output
 
     def _step(self, variation: Variation, state: State, action: jax.Array) -> tuple[Variation, State, Output]:

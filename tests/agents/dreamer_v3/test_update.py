@@ -54,7 +54,7 @@ def test_metrics_have_the_documented_groups(make_agent: Callable[..., DreamerV3]
     play(agent, 15)
     names = set(agent.update())
     assert {"grad_norm/world_model", "grad_norm/actor", "grad_norm/critic", "opt/learning_rate"} <= names
-    assert {name.split("/")[0] for name in names} == {"loss", "wm", "actor", "critic", "grad_norm", "opt"}
+    assert {name.split("/")[0] for name in names} == {"loss", "wm", "actor", "critic", "grad_norm", "opt", "health"}
 
 
 def test_updates_keep_all_memory_in_place(make_agent: Callable[..., DreamerV3], play: Callable[..., Any]) -> None:
