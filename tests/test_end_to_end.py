@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -33,6 +34,20 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for line in ("first gradient step", "one iteration", "train_ratio", "replay of", "profile cpu", "time  ", "ETA"):
         assert line in done.stdout, line
     return run_dir
+
+
+@pytest.mark.gpu
+def test_the_same_run_on_a_gpu(tmp_path: Path) -> None:
+    """Simulation, rendering, bridge, autocast, replay, evaluation, checkpoint and resume, all on the device."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    run_dir = tmp_path / "run"
+    arguments = ["exp=dreamer_v3", "env=franka_pick", "profile=gpu", "dry_run=true", f"run_dir={run_dir}"]
+    for command in (arguments, [f"resume={run_dir}", "total_steps=192"]):
+        done = subprocess.run([*COMMAND, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+    assert rows(run_dir)[-1]["step"] == 192
+    assert all(row["health/nonfinite_loss"] == 0 for row in rows(run_dir) if "health/nonfinite_loss" in row)
 
 
 def rows(run_dir: Path) -> list[dict]:

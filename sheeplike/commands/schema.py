@@ -117,6 +117,9 @@ class Checkpoint:
 class Fabric:
     accelerator: Annotated[str, Rule("auto, cpu, or cuda, also called gpu", choices=("auto", "cpu", "cuda", "gpu"))]
     precision: Annotated[str, Rule("of the learner's arithmetic", choices=("32-true", "bf16-mixed"))]
+    threads: Annotated[
+        int | None, Rule("torch's threads on a CPU; null: all cores but one, which the simulation has", at_least=1)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

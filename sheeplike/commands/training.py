@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,9 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         torch.set_float32_matmul_precision("high")
     fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
     fabric.launch()
+    if fabric.device.type == "cpu":
+        # torch's threads spin while they wait for each other: one too many and an update takes ten times as long.
+        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), max(os.cpu_count() - 1, 1)))
     torch.manual_seed(config.seed)
     parts, begun, held = None, 0, None
     with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
@@ -244,7 +248,8 @@ def describe(
     else:
         rhythm = f"{n} policy steps; one gradient step every {1 / per_iteration:g} iterations"
     cuda = worlds.device.type == "cuda"
-    device = torch.cuda.get_device_name(worlds.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    device = torch.cuda.get_device_name(worlds.device) if cuda else f"CPU, torch on {threads}"
     return {
         "task": f"{config.env.name}: {n} worlds, episodes of {worlds.episode_length} steps",
         "sees": ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items()),

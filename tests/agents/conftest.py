@@ -78,7 +78,7 @@ def play() -> Callable[..., list[Step]]:
         generator = torch.Generator().manual_seed(seed)
         worlds = range(agent.num_envs)
         player = player or agent.player(agent.num_envs)
-        ended = torch.ones(agent.num_envs, dtype=torch.bool)
+        ended = torch.ones(agent.num_envs, dtype=torch.bool, device=agent.device)
         played = []
         for t in range(steps):
             obs = {}
@@ -90,9 +90,11 @@ def play() -> Callable[..., list[Step]]:
                     if image
                     else torch.randn(shape, generator=generator)
                 )
-            is_terminal = torch.tensor([(t, n) in terminal for n in worlds])
-            is_last = torch.tensor([(t, n) in last for n in worlds]) | is_terminal
-            reward = torch.randn(agent.num_envs, generator=generator) * ~ended
+            device = agent.device
+            obs = {key: value.to(device) for key, value in obs.items()}
+            is_terminal = torch.tensor([(t, n) in terminal for n in worlds], device=device)
+            is_last = torch.tensor([(t, n) in last for n in worlds], device=device) | is_terminal
+            reward = torch.randn(agent.num_envs, generator=generator).to(device) * ~ended
             action = player.act(obs, ended)
             step = Step(obs, action, reward, ended, is_last, is_terminal, dict(player.extras))
             agent.remember(step)
