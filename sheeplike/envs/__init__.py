@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from sheeplike.envs.mjx.task import Task
 
 
-def _cartpole_balance(*, episode_length: int = 250) -> "Task":
+def _cartpole_balance(*, episode_length: int = 125) -> "Task":
     from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 
     return Cartpole(swing_up=False, episode_length=episode_length)
 
 
-def _cartpole_swingup(*, episode_length: int = 250) -> "Task":
+def _cartpole_swingup(*, episode_length: int = 125) -> "Task":
     from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 
     return Cartpole(swing_up=True, episode_length=episode_length)
@@ -46,7 +46,7 @@ def list_envs() -> list[str]:
 
 
 def task_options(name: str) -> dict[str, object]:
-    """The options of a task and their defaults, such as ``{"episode_length": 250}``.
+    """The options of a task and their defaults, such as ``{"episode_length": 125}``.
 
     Raises:
         ValueError: no such environment.

@@ -55,7 +55,7 @@ def test_a_balanced_pole_is_worth_nearly_everything_and_counts_as_success(swingu
         assert not (terminated | truncated).any()
     rewards, success = torch.stack(rewards), torch.stack(success)
     assert (rewards[:, 0] > 0.9).all()
-    assert success[:, 0].tolist() == [False] * 24 + [True] * 36
+    assert success[:, 0].tolist() == [False] * 12 + [True] * 48
     assert not success[:, 1].any()
     assert rewards[:, 1].min() < 0.5
     assert obs["privileged_state"][0, 6] == 1.0

@@ -159,6 +159,7 @@ def test_frames_are_the_renderers_own_to_the_bit(drone):
     """Straight from the packed pixels, against MJX's float unpacking of the same render."""
     task = Drone()
     renderer = WarpRenderer(task.model, num_envs=2, image_size=(6, 8), cameras=["eye", "above"], depth=True)
+    renderer.open()
     model = mjx.put_model(task.model, impl="warp")
     template = mjx.make_data(task.model, impl="warp", naconmax=4, njmax=8)
 

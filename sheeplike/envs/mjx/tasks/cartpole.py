@@ -1,8 +1,8 @@
-"""Cart-pole from the DM Control suite, balance and swing-up, at 25 Hz.
+"""Cart-pole from the DM Control suite, balance and swing-up, at 12.5 Hz.
 
 A cart of 1 kg on a rail of +-1.8 m carries a pole of 0.1 kg and 1 m; the action, in [-1, 1], pushes the cart with up to
-10 N. The reward is the suite's smooth one, a product of four factors, so it lies in [0, 1] and an episode of 250 steps
-(10 s) returns at most 250:
+10 N. The reward is the suite's smooth one, a product of four factors, so it lies in [0, 1] and an episode of 125 steps
+(10 s) returns at most 125:
 
     upright (1 + cos angle) / 2  x  centred in [1/2, 1]  x  small control in [4/5, 1]  x  small velocity in [1/2, 1]
 
@@ -25,7 +25,7 @@ from sheeplike.envs.mjx.task import Outcome
 
 SUCCESS_ANGLE = np.deg2rad(8.0)
 SUCCESS_POSITION = 0.5
-SUCCESS_STEPS = 25
+SUCCESS_STEPS = 13
 
 
 class Memory(NamedTuple):
@@ -48,26 +48,26 @@ class Cartpole:
     velocity (m/s), angular velocity (rad/s); ``privileged_state`` (7,) = ``state``, the fraction of the episode left,
     and the fraction of the success time held so far.
 
-    Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (25 steps) in a row.
+    Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (13 steps) in a row.
     Nothing terminates an episode.
 
     Args:
         swing_up: start with the pole hanging, or near upright.
-        episode_length: control steps of 40 ms.
+        episode_length: control steps of 80 ms.
 
     Raises:
         ValueError: ``episode_length`` is not positive.
     """
 
-    # At 50 Hz, the suite's rate with an action repeat of two, a pole in a small image hardly moves between two frames.
-    substeps = 4
+    # An action repeat of eight, as in PlaNet (Hafner et al. 2019): fifteen imagined steps then span the pole's fall.
+    substeps = 8
     # Contacts are disabled; the rail's two ends are the only constraint.
     contacts_per_world = 1
     constraints_per_world = 4
 
-    def __init__(self, *, swing_up: bool = False, episode_length: int = 250) -> None:
+    def __init__(self, *, swing_up: bool = False, episode_length: int = 125) -> None:
         if episode_length < 1:
-            raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 250")
+            raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 125")
         self.name = "cartpole_swingup" if swing_up else "cartpole_balance"
         self.episode_length = episode_length
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
