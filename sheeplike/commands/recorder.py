@@ -55,6 +55,7 @@ class Recorder:
         self.metrics.add(metrics)
         if not self.updated:
             self.updated = True
+            self.progress.restart_speed()
             self.progress.note(f"first gradient step {process_seconds():.0f} s after the start")
 
     # --- hooks ------------------------------------------------------------------------------------------------------

@@ -115,7 +115,10 @@ def resume(run_dir: Path, arguments: list[str]) -> Config:
         hint = f"; nearest: resume={match}" if match else ""
         raise CommandError(f"resume={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
     if not has_checkpoint(run_dir):
-        raise CommandError(f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first")
+        raise CommandError(
+            f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: delete it, "
+            "or begin in another run_dir"
+        )
     return replace(load_saved(file, arguments), run_dir=str(run_dir))  # it may have been moved
 
 

@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> None:
     check_accelerator(config)
     if not resumed:
         run_dir = run_directory.check(config)
+    print("loading torch and JAX", flush=True)
     from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
 
     finished = run(config, run_dir, resume=bool(resumed))

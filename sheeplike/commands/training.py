@@ -240,6 +240,7 @@ def describe(
     per_iteration = n * a.replay_ratio
     train_ratio = a.replay_ratio * a.batch_size * a.batch_length
     left = config.total_steps - state.policy_steps
+    begun = f"continued from policy step {state.policy_steps:,}: " if state.policy_steps else ""
     updates = max(config.total_steps - max(config.learning_starts, state.policy_steps), 0) * a.replay_ratio
     seconds = left / n * step_seconds + updates * update_seconds
     parameters = sum(p.numel() for p in agent.modules.parameters() if p.requires_grad)
@@ -259,7 +260,7 @@ def describe(
         "learning": f"from policy step {config.learning_starts:,} on; replay_ratio {a.replay_ratio:g} is train_ratio "
         f"{train_ratio:g}: each frame is replayed {train_ratio:g} times on average",
         "memory": f"replay of {agent.replay.describe()}",
-        "run": f"{left:,} policy steps, {updates:,.0f} gradient steps, in {run_dir}",
+        "run": f"{begun}{left:,} policy steps, {updates:,.0f} gradient steps, in {run_dir}",
         "time": f"about {format_seconds(seconds)}, at {n / step_seconds:,.0f} policy steps/s simulated and "
         f"{update_seconds:.2f} s per gradient step; evaluation and videos come on top",
     }

@@ -97,7 +97,7 @@ class SequenceReplay:
         """The ring's size for people to read."""
         taken = sum(ring.nbytes for ring in self.storage.values())
         steps = self.length * self.num_envs
-        return f"{steps:,} policy steps take {taken / 2**20:,.0f} MiB on {self.device} ({taken / steps:,.0f} B each)"
+        return f"{steps:,} policy steps, {taken / 2**20:,.0f} MiB on {self.device} ({taken / steps:,.0f} B each)"
 
     def __len__(self) -> int:
         """Policy steps held now, over all worlds."""

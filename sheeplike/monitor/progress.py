@@ -99,6 +99,10 @@ class Progress:
         else:
             _write(self._file, line + "\n")
 
+    def restart_speed(self) -> None:
+        """Forget the speed so far, when what follows will be slower or faster; the estimate begins anew."""
+        self._speed, self._last = None, (self._clock(), self._last[1])
+
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
         _write(self._file, (_CLEAR if _is_terminal(self._file) else "") + text + "\n")
@@ -163,6 +167,9 @@ def phase(name: str, *, after: float = 2.0, every: float | None = None, file: Te
     try:
         yield
         outcome = "took"
+    except KeyboardInterrupt:
+        outcome = "interrupted after"
+        raise
     finally:
         over.set()
         watcher.join()

@@ -64,7 +64,7 @@ def test_unknown_key(refused, key, match):
         ("dry_run=yes", ["dry_run=yes", "true or false", "nearest: dry_run=true"]),
         ("dry_run=1", ["dry_run=1", "true or false", "nearest: dry_run=true"]),
         ("log_every=0", ["log_every=0", "nearest: log_every=1"]),
-        ("video_every=[1,2]", ["video_every=[1,2]", "or null", "nearest: video_every=20000"]),
+        ("video_every=[1,2]", ["video_every=[1,2]", "or null", "nearest: video_every=5000"]),
         ("run_dir=[a]", ["run_dir=[a]", "a text, or null"]),
         ("env.num_envs=0", ["env.num_envs=0", "nearest: env.num_envs=1"]),
         ("env.image_size=50", ["env.image_size=50", "48 to 256", "multiple of 16", "nearest: env.image_size=48"]),
