@@ -49,7 +49,8 @@ class Cartpole:
     and the fraction of the success time held so far.
 
     Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (13 steps) in a row.
-    Nothing terminates an episode.
+    A balanced pole that falls below the horizontal terminates its episode, as in MuJoCo Playground's cart-pole from
+    pixels: what follows would be another task, the swing-up, which nothing terminates.
 
     Args:
         swing_up: start with the pole hanging, or near upright.
@@ -104,7 +105,7 @@ class Cartpole:
         held_steps = jnp.where(good, memory.held_steps + 1, 0)
         return Outcome(
             reward=reward,
-            terminated=jnp.zeros((), bool),
+            terminated=jnp.asarray(not self._swing_up) & (jnp.cos(angle) < 0.0),
             success=held_steps >= SUCCESS_STEPS,
             reward_terms={self._reward_name: reward},
             memory=Memory(held_steps),
