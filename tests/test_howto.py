@@ -58,6 +58,11 @@ def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:
     assert {"test", "cuda12", "cuda13"} <= extras.keys()
 
 
+def test_nothing_is_left_to_be_filled_in() -> None:
+    for page in PAGES:
+        assert "@@" not in page.read_text(encoding="utf-8"), page.name
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", page.read_text(encoding="utf-8")):
