@@ -30,15 +30,6 @@ def observation_space(cameras: Collection[str], vectors: dict[str, int]) -> spac
     )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread: these tensors are too small to share, and waiting for a busy second core would cost seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def make_agent() -> Callable[..., DreamerV3]:
     """Builds an agent of a few thousand parameters; keywords override."""

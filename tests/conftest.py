@@ -1,4 +1,4 @@
-"""One thread: the tensors here are too small to share, and waiting for a busy second core would cost seconds."""
+"""One thread: the tests' tensors are too small to share, and waiting for a busy second core would cost seconds."""
 
 from __future__ import annotations
 
