@@ -104,7 +104,9 @@ def keys() -> str:
     """Every key with what it takes and what it means, for the help of a command that takes a configuration."""
     lines = []
     for item in all_keys():
-        if item.rule.open:
+        if item.rule.choices and item.path == "agent.name":
+            lines.append(f"  with agent.name={item.rule.choices[0]}:")
+        elif item.rule.open:
             lines.append(f"  {item.path + '.*':<32} {item.rule.doc}")
         elif not item.section:
             lines.append(f"  {item.path:<32} {item.rule.doc} ({expectation(item)})")

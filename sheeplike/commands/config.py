@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -21,12 +21,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sheeplike.commands import machine
 from sheeplike.commands.errors import CommandError, InvalidValue, unknown
-from sheeplike.commands.schema import Config, all_keys
+from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
 from sheeplike.commands.validation import unknown_key, validate
 
 # What may change when a run is resumed; anything else would make it another run.
 RESUMABLE = {"total_steps", "log_every", "video_every", "eval", "checkpoint", "logger"}
+
+
+AGENTS = {kind_name(section): section for section in get_args(Agent)}
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Config:
@@ -49,8 +52,15 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
         line.append(f"profile={_profile(overrides)}")
     data, choices = _compose(line, sources)
     if data.get("dry_run") is True:
-        line = [*(_for_hydra(_parse(part)) for part in _dry_run()), *line]
+        line = [*(_for_hydra(_parse(part)) for part in _dry_run(choices["agent"])), *line]
         data, choices = _compose(line, sources)
+    # There is a size whatever the agent, since a profile can only change a choice that has been made.
+    sized = {kind for kind, section in AGENTS.items() if any(key.name == "size" for key in keys_of(section))}
+    name = data["agent"].get("name")
+    if name in AGENTS and name not in sized:
+        if any(override.key_or_group == "agent/size" for override in overrides):
+            raise CommandError(f"agent/size: {name} has no sizes; expected agent={', '.join(sorted(sized))}")
+        data["agent"].pop("size", None)
     try:
         config = validate(data | {"exp": choices["exp"], "profile": choices["profile"]})
     except InvalidValue as error:
@@ -157,8 +167,9 @@ def _profile(overrides: Sequence[Override]) -> str:
     return "cpu" if machine.gpu_problem() else "gpu"
 
 
-def _dry_run() -> list[str]:
-    return yaml.safe_load((CONFIGS / "dry_run.yaml").read_text(encoding="utf-8"))
+def _dry_run(agent: str) -> list[str]:
+    lists = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text(encoding="utf-8"))
+    return lists["all"] + lists.get(agent, [])
 
 
 def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dict[str, str]]:

@@ -5,6 +5,8 @@ Checking, nearest matches, error messages and ``--help`` all come from these cla
 
 from __future__ import annotations
 
+import functools
+import operator
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -96,6 +98,64 @@ class DreamerV3:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Vision:
+    layout: Annotated[str, Rule("the convolutions", choices=("max_pool", "nature"))]
+    head: Annotated[
+        str, Rule("what becomes of the last feature map", choices=("flatten", "average", "max", "spatial_softmax"))
+    ]
+    normalise_channels: Annotated[bool, Rule("whiten each channel of each image, without parameters")]
+    shared: Annotated[bool, Rule("one network for all cameras, or one for each")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO:
+    name: Annotated[str, Rule("the algorithm", choices=("ppo",))]
+    observations: Annotated[
+        tuple[str, ...], Rule("glob patterns of the observations that the policy sees, such as pixels/*")
+    ]
+    value_observations: Annotated[
+        tuple[str, ...] | None, Rule("of those that the value sees, such as privileged_state; null: the same")
+    ]
+    frame_stack: Annotated[int, Rule("frames that an image consists of", at_least=1, at_most=16)]
+    augment: Annotated[bool, Rule("move all images of a trajectory by a random few pixels")]
+    vision: Annotated[Vision, Rule("how images are seen")]
+    activation: Annotated[str, Rule("between layers", choices=("elu", "relu", "silu", "tanh"))]
+    policy_layers: Annotated[tuple[int, ...], Rule("widths of the policy's hidden layers", at_least=1)]
+    value_layers: Annotated[tuple[int, ...], Rule("widths of the value's hidden layers", at_least=1)]
+    shared_trunk: Annotated[bool, Rule("policy and value see through the same convolutions")]
+    distribution: Annotated[
+        str,
+        Rule(
+            "of actions; auto: tanh_normal, or categorical where actions are discrete",
+            choices=("auto", "tanh_normal", "clipped_normal", "categorical"),
+        ),
+    ]
+    rollout_length: Annotated[int, Rule("steps of every world between two updates", at_least=1)]
+    minibatches: Annotated[int, Rule("parts of a rollout, one gradient step each", at_least=1)]
+    epochs: Annotated[int, Rule("passes over a rollout", at_least=1)]
+    discount: Annotated[float, Rule("of future rewards", at_least=0, below=1)]
+    gae_lambda: Annotated[float, Rule("mixing of the advantage estimates", at_least=0, at_most=1)]
+    reward_scaling: Annotated[float, Rule("factor of all rewards", above=0)]
+    learning_rate: Annotated[float, Rule("step size of Adam", above=0, at_most=1)]
+    max_grad_norm: Annotated[float, Rule("largest norm of all gradients together", above=0)]
+    clip: Annotated[float, Rule("how far the ratio of probabilities may leave 1", above=0)]
+    value_clip: Annotated[float | None, Rule("how far a value may move; null: any distance", above=0)]
+    value_scale: Annotated[float, Rule("weight of the value's loss", at_least=0)]
+    entropy_scale: Annotated[float, Rule("weight of the policy's entropy", at_least=0)]
+    normalise_advantage: Annotated[bool, Rule("mean 0 and deviation 1 in each minibatch")]
+    kl_control: Annotated[
+        str,
+        Rule(
+            "what happens when the policy moves by more than kl_target", choices=("none", "early_stop", "adaptive_lr")
+        ),
+    ]
+    kl_target: Annotated[float, Rule("nats of KL divergence between two policies", above=0)]
+
+
+Agent = DreamerV3 | PPO  # which one, its name tells
+
+
+@dataclass(frozen=True, kw_only=True)
 class Eval:
     every: Annotated[int | None, Rule("policy steps between two evaluations; null: none", at_least=1)]
     episodes: Annotated[int, Rule("episodes of one evaluation", at_least=1)]
@@ -136,7 +196,10 @@ class Config:
     seed: Annotated[int, Rule("of everything that is random", at_least=0, at_most=2**31 - 1)]
     total_steps: Annotated[int, Rule("policy steps of the whole run", at_least=1, at_most=10**12)]
     learning_starts: Annotated[
-        int | None, Rule("policy steps before the first gradient step; null: when the replay holds one batch")
+        int | None,
+        Rule(
+            "policy steps before the first gradient step; null: when there is enough to learn from, as for PPO always"
+        ),
     ]
     run_dir: Annotated[str | None, Rule("where the run is kept; null: logs/<env>/<agent>/<exp>/seed_<seed>")]
     dry_run: Annotated[bool, Rule("pass through every stage once, in the shortest time")]
@@ -145,7 +208,7 @@ class Config:
         int | None, Rule("policy steps between two videos of the world model; null: none", at_least=1)
     ]
     env: Annotated[Env, Rule("the task and its worlds")]
-    agent: Annotated[DreamerV3, Rule("the algorithm and its numbers")]
+    agent: Annotated[Agent, Rule("the algorithm and its numbers")]
     eval: Annotated[Eval, Rule("evaluation in worlds of its own")]
     checkpoint: Annotated[Checkpoint, Rule("checkpoints")]
     fabric: Annotated[Fabric, Rule("device and precision")]
@@ -165,28 +228,45 @@ class Key(NamedTuple):
         return self.path.rpartition(".")[2]
 
     @property
+    def sections(self) -> dict[str, type]:
+        """What describes the keys below this one: a class, or one for each value of their key ``name``."""
+        kinds = [kind for kind in (self.type, *get_args(self.type)) if is_dataclass(kind)]
+        return {kind_name(kind): kind for kind in kinds}
+
+    @property
     def section(self) -> bool:
         """Whether other keys are below this one."""
-        return is_dataclass(self.type) or get_origin(self.type) is dict
+        return bool(self.sections) or get_origin(self.type) is dict
 
     def below(self) -> list[Key]:
-        """The keys directly below this one."""
-        if is_dataclass(self.type):
-            return keys_of(self.type, f"{self.path}.")
+        """The keys directly below this one, of all its variants."""
+        if self.sections:
+            return [key for kind in self.sections.values() for key in keys_of(kind, f"{self.path}.")]
         return [Key(f"{self.path}.{name}", get_args(self.type)[1], False, self.rule) for name in self.rule.names]
+
+
+def kind_name(cls: type) -> str:
+    """The only value that the key ``name`` of a section may have; empty where that does not tell sections apart."""
+    rule = next((get_args(hint)[1] for name, hint in _hints(cls).items() if name == "name"), Rule(""))
+    return rule.choices[0] if len(rule.choices) == 1 else ""
 
 
 def keys_of(cls: type, prefix: str = "") -> list[Key]:
     """The keys directly in the section that ``cls`` describes."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     found = []
     for item in fields(cls):
         hint, rule = get_args(hints[item.name])
         nullable = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
         if nullable:
-            (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
+            kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+            hint = functools.reduce(operator.or_, kinds)
         found.append(Key(prefix + item.name, hint, nullable, rule))
     return found
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def all_keys(within: list[Key] | None = None) -> Iterator[Key]:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,17 +16,14 @@ from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 
 from sheeplike import checkpoint, envs
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.dreamer_v3.actor_critic import ActionCodec
-from sheeplike.agents.dreamer_v3.agent import replay_spec
-from sheeplike.agents.dreamer_v3.observations import ObservationKeys
+from sheeplike.agents.agent import Agent
+from sheeplike.commands.agents import describe_agent, gradient_steps, make_agent, plan_memory
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.recorder import Recorder, restore, save
 from sheeplike.commands.run_directory import CHECKPOINTS, create, lock, update
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, Every, LoopState, evaluate, train
-from sheeplike.memory import SequenceReplay
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
 
@@ -134,46 +131,12 @@ def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
     )
 
 
-def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> DreamerV3:
-    """The agent that the configuration describes, for these worlds."""
-    agent = config.agent
-    return DreamerV3(
-        worlds.single_observation_space,
-        worlds.single_action_space,
-        num_envs=worlds.num_envs,
-        device=fabric.device,
-        size=make_size(config),
-        observations=agent.observations,
-        replay_ratio=agent.replay_ratio,
-        learning_starts=config.learning_starts,
-        batch_size=agent.batch_size,
-        batch_length=agent.batch_length,
-        replay_size=agent.replay_size,
-        imagination_length=agent.imagination_length,
-        horizon=agent.horizon,
-        return_lambda=agent.return_lambda,
-        entropy_scale=agent.entropy_scale,
-        slow_critic_rate=agent.slow_critic_rate,
-        free_nats=agent.kl_free_nats,
-        unimix=agent.unimix,
-        policy_unimix=agent.policy_unimix,
-        loss_scales=agent.loss_scales,
-        learning_rate=agent.learning_rate,
-        warmup=agent.warmup,
-        betas=(agent.beta1, agent.beta2),
-        eps=agent.eps,
-        agc=agent.agc,
-        autocast=fabric.autocast,
-        seed=config.seed,
-    )
-
-
 @dataclass
 class Evaluator:
     """Evaluates the agent in worlds of its own, which are built when they are first needed."""
 
     config: Config
-    agent: DreamerV3
+    agent: Agent
     device: torch.device
     worlds: VectorEnv | None = None
 
@@ -200,20 +163,6 @@ class Evaluator:
             self.worlds.close()
 
 
-def plan_memory(config: Config, worlds: VectorEnv) -> str:
-    """What the replay is about to take."""
-    keys = ObservationKeys(worlds.single_observation_space, config.agent.observations)
-    spec = replay_spec(keys, ActionCodec(worlds.single_action_space), make_size(config))
-    size = config.agent.replay_size
-    taken = SequenceReplay.footprint(spec, worlds.num_envs, size)
-    return f"replay of {size:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}"
-
-
-def make_size(config: Config) -> Size:
-    """The widths of the model."""
-    return Size(**{name: value for name, value in asdict(config.agent.size).items() if name != "name"})
-
-
 def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
     """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
     worlds.reset(seed=0)
@@ -228,7 +177,7 @@ def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
 
 def describe(
     config: Config,
-    agent: DreamerV3,
+    agent: Agent,
     worlds: VectorEnv,
     run_dir: Path,
     state: LoopState,
@@ -236,33 +185,20 @@ def describe(
     update_seconds: float,
 ) -> dict[str, str]:
     """What is about to happen, name to text."""
-    a, n = config.agent, worlds.num_envs
-    per_iteration = n * a.replay_ratio
-    train_ratio = a.replay_ratio * a.batch_size * a.batch_length
     left = config.total_steps - state.policy_steps
+    updates = gradient_steps(config, state.policy_steps)
     begun = f"continued from policy step {state.policy_steps:,}: " if state.policy_steps else ""
-    updates = max(config.total_steps - max(config.learning_starts, state.policy_steps), 0) * a.replay_ratio
-    seconds = left / n * step_seconds + updates * update_seconds
-    parameters = sum(p.numel() for p in agent.modules.parameters() if p.requires_grad)
-    if per_iteration >= 1:
-        rhythm = f"{n} policy steps, then {per_iteration:g} gradient steps"
-    else:
-        rhythm = f"{n} policy steps; one gradient step every {1 / per_iteration:g} iterations"
+    seconds = left / worlds.num_envs * step_seconds + updates * update_seconds
     cuda = worlds.device.type == "cuda"
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     device = torch.cuda.get_device_name(worlds.device) if cuda else f"CPU, torch on {threads}"
     return {
-        "task": f"{config.env.name}: {n} worlds, episodes of {worlds.episode_length} steps",
-        "sees": ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items()),
-        "agent": f"{a.name}, size {a.size.name}: {parameters:,} parameters",
+        "task": f"{config.env.name}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
         "device": f"{device}; {config.fabric.precision}; profile {config.profile}",
-        "one iteration": rhythm,
-        "learning": f"from policy step {config.learning_starts:,} on; replay_ratio {a.replay_ratio:g} is train_ratio "
-        f"{train_ratio:g}: each frame is replayed {train_ratio:g} times on average",
-        "memory": f"replay of {agent.replay.describe()}",
-        "run": f"{begun}{left:,} policy steps, {updates:,.0f} gradient steps, in {run_dir}",
-        "time": f"about {format_seconds(seconds)}, at {n / step_seconds:,.0f} policy steps/s simulated and "
-        f"{update_seconds:.2f} s per gradient step; evaluation and videos come on top",
+        **describe_agent(config, agent),
+        "run": f"{begun}{left:,} policy steps, {updates:,} gradient steps, in {run_dir}",
+        "time": f"about {format_seconds(seconds)}, at {worlds.num_envs / step_seconds:,.0f} policy steps/s simulated "
+        f"and {update_seconds:.2f} s per gradient step; evaluation and videos come on top",
     }
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args, get_origin
 
 from sheeplike.commands.errors import CommandError, InvalidValue, nearest, unknown
-from sheeplike.commands.schema import Config, Key, Rule, all_keys, keys_of
+from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
 from sheeplike.envs import list_envs, task_options
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
@@ -26,11 +26,13 @@ def validate(data: dict[str, Any]) -> Config:
     """
     config = Config(**_section(keys_of(Config), data, ""))
     _check_task(config)
-    _check_replay(config)
-    starts = _learning_starts(config)
+    if isinstance(config.agent, DreamerV3):
+        _check_replay(config)
+        config = replace(config, learning_starts=_learning_starts(config))
+    else:
+        _check_rollout(config)
     return replace(
         config,
-        learning_starts=starts,
         eval=replace(config.eval, num_envs=_evaluation_worlds(config)),
         fabric=replace(
             config.fabric, accelerator={"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
@@ -38,10 +40,20 @@ def validate(data: dict[str, Any]) -> Config:
     )
 
 
-def unknown_key(path: str) -> CommandError:
-    """The error for a key that does not exist, with the nearest that does."""
+def unknown_key(path: str, kind: str = "") -> CommandError:
+    """The error for a key that does not exist, with the nearest that does.
+
+    Args:
+        kind: the variant of the section that has no such key, as ``ppo`` of ``agent``.
+    """
     known = list(all_keys())
-    last = path.rpartition(".")[2]
+    if any(item.path == path for item in known):
+        section = path.partition(".")[0]
+        (variants,) = (item.sections for item in known if item.path == section)
+        match = nearest(last_name(path), [item.name for item in keys_of(variants[kind])])
+        hint = f"nearest: {section}.{match}; " if match else ""
+        return CommandError(f"{path}: {kind} has no such key; {hint}python -m sheeplike train --help lists every key")
+    last = last_name(path)
     same_name = [item.path for item in known if item.name == last]
     match = nearest(path, same_name) or next(iter(same_name), None) or nearest(path, [item.path for item in known])
     if match is None:
@@ -51,11 +63,17 @@ def unknown_key(path: str) -> CommandError:
     return CommandError(f"unknown key {path!r}: {hint}python -m sheeplike train --help lists every key")
 
 
+def last_name(path: str) -> str:
+    """The key without the sections that it is in."""
+    return path.rpartition(".")[2]
+
+
 def expectation(item: Key) -> str:
     """What a key takes, in words."""
     rule = item.rule
     if get_origin(item.type) is tuple:
-        text = "a list of one or more names"
+        numbers = get_args(item.type)[0] is int
+        text = f"a list of one or more {f'integers of at least {rule.at_least}' if numbers else 'names'}"
     elif item.section:
         text = "a section"
     elif item.type is bool:
@@ -80,7 +98,7 @@ def _section(keys: list[Key], data: Any, path: str) -> dict[str, Any]:
         raise InvalidValue(path, data, f"a section with the keys {', '.join(names)}")
     for name in data:
         if name not in names:
-            raise unknown_key(f"{path}.{name}" if path else str(name))
+            raise unknown_key(f"{path}.{name}" if path else str(name), str(data.get("name")))
     for item in keys:
         if item.name not in data:
             raise CommandError(f"{item.path} is missing: expected {expectation(item)}")
@@ -90,8 +108,9 @@ def _section(keys: list[Key], data: Any, path: str) -> dict[str, Any]:
 def _value(item: Key, value: Any) -> Any:
     if value is None and item.nullable:
         return None
-    if is_dataclass(item.type):
-        return item.type(**_section(item.below(), value, item.path))
+    if item.sections:
+        kind = _kind(item, value)
+        return kind(**_section(keys_of(kind, f"{item.path}."), value, item.path))
     if item.section and not item.rule.open:
         return _section(item.below(), value, item.path)
     if item.section:
@@ -99,10 +118,12 @@ def _value(item: Key, value: Any) -> Any:
             raise InvalidValue(item.path, value, "a section of names and values, such as {name: 1}")
         return dict(value)
     if get_origin(item.type) is tuple:
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        kind = get_args(item.type)[0]
+        listed = value if isinstance(value, list) else [value]
+        checked = [_scalar(kind, item.rule, one) if kind is int or isinstance(one, str) else None for one in listed]
+        if not listed or None in checked:
             raise InvalidValue(item.path, value, expectation(item))
-        return tuple(texts)
+        return tuple(checked)
     kind = int if _takes_pair(item) else item.type
     if _takes_pair(item) and isinstance(value, list) and len(value) == 2:
         pair = tuple(_scalar(kind, item.rule, side) for side in value)
@@ -113,6 +134,17 @@ def _value(item: Key, value: Any) -> Any:
     if checked is None:
         raise InvalidValue(item.path, value, expectation(item), _nearest(kind, item.rule, value))
     return checked
+
+
+def _kind(item: Key, value: Any) -> type:
+    """Which of the classes that can describe a section describes this one."""
+    if len(item.sections) == 1:
+        return next(iter(item.sections.values()))
+    name = value.get("name") if isinstance(value, dict) else None
+    if name not in item.sections:
+        names = list(item.sections)
+        raise InvalidValue(f"{item.path}.name", name, f"one of {', '.join(names)}", nearest(str(name), names))
+    return item.sections[name]
 
 
 def _takes_pair(item: Key) -> bool:
@@ -190,6 +222,32 @@ def _check_replay(config: Config) -> None:
             if longest >= 2
             else f"a replay that holds a sequence of each of the {worlds} worlds: agent.replay_size={needed}",
             longest if longest >= 2 else None,
+        )
+
+
+def _check_rollout(config: Config) -> None:
+    """A rollout must divide into minibatches, and the run must be long enough for one."""
+    agent, worlds = config.agent, config.env.num_envs
+    steps = worlds * agent.rollout_length
+    if steps % agent.minibatches:
+        divisors = [count for count in range(1, steps + 1) if steps % count == 0]
+        raise InvalidValue(
+            "agent.minibatches",
+            agent.minibatches,
+            f"a divisor of the rollout's {steps} steps (env.num_envs={worlds} x agent.rollout_length="
+            f"{agent.rollout_length})",
+            min(divisors, key=lambda count: abs(count - agent.minibatches)),
+        )
+    if config.learning_starts is not None:
+        raise InvalidValue("learning_starts", config.learning_starts, "null: ppo learns whenever a rollout is complete")
+    first = steps + worlds
+    if config.total_steps < first:
+        raise InvalidValue(
+            "total_steps",
+            config.total_steps,
+            f"at least {first}, where the first rollout is complete: {agent.rollout_length} steps of each of the "
+            f"{worlds} worlds, and the one that bootstraps them",
+            first,
         )
 
 

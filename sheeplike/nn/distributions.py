@@ -1,4 +1,4 @@
-"""The probability distributions of DreamerV3 (``danijar/dreamerv3`` ``embodied/jax/outs.py``, ``heads.py``).
+"""Probability distributions. Those of DreamerV3 follow ``danijar/dreamerv3`` ``embodied/jax/outs.py``, ``heads.py``.
 
 All of them compute in float32 whatever the precision of their inputs, draw from torch's global generator of the
 device, and never synchronise with the host.
@@ -79,23 +79,20 @@ def categorical_kl(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
     return (p.probs * (p.log_probs - q.log_probs)).sum((-2, -1))
 
 
-class BoundedNormal:
-    """Diagonal normal with mean in (-1, 1) and standard deviation in (min_std, max_std).
-
-    Samples are not clipped: the replay keeps what was drawn, so that its log-probability is right, and the environment
-    clips what it executes.
+class Normal:
+    """Diagonal normal over actions; the environment clips what it executes to its bounds.
 
     Args:
-        raw: ``(B, 2A)``, the mean's pre-activation, then the deviation's.
+        mean: ``(B, A)``.
+        std: ``(B, A)`` or ``(A,)``, above 0.
     """
 
-    def __init__(self, raw: Tensor, min_std: float = 0.1, max_std: float = 1.0) -> None:
-        mean, std = raw.float().chunk(2, -1)
-        self.mean = torch.tanh(mean)
-        self.std = (max_std - min_std) * torch.sigmoid(std + 2.0) + min_std
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        self.mean = mean.float()
+        self.std = std.float().expand_as(self.mean)
 
     def sample(self) -> Tensor:
-        """``(B, A)`` float32, without gradient (REINFORCE needs none)."""
+        """``(B, A)`` float32, without gradient."""
         return (self.mean + self.std * torch.randn_like(self.mean)).detach()
 
     def mode(self) -> Tensor:
@@ -110,6 +107,49 @@ class BoundedNormal:
     def entropy(self) -> Tensor:
         """``(B,)`` in nats."""
         return (0.5 + 0.5 * math.log(2 * math.pi) + self.std.log()).sum(-1)
+
+
+class BoundedNormal(Normal):
+    """:class:`Normal` with mean in (-1, 1) and standard deviation in (min_std, max_std), as DreamerV3 has it.
+
+    Samples are not clipped: the replay keeps what was drawn, so that its log-probability is right, and the environment
+    clips what it executes.
+
+    Args:
+        raw: ``(B, 2A)``, the mean's pre-activation, then the deviation's.
+    """
+
+    def __init__(self, raw: Tensor, min_std: float = 0.1, max_std: float = 1.0) -> None:
+        mean, std = raw.float().chunk(2, -1)
+        super().__init__(torch.tanh(mean), (max_std - min_std) * torch.sigmoid(std + 2.0) + min_std)
+
+
+class TanhNormal(Normal):
+    """The distribution of ``tanh(x)`` for a normal ``x``; all actions here are ``x``, which no rounding can lose.
+
+    The standard deviation is ``softplus(std) + 0.001``, as in Brax.
+
+    Args:
+        raw: ``(B, 2A)``, the mean of ``x``, then the deviation's pre-activation.
+    """
+
+    def __init__(self, raw: Tensor) -> None:
+        mean, std = raw.float().chunk(2, -1)
+        super().__init__(mean, F.softplus(std) + 0.001)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Of ``tanh(action)``: ``(B, A) -> (B,)``."""
+        return super().log_prob(action) - _log_slope(action).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """``(B,)`` in nats, estimated from one sample, since there is no closed form; its gradient is unbiased."""
+        drawn = self.mean + self.std * torch.randn_like(self.mean)
+        return super().entropy() + _log_slope(drawn).sum(-1)
+
+
+def _log_slope(x: Tensor) -> Tensor:
+    """``log(d tanh(x) / dx)``, finite for every ``x``."""
+    return 2 * (math.log(2) - x - F.softplus(-2 * x))
 
 
 class Bernoulli:

@@ -29,3 +29,39 @@ class PercentileScale(nn.Module):
     def scale(self) -> Tensor:
         """The current scale, 0-dim float32."""
         return (self.range[1] - self.range[0]).clamp_min(self.limit)
+
+
+class RunningNorm(nn.Module):
+    """Whitens vectors by the mean and variance of everything taken in so far.
+
+    Batches are merged by the parallel formula of Chan et al. (1983), so that the order of the data does not matter.
+    Until the first :meth:`update`, vectors pass unchanged.
+
+    Args:
+        size: length ``D`` of the vectors.
+        limit: whitened values are clipped to ``[-limit, limit]``.
+    """
+
+    def __init__(self, size: int, limit: float = 10.0) -> None:
+        super().__init__()
+        self.limit = limit
+        # In float64: after millions of steps float32 could not count on.
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("square", torch.zeros(size, dtype=torch.float64))  # sum of squared deviations
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Take in ``(B, D)`` vectors."""
+        x = x.double()
+        mean, count = x.mean(0), x.shape[0]
+        total = self.count + count
+        gap = mean - self.mean
+        self.square += (x - mean).square().sum(0) + gap.square() * self.count * count / total
+        self.mean += gap * count / total
+        self.count.copy_(total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, D)`` to whitened ``(B, D)`` float32."""
+        std = torch.where(self.count > 0, (self.square / self.count.clamp_min(1)).sqrt(), 1.0).clamp_min(1e-6)
+        return ((x - self.mean.float()) / std.float()).clamp(-self.limit, self.limit)

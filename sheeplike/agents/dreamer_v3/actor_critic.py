@@ -9,50 +9,15 @@ Shape letters: ``B`` sequences or imagined rollouts, ``T`` steps of a sequence, 
 
 from __future__ import annotations
 
-import gymnasium
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.world_model import TwoHotHead
+from sheeplike.agents.spaces import ActionCodec
 from sheeplike.nn.distributions import BoundedNormal, OneHotCategorical, TwoHot
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import PercentileScale
-
-
-class ActionCodec:
-    """Translates between what the environment takes and what the model sees.
-
-    Continuous actions in ``[-1, 1]`` are the same on both sides; a discrete action is an index outside and a one-hot
-    vector inside.
-
-    Raises:
-        ValueError: the space is neither ``Discrete`` nor a ``Box`` of one axis with bounds -1 and 1.
-    """
-
-    def __init__(self, space: gymnasium.spaces.Space) -> None:
-        self.discrete = isinstance(space, gymnasium.spaces.Discrete)
-        if self.discrete:
-            self.width = int(space.n)
-        elif isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
-            if not (np.all(space.low == -1) and np.all(space.high == 1)):
-                raise ValueError(
-                    f"action space {space}: expected bounds -1 and 1; wrap the environment in "
-                    "gymnasium.wrappers.vector.RescaleAction"
-                )
-            self.width = space.shape[0]
-        else:
-            raise ValueError(f"action space {space}: expected Discrete or a Box of shape (A,)")
-
-    def to_env(self, action: Tensor) -> Tensor:
-        """``(N, A)`` to ``(N,)`` int64 if discrete, else unchanged."""
-        return action.argmax(-1) if self.discrete else action
-
-    def from_env(self, action: Tensor) -> Tensor:
-        """Inverse of :meth:`to_env`: ``(N, A)`` float32."""
-        return F.one_hot(action.long(), self.width).float() if self.discrete else action.float()
 
 
 class Policy(nn.Module):

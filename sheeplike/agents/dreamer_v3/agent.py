@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction, Ratio, Step
-from sheeplike.agents.dreamer_v3.actor_critic import ActionCodec, ActorCritic, imagination_loss, replay_value_loss
-from sheeplike.agents.dreamer_v3.observations import ObservationKeys
+from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
+from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.report import open_loop
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
+from sheeplike.agents.spaces import ActionCodec
 from sheeplike.memory import SequenceReplay
 from sheeplike.nn.optimizers import LaProp, update_slow
 
@@ -104,7 +105,7 @@ class DreamerV3:
         self.batch_size, self.batch_length = batch_size, batch_length
         self.horizon, self.return_lambda, self.entropy_scale = horizon, return_lambda, entropy_scale
         self.slow_critic_rate, self.autocast = slow_critic_rate, autocast
-        self.keys = ObservationKeys(observation_space, observations)
+        self.keys = ModelKeys(observation_space, observations)
         self.codec = ActionCodec(action_space)
         self.scales = {**LOSS_SCALES, **(loss_scales or {})}
         if unknown := self.scales.keys() - LOSS_SCALES.keys():
@@ -348,7 +349,7 @@ def compact(latent: Latent) -> dict[str, Tensor]:
 
 
 def replay_spec(
-    keys: ObservationKeys, codec: ActionCodec, size: Size, stoch: int = 32
+    keys: ModelKeys, codec: ActionCodec, size: Size, stoch: int = 32
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """What one step of one world takes in the replay: key to (shape, dtype)."""
     obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}

@@ -7,14 +7,13 @@ share one size; vectors are squashed by symlog and concatenated in the order of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
 from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.nn.distributions import symlog
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.vision import ImageDecoder, ImageEncoder
@@ -23,56 +22,31 @@ from sheeplike.nn.vision import ImageDecoder, ImageEncoder
 RESERVED = {"reward", "continue", "dyn", "rep", "policy", "value", "replay_value"}
 
 
-class ObservationKeys:
-    """The observations chosen by glob patterns, split into images and vectors.
+class ModelKeys(ObservationKeys):
+    """The observations that the model sees and predicts: chosen by patterns, with cameras of one size.
 
     Attributes:
-        images: sorted keys of uint8 ``(H, W, C)`` spaces.
-        vectors: sorted keys of float32 ``(D,)`` spaces.
+        image_size: ``(H, W)`` of all cameras, or None without any.
 
     Raises:
-        ValueError: a pattern matches no observation, cameras differ in size, a space is neither image nor vector, or
-            an observation has the name of a loss.
+        ValueError: as :class:`~sheeplike.agents.spaces.ObservationKeys`; cameras differ in size, or an observation has
+            the name of a loss.
     """
 
     def __init__(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> None:
-        chosen: set[str] = set()
-        for pattern in patterns:
-            found = [key for key in space if fnmatchcase(key, pattern)]
-            if not found:
-                near = get_close_matches(pattern, list(space), 1, 0.0)
-                raise ValueError(
-                    f"observation {pattern!r}: the environment has {', '.join(sorted(space))}; nearest is {near[0]!r}"
-                )
-            chosen.update(found)
-        self.spaces = {key: space[key] for key in sorted(chosen)}
+        super().__init__(space, patterns)
         if taken := self.spaces.keys() & RESERVED:
             raise ValueError(f"observation {sorted(taken)[0]!r}: the name of a loss; rename it in the environment")
-        self.images = [key for key, s in self.spaces.items() if len(s.shape) == 3 and s.dtype == "uint8"]
-        self.vectors = [key for key, s in self.spaces.items() if len(s.shape) == 1 and s.dtype == "float32"]
-        for key in self.spaces.keys() - {*self.images, *self.vectors}:
-            s = self.spaces[key]
-            raise ValueError(
-                f"observation {key!r}: shape {s.shape} {s.dtype}; expected uint8 (H, W, C) or float32 (D,)"
-            )
         sizes = {self.spaces[key].shape[:2] for key in self.images}
         if len(sizes) > 1:
             raise ValueError(f"cameras {self.images} have sizes {sorted(sizes)}; all must share one")
         self.image_size: tuple[int, int] | None = next(iter(sizes), None)
 
-    def channels(self, key: str) -> int:
-        """Channels of a camera."""
-        return self.spaces[key].shape[-1]
-
-    def width(self, key: str) -> int:
-        """Length of a vector."""
-        return self.spaces[key].shape[0]
-
 
 class Encoder(nn.Module):
     """Observations ``(B, ...)`` to an embedding ``(B, outputs)``."""
 
-    def __init__(self, keys: ObservationKeys, *, depth: int, units: int, layers: int = 3) -> None:
+    def __init__(self, keys: ModelKeys, *, depth: int, units: int, layers: int = 3) -> None:
         super().__init__()
         self.keys = keys
         self.outputs = 0
@@ -96,7 +70,7 @@ class Decoder(nn.Module):
     """Latents to predicted observations: images in [0, 1], vectors in symlog space."""
 
     def __init__(
-        self, keys: ObservationKeys, *, deter: int, stoch: int, depth: int, units: int, blocks: int = 8, layers: int = 3
+        self, keys: ModelKeys, *, deter: int, stoch: int, depth: int, units: int, blocks: int = 8, layers: int = 3
     ) -> None:
         super().__init__()
         self.keys = keys

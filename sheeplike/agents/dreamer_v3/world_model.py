@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from sheeplike.agents.dreamer_v3.observations import Decoder, Encoder, ObservationKeys
+from sheeplike.agents.dreamer_v3.observations import Decoder, Encoder, ModelKeys
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.sizes import Size
 from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl
@@ -54,7 +54,7 @@ class WorldModel(nn.Module):
 
     def __init__(
         self,
-        keys: ObservationKeys,
+        keys: ModelKeys,
         actions: int,
         size: Size,
         *,

@@ -12,12 +12,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from sheeplike.agents.dreamer_v3.actor_critic import (
-    ActionCodec,
     ActorCritic,
     Policy,
     imagination_loss,
     replay_value_loss,
 )
+from sheeplike.agents.spaces import ActionCodec
 from sheeplike.nn.distributions import BoundedNormal, OneHotCategorical, TwoHotBins
 from sheeplike.nn.normalizers import PercentileScale
 

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.dreamer_v3.observations import Encoder, ObservationKeys
+from sheeplike.agents.dreamer_v3.observations import Encoder, ModelKeys
 
 IMAGE = spaces.Box(0, 255, (48, 48, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -29,7 +29,7 @@ SPACE = spaces.Dict({"state": VECTOR, "pixels/wrist": IMAGE, "privileged_state":
 def test_patterns_choose_observations_in_sorted_order(
     patterns: tuple[str, ...], images: list[str], vectors: list[str]
 ) -> None:
-    keys = ObservationKeys(SPACE, patterns)
+    keys = ModelKeys(SPACE, patterns)
     assert (keys.images, keys.vectors) == (images, vectors)
 
 
@@ -62,7 +62,7 @@ def test_a_batch_longer_than_the_ring_is_refused(make_agent: Callable[..., Dream
 
 
 def test_cameras_are_concatenated_along_channels_in_sorted_order() -> None:
-    keys = ObservationKeys(SPACE, ("pixels/*",))
+    keys = ModelKeys(SPACE, ("pixels/*",))
     encoder = Encoder(keys, depth=2, units=16)
     seen = []
     encoder.cnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -76,7 +76,7 @@ def test_cameras_are_concatenated_along_channels_in_sorted_order() -> None:
 
 
 def test_vector_and_image_embeddings_are_joined() -> None:
-    keys = ObservationKeys(SPACE, ("pixels/front", "state"))
+    keys = ModelKeys(SPACE, ("pixels/front", "state"))
     encoder = Encoder(keys, depth=2, units=16)
     embed = encoder({"pixels/front": torch.zeros(5, 48, 48, 3, dtype=torch.uint8), "state": torch.zeros(5, 4)})
     assert embed.shape == (5, 16 + 3 * 3 * 8)

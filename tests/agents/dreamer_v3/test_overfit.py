@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from sheeplike.agents.dreamer_v3 import Size
-from sheeplike.agents.dreamer_v3.observations import ObservationKeys
+from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.nn.optimizers import LaProp
 
@@ -47,7 +47,7 @@ def test_a_world_model_overfits_one_batch_to_near_zero_reconstruction_error() ->
     truth = batch["pixels/front"].double() / 255
     constant = psnr(float((truth - truth.mean((0, 1), keepdim=True)).square().mean()))
 
-    keys = ObservationKeys(spaces.Dict({"pixels/front": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)}), ("*",))
+    keys = ModelKeys(spaces.Dict({"pixels/front": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)}), ("*",))
     world = WorldModel(keys, 2, Size(deter=256, hidden=64, classes=4, depth=8, units=64))
     optimizer = LaProp(world.parameters(), 4e-3, warmup=20)
     start = world.rssm.initial(SEQUENCES, torch.device("cpu"))

@@ -9,9 +9,10 @@ import torch
 from gymnasium import spaces
 
 from sheeplike.agents.dreamer_v3 import SIZES, DreamerV3
-from sheeplike.agents.dreamer_v3.actor_critic import ActionCodec, ActorCritic
-from sheeplike.agents.dreamer_v3.observations import ObservationKeys
+from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic
+from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
+from sheeplike.agents.spaces import ActionCodec
 
 SIX = spaces.Box(-1, 1, (6,), np.float32)
 VISION = spaces.Dict({"pixels/front": spaces.Box(0, 255, (64, 64, 3), np.uint8)})
@@ -22,7 +23,7 @@ def count(size: str, observations: spaces.Dict, actions: gymnasium.spaces.Space 
     """Trainable parameters of a model that is never allocated."""
     codec = ActionCodec(actions)
     with torch.device("meta"):
-        world = WorldModel(ObservationKeys(observations, ("*",)), codec.width, SIZES[size])
+        world = WorldModel(ModelKeys(observations, ("*",)), codec.width, SIZES[size])
         critic = ActorCritic(world.rssm.features, codec, SIZES[size].units)
     return sum(p.numel() for part in (world, critic) for p in part.parameters() if p.requires_grad)
 

@@ -1,0 +1,363 @@
+"""The PPO agent: its player, its rollout and its one gradient update.
+
+Sources: Schulman et al. (2017); Huang et al. (2022), "The 37 implementation details of PPO"; the recipes for pixels of
+Brax and MuJoCo Playground.
+
+Shape letters: ``N`` worlds, ``T`` steps of a trajectory, ``B`` minibatch, ``A`` action, ``H W C`` image.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from sheeplike.agents.agent import Prediction, Step
+from sheeplike.agents.ppo.losses import approximate_kl, gae, masked_mean, normalise, policy_loss, value_loss
+from sheeplike.agents.ppo.networks import ActorCritic, Vision
+from sheeplike.agents.ppo.player import PPOPlayer
+from sheeplike.agents.spaces import ActionCodec, ObservationKeys
+from sheeplike.memory import Rollout
+from sheeplike.memory.replay import Spec
+
+SHIFT = 4  # pixels by which augmentation moves an image at most
+KL_CONTROLS = ("none", "early_stop", "adaptive_lr")
+# How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
+LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
+
+
+class PPO:
+    """Proximal policy optimisation, a :class:`sheeplike.agents.agent.Agent`.
+
+    When every world has taken ``rollout_length`` steps, ``epochs`` passes are made over them, each in ``minibatches``
+    parts drawn without replacement.
+
+    Args:
+        observation_space, action_space: of one world.
+        num_envs: training worlds ``N``.
+        device: where networks and rollout live.
+        observations: glob patterns of what the policy sees: pixels, vectors or both.
+        value_observations: of what the value sees, which may be more, such as ``privileged_state``; None: the same.
+        frame_stack: frames that an image consists of. The policy has no memory: from one frame nothing moves.
+        vision, activation, policy_layers, value_layers, shared_trunk, distribution: of the networks.
+        augment: move all images of a camera in one trajectory by a random few pixels.
+        rollout_length: steps of every world between two updates.
+        minibatches, epochs: gradient steps per pass, and passes.
+        discount, gae_lambda: of future rewards, and of longer advantage estimates.
+        reward_scaling: factor of all rewards.
+        learning_rate: of Adam.
+        clip: how far the ratio of probabilities may leave 1.
+        value_clip: how far a value may move, or None.
+        value_scale, entropy_scale: weights of the losses.
+        normalise_advantage: per minibatch.
+        max_grad_norm: of all gradients together.
+        kl_control: what happens when the policy has moved by more than ``kl_target`` nats: ``none``, ``early_stop``
+            (the rest of the updates on this rollout changes nothing) or ``adaptive_lr``.
+        autocast: context of the networks' arithmetic.
+        seed: of the parameters and of minibatches and shifts.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Dict,
+        action_space: gymnasium.spaces.Space,
+        *,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        observations: Sequence[str] = ("pixels/*",),
+        value_observations: Sequence[str] | None = None,
+        frame_stack: int = 1,
+        vision: Vision = Vision(),  # noqa: B008, immutable
+        activation: str = "elu",
+        policy_layers: Sequence[int] = (128, 64),
+        value_layers: Sequence[int] = (128, 64),
+        shared_trunk: bool = False,
+        distribution: str = "auto",
+        augment: bool = False,
+        rollout_length: int = 20,
+        minibatches: int = 8,
+        epochs: int = 8,
+        discount: float = 0.99,
+        gae_lambda: float = 0.95,
+        reward_scaling: float = 1.0,
+        learning_rate: float = 1e-3,
+        clip: float = 0.3,
+        value_clip: float | None = None,
+        value_scale: float = 0.5,
+        entropy_scale: float = 0.01,
+        normalise_advantage: bool = True,
+        max_grad_norm: float = 1.0,
+        kl_control: str = "none",
+        kl_target: float = 0.01,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        seed: int = 0,
+    ) -> None:
+        if num_envs * rollout_length % minibatches:
+            raise ValueError(f"{num_envs} worlds x {rollout_length} steps do not divide into {minibatches} minibatches")
+        if kl_control not in KL_CONTROLS:
+            raise ValueError(f"kl_control {kl_control!r}: expected one of {', '.join(KL_CONTROLS)}")
+        self.device = torch.device(device)
+        self.num_envs, self.rollout_length = num_envs, rollout_length
+        self.frame_stack, self.augment, self.autocast = frame_stack, augment, autocast
+        self.minibatches, self.epochs = minibatches, epochs
+        self.discount, self.gae_lambda, self.reward_scaling = discount, gae_lambda, reward_scaling
+        self.clip, self.value_clip = clip, value_clip
+        self.value_scale, self.entropy_scale = value_scale, entropy_scale
+        self.normalise_advantage, self.max_grad_norm = normalise_advantage, max_grad_norm
+        self.kl_control, self.kl_target = kl_control, kl_target
+        policy_keys = ObservationKeys(observation_space, observations)
+        value_keys = ObservationKeys(observation_space, value_observations or observations)
+        self.keys = ObservationKeys(observation_space, sorted({*policy_keys.spaces, *value_keys.spaces}))
+        self.codec = ActionCodec(action_space)
+        with self._own_randomness():
+            torch.manual_seed(seed)
+            self.networks = ActorCritic(
+                policy_keys,
+                value_keys,
+                self.codec,
+                distribution=distribution,
+                policy_layers=policy_layers,
+                value_layers=value_layers,
+                shared_trunk=shared_trunk,
+                stack=frame_stack,
+                vision=vision,
+                activation=activation,
+            ).to(self.device)
+        # Fused, with the learning rate on the device: a step can then be changed or skipped without asking the host.
+        rate = torch.tensor(learning_rate, device=self.device)
+        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, eps=1e-5, fused=True)
+        self.rollout = Rollout(
+            rollout_spec(self.keys, self.codec, augment=augment),
+            num_envs=num_envs,
+            length=rollout_length,
+            device=self.device,
+            history=frame_stack - 1,
+        )
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.shift = self._draw_shift()
+        self.updates = 0  # of the current rollout
+
+    # --- acting and remembering -------------------------------------------------------------------------------------
+
+    def player(self, num_envs: int) -> PPOPlayer:
+        """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
+        return PPOPlayer(self, num_envs)
+
+    def remember(self, step: Step) -> None:
+        """Store one step of all worlds, with what the policy drew, its log-probability and the value.
+
+        With augmentation, log-probability and value are taken anew, on the images that the updates will see: a ratio
+        that starts at 1 compares like with like.
+        """
+        obs = {key: step.obs[key] for key in self.keys.spaces}
+        flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
+        shift = {"shift": self.shift} if self.augment else {}
+        self.rollout.add({**obs, **flags, "reward": step.reward, **step.extras, **shift})
+        if self.augment:
+            slot, worlds = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
+            with torch.no_grad(), self.autocast():
+                policy, value = self.networks(self._observations(torch.full_like(worlds, slot), worlds))
+            self.rollout.storage["log_prob"][slot] = policy.log_prob(step.extras["drawn"])
+            self.rollout.storage["value"][slot] = value
+
+    def updates_due(self, policy_steps: int) -> int:
+        """All epochs of a rollout when it is complete, else none."""
+        return self.epochs * self.minibatches if self.rollout.full else 0
+
+    # --- learning ---------------------------------------------------------------------------------------------------
+
+    def update(self) -> dict[str, Tensor]:
+        """One gradient step on one minibatch of the complete rollout; the last one makes room for the next rollout.
+
+        Static shapes, no host synchronisation. Returns 0-dim device tensors.
+        """
+        if self.updates == 0:
+            self._prepare()
+        turn = self.updates % self.minibatches
+        if turn == 0:
+            self.order = torch.randperm(self.valid.numel(), generator=self.generator, device=self.device)
+        metrics = self._learn(self.order.view(self.minibatches, -1)[turn])
+        self.updates += 1
+        if self.updates == self.epochs * self.minibatches:
+            self._finish()
+        return metrics
+
+    def _prepare(self) -> None:
+        """Judge the actions of the rollout, with the values that were current when they were chosen."""
+        reward, value, last, terminal = map(self.rollout.trajectory, ("reward", "value", "is_last", "is_terminal"))
+        advantage, target = gae(
+            reward * self.reward_scaling, value, last, terminal, discount=self.discount, lam=self.gae_lambda
+        )
+        self.advantage, self.target, self.valid = advantage.flatten(), target.flatten(), (~last[:-1]).float().flatten()
+        self.stopped = torch.zeros((), device=self.device)
+
+    def _finish(self) -> None:
+        # Only now, or the ratio would compare actions chosen under two different normalisations.
+        steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
+        self.networks.update_norms(steps)
+        self.rollout.restart()
+        self.shift = self._draw_shift()
+        self.updates = 0
+
+    def _learn(self, index: Tensor) -> dict[str, Tensor]:
+        """One gradient step on the steps ``index (B,)`` of the flattened rollout."""
+        slot, world = index // self.num_envs + self.rollout.history, index % self.num_envs
+        losses, metrics = self.losses(
+            self._observations(slot, world),
+            *(self.rollout.storage[key][slot, world] for key in ("drawn", "log_prob", "value")),
+            self.advantage[index],
+            self.target[index],
+            self.valid[index],
+        )
+        total = losses["policy"] + self.value_scale * losses["value"] - self.entropy_scale * losses["entropy"]
+        self.optimizer.zero_grad(set_to_none=False)
+        total.backward()
+        norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.max_grad_norm)
+        # Adam's way to skip a step without the host, made for gradients that overflowed; those are skipped as well.
+        stopped = self._control_kl(metrics["ppo/approx_kl"])
+        self.optimizer.found_inf = torch.maximum(stopped, (~norm.isfinite()).float())
+        self.optimizer.step()
+        metrics |= {f"loss/{name}": loss.detach() for name, loss in losses.items()}
+        metrics |= {
+            "loss/total": total.detach(),
+            "grad_norm/total": norm,
+            "opt/learning_rate": self.learning_rate,
+            "ppo/skipped": self.optimizer.found_inf,
+            "health/nonfinite_loss": (~total.detach().isfinite()).float(),
+        }
+        return metrics
+
+    def losses(
+        self,
+        obs: Mapping[str, Tensor],
+        drawn: Tensor,
+        old_log_prob: Tensor,
+        old_value: Tensor,
+        advantage: Tensor,
+        target: Tensor,
+        valid: Tensor,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1."""
+        with self.autocast():
+            policy, value = self.networks(obs)
+        log_prob = policy.log_prob(drawn)
+        if self.normalise_advantage:
+            advantage = normalise(advantage, valid)
+        losses = {
+            "policy": policy_loss(log_prob, old_log_prob, advantage, self.clip),
+            "value": value_loss(value, old_value, target, self.value_clip),
+            "entropy": policy.entropy(),
+        }
+        with torch.no_grad():
+            ratio = (log_prob - old_log_prob).exp()
+            spread = masked_mean((target - masked_mean(target, valid)).square(), valid)
+            metrics = {
+                "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), valid),
+                "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > self.clip).float(), valid),
+                "ppo/valid_fraction": valid.mean(),
+                "actor/entropy": masked_mean(losses["entropy"], valid),
+                "critic/value": masked_mean(value, valid),
+                "critic/explained_variance": 1 - masked_mean((target - value).square(), valid) / spread.clamp_min(1e-8),
+            }
+            if self.networks.distribution != "categorical":
+                metrics["actor/std"] = policy.std.mean()
+        return {name: masked_mean(loss, valid) for name, loss in losses.items()}, metrics
+
+    @property
+    def learning_rate(self) -> Tensor:
+        """The learning rate, a 0-dim device tensor."""
+        return self.optimizer.param_groups[0]["lr"].clone()
+
+    def _control_kl(self, kl: Tensor) -> Tensor:
+        """Hold the policy near the one that acted; returns 1 where this step is to be skipped."""
+        if self.kl_control == "early_stop":
+            self.stopped = torch.maximum(self.stopped, (kl > 1.5 * self.kl_target).float())
+        elif self.kl_control == "adaptive_lr":
+            rate = self.optimizer.param_groups[0]["lr"]
+            factor = torch.where(kl > 2 * self.kl_target, 1 / LR_FACTOR, 1.0)
+            factor = torch.where(kl < self.kl_target / 2, LR_FACTOR, factor)
+            rate.mul_(factor).clamp_(*LR_RANGE)
+        return self.stopped
+
+    def _observations(self, slot: Tensor, world: Tensor) -> dict[str, Tensor]:
+        """What the networks see at steps ``(B,)`` of the rollout."""
+        shift = self.rollout.storage["shift"][slot, world].long() if self.augment else None
+        images = {
+            key: self.rollout.stack(key, slot, world, None if shift is None else shift[:, camera])
+            for camera, key in enumerate(self.keys.images)
+        }
+        return images | {key: self.rollout.storage[key][slot, world] for key in self.keys.vectors}
+
+    def _draw_shift(self) -> Tensor:
+        """One shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
+        shape = (self.num_envs, len(self.keys.images), 2)
+        drawn = torch.randint(-SHIFT, SHIFT + 1, shape, generator=self.generator, device=self.device)
+        return drawn.to(torch.int8)
+
+    # --- what the loop asks beside that -----------------------------------------------------------------------------
+
+    def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
+        """Nothing: there is no model whose predictions could be shown."""
+        return {}, {}
+
+    def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
+        """Nothing that the host knows alone."""
+        return {}
+
+    def warm_up(self) -> float:
+        """Time one forward and backward pass on an empty minibatch, in seconds; nothing of the agent changes."""
+        size = self.num_envs * self.rollout_length // self.minibatches
+        index = torch.zeros(size, dtype=torch.int64, device=self.device)
+        one = torch.ones(size, device=self.device)
+        with self._own_randomness():
+            for _ in range(2):
+                start = time.perf_counter()
+                drawn = torch.zeros(size, self.codec.width, device=self.device)
+                losses, _ = self.losses(self._observations(index, index), drawn, one, one, one, one, one)
+                sum(losses.values()).backward()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+        self.optimizer.zero_grad()
+        return time.perf_counter() - start
+
+    def _own_randomness(self) -> AbstractContextManager:
+        """What is drawn inside does not move the random numbers that acting draws."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs, between two rollouts' updates; without ``replay`` a new one begins."""
+        state = {
+            "modules": self.networks.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "shift": self.shift,
+        }
+        return state | ({"rollout": self.rollout.state_dict()} if replay else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.networks.load_state_dict(state["modules"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        self.shift = state["shift"].to(self.device)
+        if "rollout" in state:
+            self.rollout.load_state_dict(state["rollout"])
+
+
+def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
+    """What one step of one world takes in the rollout: key to (shape, dtype)."""
+    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
+    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
+    numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
+    shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
+    return {**obs, **flags, **numbers, "drawn": ((codec.width,), torch.float32), **shift}

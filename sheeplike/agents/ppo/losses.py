@@ -1,0 +1,77 @@
+"""Advantages and losses of PPO as pure functions of tensors.
+
+Sources: generalised advantage estimation (Schulman et al., 2016), the clipped objective (Schulman et al., 2017), and
+the details that matter in practice (Huang et al., 2022, "The 37 implementation details of PPO").
+
+Shape letters: ``T`` steps of a trajectory, ``N`` worlds, ``B`` batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets of steps ``0 .. T-1`` from ``(T + 1, N)`` inputs: two times ``(T, N)``.
+
+    The action of step ``t`` is judged by reward, ending and value of step ``t + 1``, where it led. A truncated episode
+    bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one from nothing. The
+    action chosen on a last frame was ignored: its advantage is 0, its target its own value, and it is to be left out.
+
+    Args:
+        reward: for arriving at each step.
+        value: of each step.
+        is_last, is_terminal: bool; the episode ends here, and ends for good.
+        discount, lam: of future rewards, and of longer estimates.
+
+    Raises:
+        ValueError: the inputs differ in shape.
+    """
+    if not reward.shape == value.shape == is_last.shape == is_terminal.shape:
+        raise ValueError(f"shapes differ: {[tuple(x.shape) for x in (reward, value, is_last, is_terminal)]}")
+    follows = (~is_terminal[1:]).float() * discount
+    delta = reward[1:] + follows * value[1:] - value[:-1]
+    carry = (~is_last[1:]).float() * discount * lam
+    valid = ~is_last[:-1]
+    estimates = []
+    ahead = torch.zeros_like(value[0])
+    for t in reversed(range(len(delta))):
+        ahead = delta[t] + carry[t] * ahead
+        estimates.append(ahead)
+    advantage = torch.stack(estimates[::-1]) * valid
+    return advantage, advantage + value[:-1]
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
+    return (x * mask).sum() / mask.sum().clamp_min(1)
+
+
+def normalise(advantage: Tensor, mask: Tensor) -> Tensor:
+    """``advantage (B,)`` with mean 0 and standard deviation 1 over the entries in ``mask``."""
+    centred = advantage - masked_mean(advantage, mask)
+    return centred * torch.rsqrt(masked_mean(centred.square(), mask) + 1e-8)
+
+
+def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """The clipped objective ``(B,)``, to be minimised: no gain from a ratio outside ``1 - clip .. 1 + clip``."""
+    ratio = (log_prob - old_log_prob).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
+    """Half the squared error ``(B,)``; with ``clip``, the worse of it and that of a value kept near the old one."""
+    error = (value - target).square()
+    if clip is not None:
+        near = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (near - target).square())
+    return 0.5 * error
+
+
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """An estimate ``(B,)`` of KL(old || new), unbiased and never negative (Schulman 2020): ``r - 1 - log r``."""
+    log_ratio = log_prob - old_log_prob
+    return torch.expm1(log_ratio) - log_ratio

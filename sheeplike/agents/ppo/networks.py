@@ -1,0 +1,208 @@
+"""Policy and value networks: a CNN for each camera, vectors beside them, a multi-layer perceptron on top.
+
+Shape letters: ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` action, ``F`` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sheeplike.agents.spaces import ActionCodec, ObservationKeys
+from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
+from sheeplike.nn.distributions import Normal, OneHotCategorical, TanhNormal
+from sheeplike.nn.normalizers import RunningNorm
+
+Distribution = Normal | OneHotCategorical
+DISTRIBUTIONS = ("auto", "tanh_normal", "clipped_normal", "categorical")
+
+
+class Vision(NamedTuple):
+    """How images are seen; see :class:`sheeplike.nn.cnn.CNN`.
+
+    Attributes:
+        layout, head, normalise_channels: of each CNN.
+        shared: one CNN for all cameras, instead of one for each.
+    """
+
+    layout: str = "max_pool"
+    head: str = "flatten"
+    normalise_channels: bool = False
+    shared: bool = False
+
+
+class Trunk(nn.Module):
+    """Observations, key to ``(B, H, W, C)`` uint8 or ``(B, D)`` float32, to features ``(B, outputs)``.
+
+    Args:
+        keys: the observations.
+        stack: frames that an image consists of, as channels.
+        vision: how images are seen.
+        activation: between convolutions.
+
+    Raises:
+        ValueError: a shared CNN, but cameras of different shapes.
+    """
+
+    def __init__(self, keys: ObservationKeys, *, stack: int, vision: Vision, activation: str) -> None:
+        super().__init__()
+        self.keys = keys
+        shapes = {key: keys.spaces[key].shape for key in keys.images}
+        if vision.shared and len(set(shapes.values())) > 1:
+            raise ValueError(f"a CNN shared by cameras of shapes {shapes}: expected one shape; nearest: shared=false")
+        self.names: dict[str, str] = {}
+        self.cnns = nn.ModuleDict()
+        self.outputs = sum(map(keys.width, keys.vectors))
+        for key, (height, width, channels) in shapes.items():
+            # A module's name may not hold a dot, which a camera's may.
+            name = "shared" if vision.shared else key.replace(".", "_")
+            if name not in self.cnns:
+                self.cnns[name] = CNN(
+                    height,
+                    width,
+                    channels * stack,
+                    layout=vision.layout,
+                    head=vision.head,
+                    activation=activation,
+                    normalise_channels=vision.normalise_channels,
+                )
+            self.names[key] = name
+            self.outputs += self.cnns[name].outputs
+        self.norms = nn.ModuleDict({key: RunningNorm(keys.width(key)) for key in keys.vectors})
+        orthogonal_(self.cnns)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        parts = [self.cnns[self.names[key]](obs[key]) for key in self.keys.images]
+        parts += [self.norms[key](obs[key]) for key in self.keys.vectors]
+        return torch.cat(parts, -1)
+
+    def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
+        """Take in vectors ``(B, D)`` that were seen."""
+        for key, norm in self.norms.items():
+            norm.update(vectors[key])
+
+
+class MLP(nn.Sequential):
+    """Hidden layers and a linear output: ``(B, inputs)`` to ``(B, outputs)``, with orthogonal weights.
+
+    Args:
+        hidden: widths of the hidden layers.
+        gain: of the last layer's weights.
+    """
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, activation: str, gain: float) -> None:
+        widths = [inputs, *hidden]
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise(widths):
+            layers += [nn.Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
+        super().__init__(*layers, nn.Linear(widths[-1], outputs))
+        orthogonal_(self)
+        nn.init.orthogonal_(self[-1].weight, gain)
+
+
+class Activation(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class ActorCritic(nn.Module):
+    """The policy and the value, with trunks of their own or a shared one.
+
+    Args:
+        policy_keys, value_keys: what each of them sees.
+        codec: of the action space.
+        distribution: of actions: ``tanh_normal``, ``clipped_normal`` (a deviation that does not depend on what is seen)
+            or ``categorical``; ``auto`` is ``categorical`` for discrete actions and ``tanh_normal`` for others.
+        policy_layers, value_layers: widths of the hidden layers.
+        shared_trunk: one trunk for both.
+        stack, vision, activation: see :class:`Trunk`.
+
+    Raises:
+        ValueError: a distribution that does not suit the actions, or a shared trunk with different observations.
+    """
+
+    def __init__(
+        self,
+        policy_keys: ObservationKeys,
+        value_keys: ObservationKeys,
+        codec: ActionCodec,
+        *,
+        distribution: str = "auto",
+        policy_layers: Sequence[int] = (128, 64),
+        value_layers: Sequence[int] = (128, 64),
+        shared_trunk: bool = False,
+        stack: int = 1,
+        vision: Vision = Vision(),  # noqa: B008, immutable
+        activation: str = "elu",
+    ) -> None:
+        super().__init__()
+        self.distribution = choose_distribution(distribution, codec)
+        self.codec = codec
+        if shared_trunk and policy_keys.spaces.keys() != value_keys.spaces.keys():
+            raise ValueError(
+                f"a trunk shared by a policy that sees {', '.join(policy_keys.spaces)} and a value that sees "
+                f"{', '.join(value_keys.spaces)}: expected the same observations; nearest: shared_trunk=false"
+            )
+        trunk = {"stack": stack, "vision": vision, "activation": activation}
+        self.policy_trunk = Trunk(policy_keys, **trunk)
+        self.value_trunk = self.policy_trunk if shared_trunk else Trunk(value_keys, **trunk)
+        outputs = codec.width * (2 if self.distribution == "tanh_normal" else 1)
+        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+        self.policy_head = MLP(self.policy_trunk.outputs, policy_layers, outputs, activation=activation, gain=0.01)
+        self.value_head = MLP(self.value_trunk.outputs, value_layers, 1, activation=activation, gain=1.0)
+        if self.distribution == "clipped_normal":
+            self.log_std = nn.Parameter(torch.zeros(codec.width))
+
+    def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
+        """Action distribution ``(B, A)`` and value ``(B,)`` float32 of observations ``(B, ...)``."""
+        features = self.policy_trunk(obs)
+        policy = self.to_distribution(self.policy_head(features))
+        seen = features if self.value_trunk is self.policy_trunk else self.value_trunk(obs)
+        return policy, self.value_head(seen).squeeze(-1).float()
+
+    def to_distribution(self, out: Tensor) -> Distribution:
+        """The distribution that the policy's outputs describe."""
+        if self.distribution == "categorical":
+            return OneHotCategorical(out)
+        return TanhNormal(out) if self.distribution == "tanh_normal" else Normal(out, self.log_std.exp())
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """What the distribution drew, ``(N, A)``, as the environment takes it."""
+        if self.distribution == "tanh_normal":
+            return action.tanh()
+        return self.codec.to_env(action if self.distribution == "categorical" else action.clamp(-1, 1))
+
+    def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
+        """Take in vectors ``(B, D)`` that were seen."""
+        self.policy_trunk.update_norms(vectors)
+        if self.value_trunk is not self.policy_trunk:
+            self.value_trunk.update_norms(vectors)
+
+
+def choose_distribution(name: str, codec: ActionCodec) -> str:
+    """The distribution that ``name`` means for these actions.
+
+    Raises:
+        ValueError: there is no such distribution, or it does not suit the actions.
+    """
+    if name not in DISTRIBUTIONS:
+        raise ValueError(f"distribution {name!r}: expected one of {', '.join(DISTRIBUTIONS)}")
+    suited = ("categorical",) if codec.discrete else ("tanh_normal", "clipped_normal")
+    if name == "auto":
+        return suited[0]
+    if name not in suited:
+        kind = "discrete" if codec.discrete else "continuous"
+        raise ValueError(
+            f"agent.distribution={name}: expected {' or '.join(suited)} for {kind} actions; nearest: {suited[0]}"
+        )
+    return name

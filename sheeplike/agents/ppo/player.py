@@ -1,0 +1,56 @@
+"""Acting with a policy that has no memory but the last few frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sheeplike.agents.ppo.agent import PPO
+
+
+class PPOPlayer:
+    """Samples the policy in ``N`` worlds.
+
+    Attributes:
+        extras: of the last :meth:`act`: ``drawn`` ``(N, A)``, what the distribution drew, before any squashing;
+            ``log_prob`` and ``value`` ``(N,)``.
+    """
+
+    def __init__(self, agent: PPO, num_envs: int) -> None:
+        self.agent = agent
+        stack = agent.frame_stack
+        self.frames = {
+            key: torch.zeros(num_envs, stack, *agent.keys.spaces[key].shape, dtype=torch.uint8, device=agent.device)
+            for key in agent.keys.images
+        }
+        self.extras: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
+        """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
+        agent = self.agent
+        seen = {key: self._stack(key, obs[key], is_first) for key in agent.keys.images}
+        seen |= {key: obs[key] for key in agent.keys.vectors}
+        with agent.autocast():
+            policy, value = agent.networks(seen)
+        drawn = policy.sample() if sample else policy.mode()
+        self.extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn), "value": value}
+        return agent.networks.to_env(drawn)
+
+    def _stack(self, key: str, frame: Tensor, is_first: Tensor) -> Tensor:
+        """The newest frames ``(N, H, W, stack * C)``, oldest first; an episode's first frame fills the whole stack."""
+        if self.agent.frame_stack == 1:
+            return frame
+        older = torch.cat([self.frames[key][:, 1:], frame.unsqueeze(1)], 1)
+        self.frames[key] = torch.where(is_first.view(-1, 1, 1, 1, 1), frame.unsqueeze(1), older)
+        return self.frames[key].permute(0, 2, 3, 1, 4).flatten(-2)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self.frames)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.frames = {key: value.to(self.agent.device) for key, value in state.items()}

@@ -1,0 +1,108 @@
+"""From a checked configuration to an agent, and what a run tells about it before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gymnasium.vector import VectorEnv
+from lightning.fabric import Fabric
+
+from sheeplike.agents.agent import Agent
+from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.agents.dreamer_v3.agent import replay_spec
+from sheeplike.agents.dreamer_v3.observations import ModelKeys
+from sheeplike.agents.ppo import PPO
+from sheeplike.agents.ppo.agent import rollout_spec
+from sheeplike.agents.ppo.networks import Vision
+from sheeplike.agents.spaces import ActionCodec, ObservationKeys
+from sheeplike.commands import schema
+from sheeplike.commands.schema import Config
+from sheeplike.memory import Rollout, SequenceReplay
+
+
+def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
+    """The agent that the configuration describes, for these worlds."""
+    place = {"num_envs": worlds.num_envs, "device": fabric.device, "autocast": fabric.autocast, "seed": config.seed}
+    spaces = worlds.single_observation_space, worlds.single_action_space
+    if isinstance(config.agent, schema.PPO):
+        return PPO(*spaces, **_numbers(config.agent, vision=Vision(**asdict(config.agent.vision))), **place)
+    a = config.agent
+    numbers = _numbers(a, size=_size(a), betas=(a.beta1, a.beta2), free_nats=a.kl_free_nats)
+    for name in ("beta1", "beta2", "kl_free_nats"):
+        del numbers[name]
+    return DreamerV3(*spaces, learning_starts=config.learning_starts, **numbers, **place)
+
+
+def plan_memory(config: Config, worlds: VectorEnv) -> str:
+    """What the agent's memory is about to take."""
+    space, codec = worlds.single_observation_space, ActionCodec(worlds.single_action_space)
+    a = config.agent
+    if isinstance(a, schema.PPO):
+        keys = ObservationKeys(space, [*a.observations, *(a.value_observations or ())])
+        steps = a.rollout_length * worlds.num_envs
+        spec = rollout_spec(keys, codec, augment=a.augment)
+        taken = Rollout.footprint(spec, worlds.num_envs, a.rollout_length, a.frame_stack - 1)
+        return f"rollout of {steps:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}"
+    taken = SequenceReplay.footprint(
+        replay_spec(ModelKeys(space, a.observations), codec, _size(a)), worlds.num_envs, a.replay_size
+    )
+    return f"replay of {a.replay_size:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}"
+
+
+def gradient_steps(config: Config, begun: int) -> int:
+    """Gradient steps that a run makes from ``begun`` policy steps on."""
+    a = config.agent
+    if isinstance(a, schema.PPO):
+        return (config.total_steps - begun) // (a.rollout_length * config.env.num_envs) * a.epochs * a.minibatches
+    return int(max(config.total_steps - max(config.learning_starts, begun), 0) * a.replay_ratio)
+
+
+def describe_agent(config: Config, agent: DreamerV3 | PPO) -> dict[str, str]:
+    """What the agent is and how it learns, name to text."""
+    sees = ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items())
+    tell = _describe_ppo if isinstance(agent, PPO) else _describe_dreamer
+    return {"sees": sees} | tell(config, agent)
+
+
+def _describe_dreamer(config: Config, agent: DreamerV3) -> dict[str, str]:
+    a, n = config.agent, config.env.num_envs
+    per_iteration = n * a.replay_ratio
+    train_ratio = a.replay_ratio * a.batch_size * a.batch_length
+    if per_iteration >= 1:
+        rhythm = f"{n} policy steps, then {per_iteration:g} gradient steps"
+    else:
+        rhythm = f"{n} policy steps; one gradient step every {1 / per_iteration:g} iterations"
+    parameters = sum(p.numel() for p in agent.modules.parameters() if p.requires_grad)
+    return {
+        "agent": f"{a.name}, size {a.size.name}: {parameters:,} parameters",
+        "one iteration": rhythm,
+        "learning": f"from policy step {config.learning_starts:,} on; replay_ratio {a.replay_ratio:g} is train_ratio "
+        f"{train_ratio:g}: each frame is replayed {train_ratio:g} times on average",
+        "memory": f"replay of {agent.replay.describe()}",
+    }
+
+
+def _describe_ppo(config: Config, agent: PPO) -> dict[str, str]:
+    a, n = config.agent, config.env.num_envs
+    steps = a.rollout_length * n
+    parameters = sum(p.numel() for p in agent.networks.parameters())
+    stacked = f", {a.frame_stack} frames stacked" if a.frame_stack > 1 else ""
+    return {
+        "agent": f"{a.name}, {a.vision.layout} network{stacked}: {parameters:,} parameters",
+        "one iteration": f"{n} policy steps",
+        "learning": f"every {a.rollout_length} iterations: {a.epochs} epochs of {a.minibatches} minibatches of "
+        f"{steps // a.minibatches:,} steps",
+        "memory": f"rollout of {steps:,} policy steps",
+    }
+
+
+def _size(agent: schema.DreamerV3) -> Size:
+    return Size(**{name: value for name, value in asdict(agent.size).items() if name != "name"})
+
+
+def _numbers(section: Any, **replaced: Any) -> Mapping[str, Any]:
+    """The keys of a section as keyword arguments, sections within it replaced by what they describe."""
+    names = [name for name in section.__dataclass_fields__ if name != "name"]
+    return {name: getattr(section, name) for name in names} | replaced

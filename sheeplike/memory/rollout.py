@@ -1,0 +1,129 @@
+"""What an on-policy agent remembers: the last few steps of every world, each stored once.
+
+A trajectory of ``length`` steps needs one more step, whose value bootstraps the last one; that step is also the first
+of the next trajectory. Stacks of frames are put together when they are read, so no frame is held twice::
+
+    slot      0 … history-1   history                         …            history + length
+    holds     older frames    first step of the trajectory    …            the step that bootstraps
+
+Shape letters: ``L`` slots, ``N`` worlds, ``B`` batch, ``H W C`` image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheeplike.memory.replay import Spec
+
+
+class Rollout:
+    """Trajectories of ``length`` steps of every world, and what bootstraps them.
+
+    Args:
+        spec: key to (shape of one step in one world, dtype); ``is_first``, bool, must be among them.
+        num_envs: worlds ``N``.
+        length: steps of a trajectory.
+        device: where it lives.
+        history: older frames that a stack reaches back to.
+    """
+
+    def __init__(
+        self, spec: Spec, *, num_envs: int, length: int, device: torch.device | str = "cpu", history: int = 0
+    ) -> None:
+        self.length, self.history, self.num_envs = length, history, num_envs
+        slots = history + length + 1
+        self.storage = {
+            key: torch.zeros(slots, num_envs, *shape, dtype=dtype, device=device)
+            for key, (shape, dtype) in spec.items()
+        }
+        # Steps since the episode began, as far as a stack reaches back.
+        self.age = torch.zeros(slots, num_envs, dtype=torch.int64, device=device)
+        self.steps = 0
+
+    @staticmethod
+    def footprint(spec: Spec, num_envs: int, length: int, history: int = 0) -> int:
+        """Bytes that a rollout takes."""
+        step = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in spec.values()) + 8
+        return step * num_envs * (history + length + 1)
+
+    @property
+    def full(self) -> bool:
+        """Whether the trajectory is complete, the step that bootstraps it included."""
+        return self.steps == self.length + 1
+
+    @property
+    def newest(self) -> int:
+        """Slot of the step added last."""
+        return self.history + self.steps - 1
+
+    def add(self, step: Mapping[str, Tensor]) -> None:
+        """Store one step of all worlds, key to ``(N, ...)``.
+
+        Raises:
+            RuntimeError: the trajectory is complete; :meth:`restart` begins the next one.
+        """
+        if self.full:
+            raise RuntimeError(f"the rollout holds {self.length} steps and the next one already: restart() first")
+        slot = self.newest + 1
+        for key, ring in self.storage.items():
+            ring[slot].copy_(step[key])
+        if self.steps:
+            older = (self.age[slot - 1] + 1).clamp(max=self.history)
+            self.age[slot] = torch.where(step["is_first"], 0, older)
+        else:
+            self.age[slot] = 0  # nothing is known of what came before
+        self.steps += 1
+
+    def restart(self) -> None:
+        """Begin the next trajectory with the step that bootstrapped this one."""
+        kept = self.history + 1
+        for ring in (*self.storage.values(), self.age):
+            ring[:kept] = ring[-kept:].clone() if kept > self.length else ring[-kept:]
+        self.steps = 1
+
+    def trajectory(self, key: str) -> Tensor:
+        """All steps of a complete trajectory and the one that bootstraps it: a view ``(length + 1, N, ...)``."""
+        return self.storage[key][self.history :]
+
+    def stack(self, key: str, slot: Tensor, world: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Frames with those before them in the same episode, oldest first, as channels of one image.
+
+        Where an episode is younger than the stack, its first frame stands in for what came before.
+
+        Args:
+            slot, world: ``(B,)`` int64.
+            shift: ``(B, 2)`` integers, rows and columns by which an image is moved; its edge fills the gap.
+
+        Returns:
+            ``(B, H, W, (history + 1) * C)``.
+        """
+        ring, age = self.storage[key], self.age[slot, world]
+        sources = [slot - age.clamp(max=back) for back in reversed(range(self.history + 1))]
+        if shift is None:
+            return torch.cat([ring[source, world] for source in sources], -1)
+        height, width = ring.shape[2:4]
+        rows = (torch.arange(height, device=ring.device) + shift[:, :1]).clamp(0, height - 1)[:, :, None]
+        columns = (torch.arange(width, device=ring.device) + shift[:, 1:]).clamp(0, width - 1)[:, None, :]
+        where = world[:, None, None]
+        return torch.cat([ring[source[:, None, None], where, rows, columns] for source in sources], -1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"storage": dict(self.storage), "age": self.age, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: it is of another shape.
+        """
+        for key, ring in self.storage.items():
+            if state["storage"][key].shape != ring.shape:
+                found, expected = tuple(state["storage"][key].shape), tuple(ring.shape)
+                raise ValueError(f"rollout {key!r} has shape {found}: expected {expected}")
+            ring.copy_(state["storage"][key])
+        self.age.copy_(state["age"])
+        self.steps = int(state["steps"])

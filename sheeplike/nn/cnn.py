@@ -1,0 +1,124 @@
+"""Convolutional encoders of model-free agents, small enough to be read at one look, and the augmentation they like.
+
+Sources: ``max_pool`` is the network of MuJoCo Playground's vision recipes (Brax, ``networks_vision.py``); ``nature`` is
+the one of Mnih et al. (2015) with the same padding as there, so that an image of 64 pixels gives 8 x 8 features.
+
+Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": F.elu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+class Layout(NamedTuple):
+    """Convolutions, each followed by the activation and, if ``pool``, a 2x2 max-pool."""
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    pool: bool
+
+
+LAYOUTS = {
+    "max_pool": Layout((16, 32), (5, 3), (2, 2), pool=True),
+    "nature": Layout((32, 64, 64), (8, 4, 3), (4, 2, 1), pool=False),
+}
+HEADS = ("flatten", "average", "max", "spatial_softmax")
+
+
+class CNN(nn.Module):
+    """Images ``(B, H, W, C)`` uint8 to features ``(B, outputs)``.
+
+    Args:
+        height, width, channels: of the image.
+        layout: ``max_pool`` or ``nature``.
+        head: how the last feature map ends: ``flatten`` keeps all of it, ``average`` and ``max`` keep one number per
+            channel, ``spatial_softmax`` the expected place of each channel (Levine et al. 2016), two numbers each.
+        activation: a name in ``ACTIVATIONS``.
+        normalise_channels: whiten each channel of each image over its pixels, without parameters.
+
+    Attributes:
+        outputs: width of the features.
+
+    Raises:
+        ValueError: a name that does not exist, or an image too small for the layout.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        channels: int,
+        *,
+        layout: str = "max_pool",
+        head: str = "flatten",
+        activation: str = "elu",
+        normalise_channels: bool = False,
+    ) -> None:
+        super().__init__()
+        for what, name, known in (
+            ("layout", layout, LAYOUTS),
+            ("head", head, HEADS),
+            ("activation", activation, ACTIVATIONS),
+        ):
+            if name not in known:
+                raise ValueError(f"{what} {name!r}: expected one of {', '.join(known)}")
+        plan = LAYOUTS[layout]
+        self.head, self.pool, self.normalise_channels = head, plan.pool, normalise_channels
+        self.activation = ACTIVATIONS[activation]
+        self.convs = nn.ModuleList()
+        h, w, inputs = height, width, channels
+        for outputs, kernel, stride in zip(plan.channels, plan.kernels, plan.strides, strict=True):
+            # "same" padding for this stride, shared by both sides where the kernel allows it.
+            padding = (kernel - stride + 1) // 2
+            self.convs.append(nn.Conv2d(inputs, outputs, kernel, stride, padding))
+            h, w = ((side + 2 * padding - kernel) // stride + 1 for side in (h, w))
+            h, w = (h // 2, w // 2) if plan.pool else (h, w)
+            inputs = outputs
+        if min(h, w) < 1:
+            raise ValueError(f"image {height}x{width}: too small for the {layout} network; expected at least 16x16")
+        self.outputs = {"flatten": h * w * inputs, "spatial_softmax": 2 * inputs}.get(head, inputs)
+        if head == "spatial_softmax":
+            self.register_buffer("rows", torch.linspace(-1, 1, h), persistent=False)
+            self.register_buffer("columns", torch.linspace(-1, 1, w), persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.float() / 255
+        if self.normalise_channels:
+            mean = x.mean((1, 2), keepdim=True)
+            x = (x - mean) * torch.rsqrt(x.var((1, 2), correction=0, keepdim=True) + 1e-6)
+        x = x.permute(0, 3, 1, 2)
+        for conv in self.convs:
+            x = self.activation(conv(x))
+            if self.pool:
+                x = F.max_pool2d(x, 2)
+        if self.head == "average":
+            return x.mean((2, 3))
+        if self.head == "max":
+            return x.amax((2, 3))
+        if self.head == "spatial_softmax":
+            weight = F.softmax(x.float().flatten(2), -1).view(x.shape)
+            return torch.cat([(weight.sum(3) * self.rows).sum(2), (weight.sum(2) * self.columns).sum(2)], 1)
+        return x.flatten(1)
+
+
+def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
+    """Orthogonal weights times ``gain`` and zero biases in every convolution and linear map of ``module``."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.orthogonal_(part.weight, gain)
+            nn.init.zeros_(part.bias)
