@@ -78,7 +78,7 @@ def test_unknown_key(refused, key, match):
         ("env.options.episode_lenght=9", ["option of franka_pick 'episode_lenght'", "nearest: episode_length"]),
         ("env.options.episode_length=long", ["env.options.episode_length=long", "an integer", "nearest"]),
         ("env.options=3", ["env.options=3", "a section"]),
-        ("agent.name=ppoo", ["agent.name=ppoo", "one of dreamer_v3", "nearest: agent.name=dreamer_v3"]),
+        ("agent.name=ppoo", ["agent.name=ppoo", "one of dreamer_v3, ppo", "nearest: agent.name=ppo"]),
         ("agent.observations=[]", ["agent.observations=[]", "nearest: agent.observations=[pixels/*]"]),
         ("agent.size.deter=100", ["agent.size.deter=100", "a multiple of 8", "nearest: agent.size.deter=104"]),
         ("agent.size.classes=300", ["nearest: agent.size.classes=256"]),
@@ -220,3 +220,33 @@ def test_nearest():
     assert nearest("32", ["32-true", "bf16-mixed"]) == "32-true"
     assert nearest("xyz", ["cartpole"]) is None
     assert nearest("", ["cartpole"]) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("agent.minibatches=7", ["2048 steps (env.num_envs=64 x agent.rollout_length=32)", "agent.minibatches=8"]),
+        ("agent.minibatches=4096", ["a divisor of the rollout's 2048 steps", "nearest: agent.minibatches=2048"]),
+        ("total_steps=2048", ["total_steps=2048", "at least 2112", "nearest: total_steps=2112"]),
+        ("learning_starts=100", ["learning_starts=100", "null"]),
+        ("agent.replay_ratio=1", ["agent.replay_ratio: ppo has no such key"]),
+        ("agent.gae_lamda=1", ["unknown key 'agent.gae_lamda'", "nearest: agent.gae_lambda"]),
+        ("agent.return_lambda=0.9", ["ppo has no such key", "nearest: agent.gae_lambda"]),
+        ("agent/size=1m", ["ppo has no sizes", "agent=dreamer_v3"]),
+        ("agent.policy_layers=[64,0]", ["[64,0]", "integers of at least 1"]),
+        ("agent.policy_layers=[]", ["integers of at least 1"]),
+        ("agent.policy_layers=wide", ["integers of at least 1"]),
+        ("agent.observations=[1]", ["one or more names"]),
+        ("agent.vision.layout=natur", ["max_pool, nature", "nearest: agent.vision.layout=nature"]),
+        ("agent.vision.head=mean", ["flatten, average, max, spatial_softmax"]),
+        ("agent.distribution=normal", ["clipped_normal", "nearest: agent.distribution="]),
+        ("agent.kl_control=stop", ["early_stop", "nearest"]),
+        ("agent.discount=1", ["agent.discount=1", "below 1"]),
+        ("agent.clip=0", ["agent.clip=0", "above 0"]),
+        ("agent.frame_stack=0", ["nearest: agent.frame_stack=1"]),
+        ("agent.name=dreamer_v3", ["dreamer_v3 has no such key"]),
+    ],
+)
+def test_values_of_ppo(refused, override, parts):
+    line = refused("exp=ppo", "env=cartpole_balance", override)
+    assert all(part in line for part in parts), line
