@@ -45,6 +45,7 @@ class Env:
     ]
     cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all that the task has")]
     depth: Annotated[bool, Rule("render depth beside the colours")]
+    action_repeat: Annotated[int, Rule("control steps for which an action is held", at_least=1)]
     options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]
 
 

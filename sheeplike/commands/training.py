@@ -126,6 +126,7 @@ def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
         image_size=env.image_size,
         cameras=env.cameras,
         depth=env.depth,
+        action_repeat=env.action_repeat,
         seed=config.seed,
         **env.options,
     )

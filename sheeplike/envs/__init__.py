@@ -62,6 +62,7 @@ def make(
     image_size: int | tuple[int, int] = 64,
     cameras: Sequence[str] | None = None,
     depth: bool = False,
+    action_repeat: int = 1,
     seed: int = 0,
     **task_options: object,
 ) -> "gymnasium.vector.VectorEnv":
@@ -74,6 +75,7 @@ def make(
         image_size: pixels, ``(H, W)`` or one number.
         cameras: names of cameras, or all of the scene's.
         depth: depth images beside the frames.
+        action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
         **task_options: the task's own keywords: ``episode_length`` for every task; ``picked_probability`` for
             ``franka_pick``. Any other keyword is refused.
@@ -86,10 +88,11 @@ def make(
     for option in task_options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, sorted(known))}")
+    from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
     return MjxVectorEnv(
-        builder(**task_options),
+        repeat_actions(builder(**task_options), action_repeat),
         num_envs=num_envs,
         device=device,
         image_size=image_size,

@@ -71,3 +71,31 @@ class Task(Protocol):
 
     def observe(self, data: mjx.Data, memory: Memory) -> Vectors:
         """The vectors to observe, float32 (D,) each."""
+
+
+def repeat_actions(task: Task, repeat: int) -> Task:
+    """The same task with each action held for ``repeat`` control steps, of which only the last is judged and rendered.
+
+    Repeating whole environment steps would render frames that nobody sees. The conversion between the two, which keeps
+    the simulated time of an episode and the number of transitions::
+
+        substeps'       = substeps x repeat
+        episode_length' = episode_length / repeat
+        total_steps'    = total_steps / repeat        left to whoever asks for it
+
+    The task's ``control`` runs once per action, so what it moves per action (the tip of an arm by 5 mm, say) it moves
+    once; rewards are judged, not summed.
+
+    Raises:
+        ValueError: ``repeat`` is not positive, or does not divide the episode's length.
+    """
+    if repeat < 1:
+        raise ValueError(f"action_repeat={repeat}: expected a positive number of control steps, such as 1")
+    if task.episode_length % repeat:
+        divisors = [count for count in range(1, task.episode_length + 1) if task.episode_length % count == 0]
+        nearest = min(divisors, key=lambda count: abs(count - repeat))
+        raise ValueError(
+            f"action_repeat={repeat}: expected a divisor of episode_length={task.episode_length}; nearest: {nearest}"
+        )
+    task.substeps, task.episode_length = task.substeps * repeat, task.episode_length // repeat
+    return task

@@ -12,6 +12,7 @@ Source: Tassa et al. 2018, "DeepMind Control Suite", and its published ``cartpol
 """
 
 import importlib.resources
+import math
 from typing import NamedTuple
 
 import gymnasium
@@ -25,7 +26,7 @@ from sheeplike.envs.mjx.task import Outcome
 
 SUCCESS_ANGLE = np.deg2rad(8.0)
 SUCCESS_POSITION = 0.5
-SUCCESS_STEPS = 13
+SUCCESS_SECONDS = 1.0
 
 
 class Memory(NamedTuple):
@@ -78,6 +79,10 @@ class Cartpole:
         self._reward_name = "swingup" if swing_up else "balance"
         self._duration = episode_length * self.substeps * self.model.opt.timestep
 
+    @property
+    def _success_steps(self) -> int:
+        return math.ceil(SUCCESS_SECONDS / (self.substeps * self.model.opt.timestep))
+
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:
         position_key, angle_key, velocity_key = jax.random.split(key, 3)
         if self._swing_up:
@@ -106,7 +111,7 @@ class Cartpole:
         return Outcome(
             reward=reward,
             terminated=jnp.asarray(not self._swing_up) & (jnp.cos(angle) < 0.0),
-            success=held_steps >= SUCCESS_STEPS,
+            success=held_steps >= self._success_steps,
             reward_terms={self._reward_name: reward},
             memory=Memory(held_steps),
         )
@@ -115,5 +120,5 @@ class Cartpole:
         position, angle = data.qpos
         state = jnp.stack([position, jnp.cos(angle), jnp.sin(angle), data.qvel[0], data.qvel[1]])
         time_left = 1.0 - data.time / self._duration
-        held = jnp.minimum(memory.held_steps / SUCCESS_STEPS, 1.0)
+        held = jnp.minimum(memory.held_steps / self._success_steps, 1.0)
         return {"state": state, "privileged_state": jnp.concatenate([state, jnp.stack([time_left, held])])}

@@ -1,0 +1,115 @@
+"""DreamerV3 and PPO are compared under the same conditions: worlds, counting and evaluation are the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from gymnasium.vector import VectorEnv
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent, Step
+from sheeplike.commands import training
+from sheeplike.commands.agents import make_agent
+from sheeplike.commands.config import load
+from sheeplike.commands.schema import Config
+from sheeplike.commands.sources import Sources
+from sheeplike.loop import Every, LoopState, train
+
+ROOT = Path(__file__).parents[1]
+
+
+class Side(NamedTuple):
+    config: Config
+    agent: Agent
+    worlds: VectorEnv
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[list[Side]]:
+    """Both agents as the command builds them, each in worlds of its own."""
+    fabric = Fabric(accelerator="cpu", devices=1)
+    built = []
+    for exp in ("dreamer_v3", "ppo"):
+        line = [f"exp={exp}", "env=cartpole_balance", "profile=cpu", "dry_run=true", "seed=7", "env.num_envs=3"]
+        config = load([*line, "env.options.episode_length=6", "agent.observations=['*']", "total_steps=200"], Sources())
+        worlds = training.make_envs(config, config.env.num_envs, fabric.device)
+        built.append(Side(config, make_agent(config, worlds, fabric), worlds))
+    yield built
+    for side in built:
+        side.worlds.close()
+
+
+class Witness:
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.updates = 0
+
+    def stepped(self, step: Step, info: dict[str, Any]) -> None:
+        self.steps.append(step)
+
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        self.updates += 1
+
+
+def test_first_observations_are_the_same_to_the_byte(sides: list[Side]) -> None:
+    first, second = (LoopState.begin(side.agent, side.worlds, side.config.seed).step for side in sides)
+    assert set(first.obs) == set(second.obs) >= {"pixels/fixed", "state"}
+    for key, value in first.obs.items():
+        assert value.dtype == second.obs[key].dtype
+        assert value.numpy().tobytes() == second.obs[key].numpy().tobytes(), key
+    assert len(first.obs["pixels/fixed"].unique()) > 10  # something is to be seen
+
+
+def test_the_same_actions_lead_to_the_same_frames(sides: list[Side]) -> None:
+    """Nothing but the agents' choices tells the two sides apart."""
+    seen = []
+    for side in sides:
+        side.worlds.reset(seed=3)
+        actions = torch.linspace(-1, 1, 8).view(8, 1, 1).expand(8, 3, 1).contiguous()
+        seen.append([side.worlds.step(action)[0]["pixels/fixed"].numpy().tobytes() for action in actions])
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) > 5
+
+
+def test_policy_steps_are_counted_alike(sides: list[Side]) -> None:
+    """One for each world and iteration, the ignored step after an end included; hooks come at the same counts."""
+    counts = []
+    for side in sides:
+        at: list[int] = []
+        hook = Every(30, lambda state, at=at: at.append(state.policy_steps))
+        witness = Witness()
+        state = LoopState.begin(side.agent, side.worlds, side.config.seed)
+        train(side.agent, side.worlds, state, total_steps=200, observer=witness, hooks=[hook])
+        assert witness.updates == state.gradient_steps > 0
+        assert any(bool(step.is_last.any()) for step in witness.steps)
+        counts.append((state.policy_steps, len(witness.steps), at))
+    assert counts[0] == counts[1] == (201, 67, [30, 60, 90, 120, 150, 180])
+
+
+def test_both_are_judged_by_the_same_code_in_the_same_worlds(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    judge = training.evaluate
+    monkeypatch.setattr(training, "evaluate", lambda *a, **k: calls.append(k) or judge(*a, **k))
+    results = []
+    for side in sides:
+        evaluator = training.Evaluator(side.config, side.agent, torch.device("cpu"))
+        results.append(evaluator())
+        evaluator.close()
+    assert len(calls) == 2
+    assert calls[0] == calls[1]  # episodes, seed, sampling, filming
+    first, second = (result.frames["fixed"] for result in results)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[-1], second[-1])  # two policies, after all
+
+
+def test_the_loop_knows_no_agent() -> None:
+    text = (ROOT / "sheeplike/loop.py").read_text(encoding="utf-8")
+    assert "ppo" not in text.lower()
+    assert "isinstance" not in text.replace("isinstance(a, dict)", "").replace("isinstance(values[0], dict)", "")
