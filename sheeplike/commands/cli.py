@@ -84,6 +84,7 @@ def overview(sources: Sources) -> str:
     """The text of ``python -m sheeplike --help``."""
     lines = [
         "python -m sheeplike [command] exp=<recipe> env=<task> [key=value ...]",
+        "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
         "python -m sheeplike resume=<run_dir>",
         "",
         "commands",

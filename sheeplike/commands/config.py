@@ -122,7 +122,7 @@ def _parse(argument: str) -> Override:
     if override.is_delete():
         raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")
     if override.is_sweep_override():
-        raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], a sweep is one run for each")
+        raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], several seeds seeds=[a,b]")
     return override
 
 
