@@ -13,7 +13,10 @@ from sheeplike.commands.sources import GROUPS, Sources
 from sheeplike.commands.validation import expectation
 
 # Name to what it does. The module of the same name in this package has `main(arguments: list[str]) -> None`.
-COMMANDS = {"train": "train an agent; the default command"}
+COMMANDS = {
+    "train": "train an agent; the default command",
+    "eval": "evaluate the agent of a run: return and success with their intervals, and videos",
+}
 FLAGS = {
     "--help": "this text",
     "--cfg": "print the composed configuration and stop",
@@ -96,7 +99,7 @@ def overview(sources: Sources) -> str:
         "flags",
         *(f"  {flag:<12} {text}" for flag, text in FLAGS.items()),
         "",
-        "python -m sheeplike train --help lists every key",
+        "python -m sheeplike train --help lists every key; the other commands have a --help too",
     ]
     return "\n".join(lines)
 

@@ -110,18 +110,28 @@ def resume(run_dir: Path, arguments: list[str]) -> Config:
     Raises:
         CommandError: there is no such run, it has no checkpoint, or a change is not allowed.
     """
-    file = run_dir / CONFIG_FILE
-    if not file.is_file():
-        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
-        match = nearest(str(run_dir), runs)
-        hint = f"; nearest: resume={match}" if match else ""
-        raise CommandError(f"resume={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
+    file = config_file(run_dir, "resume")
     if not checkpoint_steps(run_dir):
         raise CommandError(
             f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: delete it, "
             "or begin in another run_dir"
         )
     return replace(load_saved(file, arguments), run_dir=str(run_dir))  # it may have been moved
+
+
+def config_file(run_dir: Path, key: str) -> Path:
+    """The configuration of the run that ``key=<run_dir>`` names.
+
+    Raises:
+        CommandError: there is no such run.
+    """
+    file = run_dir / CONFIG_FILE
+    if not file.is_file():
+        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
+        match = nearest(str(run_dir), runs)
+        hint = f"; nearest: {key}={match}" if match else ""
+        raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
+    return file
 
 
 def checkpoint_steps(run_dir: Path) -> list[int]:
