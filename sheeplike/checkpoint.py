@@ -9,9 +9,11 @@ tensors and plain Python values (``weights_only=True``), so a checkpoint from el
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import pickle
 import re
@@ -19,7 +21,7 @@ import shutil
 import uuid
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,13 +45,13 @@ class Corrupt(Exception):
 def save(
     root: Path | str, step: int, parts: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any], keep: int
 ) -> Path:
-    """Write a checkpoint, then remove all but the newest ``keep``.
+    """Write a checkpoint, then remove all but the newest ``keep`` and the best.
 
     Args:
         root: where the run's checkpoints lie; made if it is not there. One process writes to it.
         step: policy steps; a checkpoint of the same step is replaced.
         parts: file name, without suffix, to a state dict of tensors, numbers, strings, bytes and containers of them.
-        meta: what JSON can hold, such as the configuration.
+        meta: what JSON can hold. ``meta["score"]``, a number, says how good this checkpoint is (see :func:`best`).
         keep: at least 1.
 
     Returns:
@@ -92,13 +94,20 @@ def save(
         _sync_directory(root)
     finally:
         _recover(root)
+    spared = best(root)
     for old in list_checkpoints(root)[:-keep]:
-        _remove(old)
+        if old != spared:
+            _remove(old)
     return target
 
 
-def load(path: Path | str, *, map_location: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+def load(
+    path: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Verify a checkpoint's directory and read it.
+
+    Args:
+        only: names of the parts that are wanted; others are neither read nor verified. All by default.
 
     Returns:
         ``meta`` as saved, with ``step`` and ``versions`` (of the packages that wrote it), and the parts by name, their
@@ -113,11 +122,14 @@ def load(path: Path | str, *, map_location: torch.device | str = "cpu") -> tuple
     for name, expected in manifest["files"].items():
         if not _PART.fullmatch(name):
             raise Corrupt(f"{path / MANIFEST}: names {name!r}, which is no file name")
-        parts[name.removesuffix(".pt")] = _read_part(path / name, expected, map_location)
+        if only is None or name.removesuffix(".pt") in only:
+            parts[name.removesuffix(".pt")] = _read_part(path / name, expected, map_location)
     return {"step": manifest["step"], "versions": manifest["versions"], **manifest["meta"]}, parts
 
 
-def load_latest(root: Path | str, *, map_location: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+def load_latest(
+    root: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The newest checkpoint under ``root`` that is whole; warns of each damaged one that it passes over.
 
     Raises:
@@ -129,10 +141,24 @@ def load_latest(root: Path | str, *, map_location: torch.device | str = "cpu") -
         raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
     for path in reversed(found):
         try:
-            return load(path, map_location=map_location)
+            return load(path, map_location=map_location, only=only)
         except Corrupt as error:
             warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
     raise Corrupt(f"{root}: all {len(found)} checkpoints are damaged")
+
+
+def best(root: Path | str) -> Path | None:
+    """The checkpoint with the highest finite ``meta["score"]``, the oldest of several; None where none has a score.
+
+    It follows from the manifests alone: there is no record of it that a kill could leave behind the truth.
+    """
+    scores: dict[Path, float] = {}
+    for path in list_checkpoints(root):
+        with contextlib.suppress(Corrupt):
+            score = _read_manifest(path / MANIFEST)["meta"].get("score")
+            if isinstance(score, int | float) and math.isfinite(score):
+                scores[path] = score
+    return max(scores, key=scores.__getitem__, default=None)
 
 
 def list_checkpoints(root: Path | str) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.checkpoint import Corrupt, list_checkpoints, load, load_latest, save
+from sheeplike.checkpoint import Corrupt, best, list_checkpoints, load, load_latest, save
 
 
 def parts(value: float = 1.0) -> dict:
@@ -147,6 +148,62 @@ def test_files_and_directories_are_synced_before_and_after_the_rename(tmp_path, 
         "rename",
         tmp_path.name,
     ]
+
+
+# The best
+
+
+def save_scores(root: Path, *scores: object, keep: int = 1) -> list[int]:
+    """Saves step 1, 2, … with these scores; returns the steps that are left."""
+    for step, score in enumerate(scores, 1):
+        save(root, step, parts(float(step)), {"score": score} if score is not None else {}, keep)
+    return [load(path)[0]["step"] for path in list_checkpoints(root)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep", "left", "winner"),
+    [
+        ((1.0, 3.0, 2.0, None), 1, [2, 4], 2),
+        ((1.0, 3.0, 2.0, 4.0), 1, [4], 4),
+        ((1.0, 3.0, 3.0, 3.0), 1, [2, 4], 2),  # of several the oldest: it was evaluated, the others repeat its score
+        ((5.0, 3.0, 2.0, 1.0, 0.0), 2, [1, 4, 5], 1),
+        ((-7, -8, -9), 1, [1, 3], 1),
+        ((math.nan, 1.0, math.inf, "good"), 1, [2, 4], 2),
+        ((None, None, None), 1, [3], None),
+    ],
+)
+def test_the_best_is_kept_beside_the_newest(tmp_path, scores, keep, left, winner):
+    assert save_scores(tmp_path, *scores, keep=keep) == left
+    found = best(tmp_path)
+    assert (found and load(found)[0]["step"]) == winner
+
+
+def test_a_best_one_without_a_readable_manifest_is_not_the_best(tmp_path):
+    save_scores(tmp_path, 1.0, 3.0, 2.0, keep=3)
+    (list_checkpoints(tmp_path)[1] / "manifest.json").write_text("{}")
+    assert load(best(tmp_path))[0]["step"] == 3
+    assert best(tmp_path / "absent") is None
+
+
+def test_a_kill_before_the_old_ones_are_removed_leaves_nothing_behind_for_long(tmp_path, monkeypatch):
+    save_scores(tmp_path, 1.0, 3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("sheeplike.checkpoint._remove", lambda path: None)
+        save(tmp_path, 3, parts(), {"score": 5.0}, keep=1)
+    save(tmp_path, 4, parts(), {}, keep=1)
+    assert [load(path)[0]["step"] for path in list_checkpoints(tmp_path)] == [3, 4]
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    (path,) = save_steps(tmp_path, 1)
+    (path / "loop.pt").unlink()
+    assert load(path, only=("agent",))[1].keys() == {"agent"}
+    assert load_latest(tmp_path, only=("agent",))[1]["agent"]["updates"] == 7
+    with pytest.raises(Corrupt, match=r"loop\.pt: cannot be read"):
+        load(path)
+    flip_bit(path / "agent.pt", 0.5)
+    with pytest.raises(Corrupt, match=r"agent\.pt: was altered"):
+        load(path, only=("agent",))
 
 
 # Damage

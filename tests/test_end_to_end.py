@@ -43,11 +43,12 @@ def test_the_same_run_on_a_gpu(tmp_path: Path) -> None:
         pytest.skip("needs a GPU")
     run_dir = tmp_path / "run"
     arguments = ["exp=dreamer_v3", "env=franka_pick", "profile=gpu", "dry_run=true", f"run_dir={run_dir}"]
-    for command in (arguments, [f"resume={run_dir}", "total_steps=192"]):
+    for command in (arguments, [f"resume={run_dir}", "total_steps=192"], ["eval", f"run={run_dir}", "episodes=2"]):
         done = subprocess.run([*COMMAND, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     assert rows(run_dir)[-1]["step"] == 192
     assert all(row["health/nonfinite_loss"] == 0 for row in rows(run_dir) if "health/nonfinite_loss" in row)
+    assert len(list(run_dir.glob("eval/step_000000000192_*/*.gif"))) == 1
 
 
 def rows(run_dir: Path) -> list[dict]:

@@ -13,7 +13,10 @@ from sheeplike.commands.sources import GROUPS, Sources
 from sheeplike.commands.validation import expectation
 
 # Name to what it does. The module of the same name in this package has `main(arguments: list[str]) -> None`.
-COMMANDS = {"train": "train an agent; the default command"}
+COMMANDS = {
+    "train": "train an agent; the default command",
+    "eval": "evaluate the agent of a run: return and success with their intervals, and videos",
+}
 FLAGS = {
     "--help": "this text",
     "--cfg": "print the composed configuration and stop",
@@ -84,6 +87,7 @@ def overview(sources: Sources) -> str:
     """The text of ``python -m sheeplike --help``."""
     lines = [
         "python -m sheeplike [command] exp=<recipe> env=<task> [key=value ...]",
+        "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
         "python -m sheeplike resume=<run_dir>",
         "",
         "commands",
@@ -95,7 +99,7 @@ def overview(sources: Sources) -> str:
         "flags",
         *(f"  {flag:<12} {text}" for flag, text in FLAGS.items()),
         "",
-        "python -m sheeplike train --help lists every key",
+        "python -m sheeplike train --help lists every key; the other commands have a --help too",
     ]
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -23,8 +23,9 @@ from sheeplike.commands import machine
 from sheeplike.commands.errors import CommandError, InvalidValue, unknown
 from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
-from sheeplike.commands.validation import unknown_key, validate
+from sheeplike.commands.validation import checked, unknown_key, validate
 
+T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
 RESUMABLE = {"total_steps", "log_every", "video_every", "eval", "checkpoint", "logger"}
 
@@ -102,7 +103,27 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     try:
         return validate(data)
     except CommandError as error:
-        raise CommandError(f"{error} (resuming with {path})") from None
+        raise CommandError(f"{error} (in {path})") from None
+
+
+def load_settings(cls: type[T], arguments: Sequence[str]) -> T:
+    """The keys of a command that composes no configuration: ``cls``, a dataclass of keys, with its defaults.
+
+    Raises:
+        CommandError: a key that does not exist, or a value that is not valid.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    given: dict[str, Any] = {}
+    for override in map(_parse, arguments):
+        if override.key_or_group not in defaults:
+            raise unknown("key", override.key_or_group, defaults)
+        given[override.key_or_group] = override.value()
+    try:
+        return checked(cls, defaults | given)
+    except InvalidValue as error:
+        if error.nearest is None:
+            error.nearest = defaults[error.key]
+        raise
 
 
 def to_yaml(config: Config) -> str:
@@ -122,7 +143,7 @@ def _parse(argument: str) -> Override:
     if override.is_delete():
         raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")
     if override.is_sweep_override():
-        raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], a sweep is one run for each")
+        raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], several seeds seeds=[a,b]")
     return override
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,13 +15,13 @@ from torch import Tensor
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import STARTED
+from sheeplike.commands.evaluation import films, summarize
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, LoopState
-from sheeplike.monitor.intervals import mean_interval, wilson_interval
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer
 from sheeplike.monitor.progress import Progress
-from sheeplike.monitor.video import open_loop_video, tile_worlds
+from sheeplike.monitor.video import open_loop_video
 
 
 class Recorder:
@@ -77,10 +76,8 @@ class Recorder:
     def evaluated(self, result: Evaluation, state: LoopState) -> None:
         """Write the outcome of an evaluation, and its video where it was filmed."""
         self._write(summarize(result), state)
-        for camera, frames in result.frames.items():
-            columns = math.ceil(math.sqrt(frames.shape[1]))
-            tiled = tile_worlds(frames, math.ceil(frames.shape[1] / columns), columns)
-            self.logger.log_video(f"eval/{camera}", tiled, step=state.policy_steps, fps=self.fps)
+        for camera, video in films(result).items():
+            self.logger.log_video(f"eval/{camera}", video, step=state.policy_steps, fps=self.fps)
 
     def report(self, state: LoopState) -> None:
         """Write the agent's own predictions: metrics and videos."""
@@ -118,25 +115,6 @@ def process_seconds() -> float:
     return time.monotonic() - STARTED
 
 
-def summarize(result: Evaluation) -> dict[str, float]:
-    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success."""
-    returns = result.returns.numpy()
-    successes, trials = int(result.success.sum()), len(returns)
-    low, high = mean_interval(returns)
-    success_low, success_high = wilson_interval(successes, trials)
-    terms = {f"eval/reward_terms/{name}": float(value.mean()) for name, value in result.reward_terms.items()}
-    return terms | {
-        "eval/return_mean": float(returns.mean()),
-        "eval/return_lo": low,
-        "eval/return_hi": high,
-        "eval/success_rate": successes / trials,
-        "eval/success_lo": success_low,
-        "eval/success_hi": success_high,
-        "eval/length_mean": float(result.lengths.float().mean()),
-        "eval/episodes": float(trials),
-    }
-
-
 def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config, state: LoopState) -> Path:
     """Write a checkpoint of the whole run; returns its directory."""
     step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
@@ -144,21 +122,27 @@ def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config
     rng = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         rng["cuda"] = torch.cuda.get_rng_state()
+    learned = agent.state_dict(replay=config.checkpoint.replay)
+    # A file of its own, which who only wants to act need not read.
+    replay = {"replay": learned.pop("replay")} if "replay" in learned else {}
     parts = {
-        "agent": agent.state_dict(replay=config.checkpoint.replay),
+        "agent": learned,
+        **replay,
         "envs": envs.state_dict(),
         "loop": {"counters": counters, "step": step, "player": state.player.state_dict()},
         "monitor": {"episodes": recorder.episodes.state_dict(), "metrics": recorder.metrics.state_dict()},
         "rng": rng,
     }
     meta = {"env": config.env.name, "agent": config.agent.name}
+    if "eval/return_mean" in recorder.latest:
+        meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return checkpoint.save(root, state.policy_steps, parts, meta, config.checkpoint.keep)
 
 
 def restore(parts: dict[str, Any], agent: Agent, envs: Any, recorder: Recorder) -> LoopState:
     """Put a checkpoint back into freshly built objects; returns where the run stood."""
     device = envs.device
-    agent.load_state_dict(parts["agent"])
+    agent.load_state_dict({**parts["agent"], **({"replay": parts["replay"]} if "replay" in parts else {})})
     envs.load_state_dict(parts["envs"])
     recorder.episodes.load_state_dict(parts["monitor"]["episodes"])
     recorder.metrics.load_state_dict(parts["monitor"]["metrics"])

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
+_CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # as sheeplike.checkpoint names them
 
 
 def check(config: Config) -> Path:
@@ -50,7 +52,7 @@ def check(config: Config) -> Path:
     if path.is_dir() and any(path.iterdir()) and not (config.dry_run and _holds_dry_run(path)):
         free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
         what = "holds a run already" if (path / CONFIG_FILE).exists() else "is not empty"
-        resume = f"resume={path} to continue it, or " if has_checkpoint(path) else ""
+        resume = f"resume={path} to continue it, or " if checkpoint_steps(path) else ""
         raise CommandError(f"run_dir={path} {what}: expected {resume}another directory; nearest: run_dir={free}")
     return path
 
@@ -108,13 +110,8 @@ def resume(run_dir: Path, arguments: list[str]) -> Config:
     Raises:
         CommandError: there is no such run, it has no checkpoint, or a change is not allowed.
     """
-    file = run_dir / CONFIG_FILE
-    if not file.is_file():
-        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
-        match = nearest(str(run_dir), runs)
-        hint = f"; nearest: resume={match}" if match else ""
-        raise CommandError(f"resume={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
-    if not has_checkpoint(run_dir):
+    file = config_file(run_dir, "resume")
+    if not checkpoint_steps(run_dir):
         raise CommandError(
             f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: delete it, "
             "or begin in another run_dir"
@@ -122,10 +119,25 @@ def resume(run_dir: Path, arguments: list[str]) -> Config:
     return replace(load_saved(file, arguments), run_dir=str(run_dir))  # it may have been moved
 
 
-def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run can be resumed."""
-    checkpoints = run_dir / CHECKPOINTS
-    return checkpoints.is_dir() and any("step_" in entry.name for entry in checkpoints.iterdir())
+def config_file(run_dir: Path, key: str) -> Path:
+    """The configuration of the run that ``key=<run_dir>`` names.
+
+    Raises:
+        CommandError: there is no such run.
+    """
+    file = run_dir / CONFIG_FILE
+    if not file.is_file():
+        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
+        match = nearest(str(run_dir), runs)
+        hint = f"; nearest: {key}={match}" if match else ""
+        raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
+    return file
+
+
+def checkpoint_steps(run_dir: Path) -> list[int]:
+    """Policy steps of a run's checkpoints, oldest first, by their names; found without torch, and not verified."""
+    names = [entry.name for entry in (run_dir / CHECKPOINTS).glob("*")]
+    return sorted({int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))})
 
 
 def _holds_dry_run(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""``python -m sheeplike [train] exp=… env=… [key=value …]``, or ``resume=<run_dir>``."""
+"""``python -m sheeplike [train] exp=… env=… [key=value …]``, with ``seeds=3`` if you like, or ``resume=<run_dir>``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def main(arguments: list[str]) -> None:
     if request.help:
         print(f"{cli.overview(sources)}\n\nkeys\n{cli.keys()}")
         return
-    from sheeplike.commands import run_directory  # Hydra, which help does without
+    from sheeplike.commands import run_directory, series  # Hydra, which help does without
     from sheeplike.commands.config import load, to_yaml
 
+    if any(override.startswith("seeds=") for override in request.overrides):
+        series.run(request.overrides, request.config_dirs, print_config=request.print_config)
+        return
     resumed = [override for override in request.overrides if override.startswith("resume=")]
     if resumed:
         run_dir = Path(resumed[-1].partition("=")[2].strip("'\"")).expanduser()

@@ -20,14 +20,13 @@ from sheeplike.agents.agent import Agent
 from sheeplike.commands.agents import describe_agent, gradient_steps, make_agent, plan_memory
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import CommandError, as_command_errors
+from sheeplike.commands.evaluation import play
 from sheeplike.commands.recorder import Recorder, restore, save
 from sheeplike.commands.run_directory import CHECKPOINTS, create, lock, update
 from sheeplike.commands.schema import Config
-from sheeplike.loop import Evaluation, Every, LoopState, evaluate, train
+from sheeplike.loop import Evaluation, Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
-
-EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
 
 
 def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
@@ -41,15 +40,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
-    if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
-        raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
-    if config.fabric.precision == "bf16-mixed":
-        torch.set_float32_matmul_precision("high")
-    fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
-    fabric.launch()
-    if fabric.device.type == "cpu":
-        # torch's threads spin while they wait for each other: one too many and an update takes ten times as long.
-        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), max(os.cpu_count() - 1, 1)))
+    fabric = launch(config)
     torch.manual_seed(config.seed)
     parts, begun, held = None, 0, None
     with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
@@ -116,6 +107,24 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     return finished
 
 
+def launch(config: Config) -> Fabric:
+    """Device, precision and threads that the configuration asks for.
+
+    Raises:
+        CommandError: torch cannot use the GPU.
+    """
+    if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
+        raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
+    if config.fabric.precision == "bf16-mixed":
+        torch.set_float32_matmul_precision("high")
+    fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
+    fabric.launch()
+    if fabric.device.type == "cpu":
+        # torch's threads spin while they wait for each other: one too many and an update takes ten times as long.
+        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), max(os.cpu_count() - 1, 1)))
+    return fabric
+
+
 def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
     """The worlds that the configuration describes."""
     env = config.env
@@ -146,18 +155,7 @@ class Evaluator:
         settings = self.config.eval
         if self.worlds is None:
             self.worlds = make_envs(self.config, settings.num_envs, self.device)
-        # Evaluation must not move the stream of random numbers that training draws from.
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(EVALUATION_SEED)
-            return evaluate(
-                self.agent,
-                self.worlds,
-                episodes=settings.episodes,
-                seed=EVALUATION_SEED,
-                sample=settings.sample,
-                filmed=min(settings.num_envs, 9) if settings.video else 0,
-            )
+        return play(self.agent, self.worlds, episodes=settings.episodes, sample=settings.sample, video=settings.video)
 
     def close(self) -> None:
         if self.worlds is not None:

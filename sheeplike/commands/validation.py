@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from sheeplike.commands.errors import CommandError, InvalidValue, nearest, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
@@ -12,6 +12,7 @@ from sheeplike.envs import list_envs, task_options
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
 CONTEXT, WRITE_HEAD = 1, 1
+T = TypeVar("T")
 SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
 
 
@@ -24,7 +25,7 @@ def validate(data: dict[str, Any]) -> Config:
         InvalidValue: a value of the wrong type, out of its range, or that does not go with the others.
         CommandError: a key that is missing or unknown.
     """
-    config = Config(**_section(keys_of(Config), data, ""))
+    config = checked(Config, data)
     _check_task(config)
     if isinstance(config.agent, DreamerV3):
         _check_replay(config)
@@ -38,6 +39,15 @@ def validate(data: dict[str, Any]) -> Config:
             config.fabric, accelerator={"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
         ),
     )
+
+
+def checked(cls: type[T], data: dict[str, Any]) -> T:
+    """A dataclass whose fields are keys with rules, as in :mod:`~sheeplike.commands.schema`, from plain data.
+
+    Raises:
+        InvalidValue: a value of the wrong type or out of its range.
+    """
+    return cls(**_section(keys_of(cls), data, ""))
 
 
 def unknown_key(path: str, kind: str = "") -> CommandError:

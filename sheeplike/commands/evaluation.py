@@ -1,0 +1,65 @@
+"""One evaluation, during training and by ``eval``: how the agent plays, what that amounts to, how it looks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent
+from sheeplike.loop import Evaluation, evaluate
+from sheeplike.monitor.intervals import mean_interval, wilson_interval
+from sheeplike.monitor.video import tile_worlds
+
+EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
+MOST_EPISODES = 2**16  # of one evaluation; as far apart are the seeds of two, whose worlds are then all different
+FILMED = 9  # worlds, at most
+
+
+def play(
+    agent: Agent, worlds: VectorEnv, *, episodes: int, sample: bool = True, video: bool = True, seed: int = 0
+) -> Evaluation:
+    """Evaluate ``agent`` in ``worlds`` of its own; the same arguments give the same episodes.
+
+    Args:
+        episodes: at most :data:`MOST_EPISODES`.
+        sample: sample the policy, or take its mode.
+        video: film the first worlds.
+        seed: from 0 to 32,767; 0 is what training uses. Worlds and samples of two seeds have nothing in common.
+    """
+    seed = EVALUATION_SEED + seed * MOST_EPISODES
+    # Evaluation must not move the stream of random numbers that training draws from.
+    with torch.random.fork_rng(devices=[worlds.device] if worlds.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        filmed = min(worlds.num_envs, FILMED) if video else 0
+        return evaluate(agent, worlds, episodes=episodes, seed=seed, sample=sample, filmed=filmed)
+
+
+def summarize(result: Evaluation) -> dict[str, float]:
+    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success."""
+    returns = result.returns.numpy()
+    successes, trials = int(result.success.sum()), len(returns)
+    low, high = mean_interval(returns)
+    success_low, success_high = wilson_interval(successes, trials)
+    terms = {f"eval/reward_terms/{name}": float(value.mean()) for name, value in result.reward_terms.items()}
+    return terms | {
+        "eval/return_mean": float(returns.mean()),
+        "eval/return_lo": low,
+        "eval/return_hi": high,
+        "eval/success_rate": successes / trials,
+        "eval/success_lo": success_low,
+        "eval/success_hi": success_high,
+        "eval/length_mean": float(result.lengths.float().mean()),
+        "eval/episodes": float(trials),
+    }
+
+
+def films(result: Evaluation) -> dict[str, Tensor]:
+    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the filmed worlds side by side."""
+    videos = {}
+    for camera, frames in result.frames.items():
+        columns = math.ceil(math.sqrt(frames.shape[1]))
+        videos[camera] = tile_worlds(frames, math.ceil(frames.shape[1] / columns), columns)
+    return videos

@@ -1,0 +1,235 @@
+"""``eval``: from a run's directory alone, with the same numbers every time, and in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sheeplike import checkpoint
+from sheeplike.__main__ import main
+from sheeplike.commands import eval as command
+from sheeplike.commands import machine
+from sheeplike.commands.run_directory import create, lock
+
+JOB = ("exp=dreamer_v3", "env=cartpole_balance")
+COMMAND = [sys.executable, "-m", "sheeplike"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+# Refusals: one line, nothing written
+
+
+@pytest.fixture
+def begun(sheeplike):
+    """Makes the directory ``mine`` of a run, with checkpoints: step to score."""
+
+    def call(checkpoints: dict[int, float | None], *arguments: str) -> Path:
+        (run,) = sheeplike(*JOB, "run_dir=mine", *arguments).runs
+        create(run.run_dir, run.config).close()
+        for step, score in checkpoints.items():
+            meta = {} if score is None else {"score": score}
+            checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, meta, keep=9)
+        return run.run_dir
+
+    return call
+
+
+@pytest.fixture
+def evaluated(sheeplike, monkeypatch):
+    """Runs a command line up to where torch and JAX would be loaded; the arguments of what comes then."""
+
+    def call(*arguments: str):
+        calls = []
+        monkeypatch.setattr(command, "evaluate_run", lambda *given: calls.append(given))
+        result = sheeplike("eval", *arguments)
+        assert result.status == 0, result.error
+        return calls[0]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ["run= is missing", "eval run=<run_dir>"]),
+        (("run=nowhere",), ["run=nowhere: expected the directory of a run, with a config.yaml in it"]),
+        (("run=mine", "episodes=0"), ["episodes=0: expected an integer from 1 to 65536", "nearest: episodes=1"]),
+        (("run=mine", "episodes=many"), ["episodes=many", "nearest: episodes=100"]),
+        (("run=mine", "seed=32768"), ["seed=32768", "nearest: seed=32767"]),
+        (("run=mine", "sample=maybe"), ["sample=maybe: expected true or false", "nearest: sample=true"]),
+        (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9: expected at most episodes=8", "nearest: num_envs=8"]),
+        (("run=mine", "env.num_envs=4"), ["key 'env.num_envs' does not exist", "nearest: num_envs"]),
+        (
+            ("run=mine", "checkpoint=bset"),
+            ["checkpoint=bset: expected best, last, or one of 64, 128", "nearest: checkpoint=best"],
+        ),
+        (("run=mine", "checkpoint=99"), ["one of 64, 128", "nearest: checkpoint=128"]),
+        (("run=mine", "checkpoint=step_70"), ["nearest: checkpoint=64"]),
+        (("run=mine", "checkpoint=best"), ["saved after an evaluation; here is none", "nearest: checkpoint=last"]),
+        (
+            ("run=mine", "accelerator=cuda"),
+            ["accelerator=cuda: expected a GPU, but this machine", "nearest: accelerator=cpu"],
+        ),
+        (("run=mine", "--config-dir=here"), ["--config-dir: expected only run=<run_dir>"]),
+        (("mine",), ["'mine': expected key=value"]),
+    ],
+)
+def test_what_is_refused(begun, refused, arguments, parts):
+    begun({64: None, 128: None})
+    line = refused("eval", *arguments)
+    assert all(part in line for part in parts), line
+
+
+def test_a_run_that_is_not_there_or_not_whole(begun, refused):
+    line = refused("eval", "run=mine")
+    assert "run=mine: expected the directory of a run" in line
+    Path("mine").mkdir()
+    assert refused("eval", "run=mine") == line
+    Path("mine").rmdir()
+    run_dir = begun({})
+    assert "expected a run with a checkpoint; this one has none yet" in refused("eval", "run=mine")
+    (run_dir / "checkpoints/.tmp-0123").mkdir(parents=True)
+    assert "this one has none yet" in refused("eval", "run=mine")
+    checkpoint.save(run_dir / "checkpoints", 64, {"agent": {}}, {}, keep=1)
+    text = (run_dir / "config.yaml").read_text()
+    for end in (0, len(text) // 3, len(text) // 2):
+        (run_dir / "config.yaml").write_text(text[:end])
+        assert "mine/config.yaml" in refused("eval", "run=mine")
+
+
+def test_the_nearest_run_is_named(begun, refused):
+    begun({64: None}, "run_dir=logs/cartpole/seed_0")
+    assert refused("eval", "run=logs/cartpole/sed_0").endswith("nearest: run=logs/cartpole/seed_0\n")
+
+
+# What is asked for
+
+
+def test_which_checkpoint(begun, evaluated):
+    begun({64: 2.0, 128: 5.0, 192: 3.0})
+    names = {
+        "last": None,
+        "best": "step_000000000128",
+        "64": "step_000000000064",
+        "step_000000000192": "step_000000000192",
+    }
+    for name, expected in names.items():
+        path = evaluated("run=mine", f"checkpoint={name}")[1]
+        assert (path and path.name) == expected
+
+
+def test_settings(begun, evaluated, sheeplike):
+    begun({64: None}, "env.num_envs=16")
+    run_dir, _, config, asked = evaluated("run=mine")
+    assert (run_dir, config.env.name) == (Path("mine"), "cartpole_balance")
+    assert (asked.episodes, asked.num_envs, asked.sample, asked.video, asked.seed) == (100, 16, True, True, 0)
+    assert evaluated("run=mine", "episodes=3")[3].num_envs == 3
+    assert evaluated("run='mine'", "episodes=200", "num_envs=150")[3].num_envs == 150
+    assert sheeplike("eval", "run=mine", "--cfg").output == Path("mine/config.yaml").read_text()
+
+
+def test_where_it_runs(begun, evaluated, sheeplike, monkeypatch):
+    file = begun({64: None}) / "config.yaml"
+    assert evaluated("run=mine")[3].accelerator == "cpu"
+    file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
+    assert evaluated("run=mine")[3].accelerator == "cpu"  # here is no GPU
+    assert "on the CPU although" in sheeplike("eval", "run=mine").error
+    monkeypatch.setattr(machine, "gpu_problem", lambda: None)
+    assert evaluated("run=mine")[3].accelerator == "cuda"
+    assert evaluated("run=mine", "accelerator=cpu")[3].accelerator == "cpu"
+    assert evaluated("run=mine", "accelerator=gpu")[3].accelerator == "cuda"
+
+
+def test_help_says_every_key(sheeplike):
+    text = sheeplike("eval", "--help").output
+    assert all(f"  {name} " in text for name in ("checkpoint", "episodes", "num_envs", "sample", "video", "seed"))
+    assert "default 100" in text
+    assert "  eval " in sheeplike("--help").output
+
+
+# Real worlds
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished dry run, evaluated at each of its two checkpoints."""
+    run_dir = tmp_path_factory.mktemp("runs") / "cartpole"
+    arguments = [*JOB, "profile=cpu", "dry_run=true", "env.options.episode_length=9", f"run_dir={run_dir}"]
+    done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, capsys):
+    """In two processes, without the replay, while the run is in use."""
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    for part in run_dir.glob("checkpoints/*/*.pt"):
+        if part.name != "agent.pt":
+            part.unlink()
+    before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*") if path.is_file())
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    training = {row["step"]: row for row in rows if "eval/return_mean" in row}
+    assert training.keys() == {64, 128}
+    arguments = ["eval", f"run={run_dir}", "checkpoint=best", "episodes=2"]
+
+    with lock(run_dir):
+        done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        (place,) = (run_dir / "eval").iterdir()
+        first = {path.name: path.read_bytes() for path in place.iterdir()}
+        main(arguments)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == first
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == done.stdout.splitlines()[-1] == f"saved: {place}"
+    assert "95 % interval" in printed
+
+    result = json.loads(first["result.json"])
+    step = max(training, key=lambda step: training[step]["eval/return_mean"])
+    assert (result["step"], place.name) == (step, f"step_{step:012d}_2_episodes_2_worlds")
+    assert result["metrics"] == {name: value for name, value in training[step].items() if name.startswith("eval/")}
+    assert len(result["episodes"]["return"]) == 2
+    assert result["run"] == {"env": "cartpole_balance", "agent": "dreamer_v3", "exp": "dreamer_v3", "seed": 0}
+    film = Image.open(place / "fixed.gif")
+    assert (film.size, film.n_frames) == ((96, 48), max(result["episodes"]["length"]) + 1)
+    assert [entry for entry in before if not entry[0].exists() or entry[0].stat().st_mtime_ns != entry[1]] == []
+
+    # Other settings go elsewhere, and are another evaluation.
+    main([*arguments[:2], f"checkpoint={step}", "episodes=3", "num_envs=2", "seed=1", "sample=false", "video=false"])
+    other = run_dir / "eval" / f"step_{step:012d}_3_episodes_2_worlds_seed_1_mode"
+    assert [path.name for path in other.iterdir()] == ["result.json"]
+    played = json.loads((other / "result.json").read_text())["episodes"]["return"]
+    assert len(set(played)) == 3
+    assert not set(played) & set(result["episodes"]["return"])
+
+
+def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, capsys):
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    contents = sorted(run_dir.rglob("*"))
+    config = run_dir / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("units: ", "units: 1"))
+    error = refusal(["eval", f"run={run_dir}", "episodes=2"], capsys)
+    assert "the checkpoint is not of the agent in its config.yaml" in error
+    config.write_text(text)
+    for path in run_dir.glob("checkpoints/*/agent.pt"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.warns(RuntimeWarning, match="passing over"):
+        assert "all 2 checkpoints are damaged" in refusal(["eval", f"run={run_dir}"], capsys)
+    assert "agent.pt: has 100 bytes" in refusal(["eval", f"run={run_dir}", "checkpoint=64"], capsys)
+    assert sorted(run_dir.rglob("*")) == contents
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
