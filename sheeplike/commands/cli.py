@@ -16,6 +16,7 @@ from sheeplike.commands.validation import expectation
 COMMANDS = {
     "train": "train an agent; the default command",
     "eval": "evaluate the agent of a run: return and success with their intervals, and videos",
+    "compare": "read finished runs: which agent is better, and how sure that is",
 }
 FLAGS = {
     "--help": "this text",

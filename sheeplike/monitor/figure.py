@@ -1,0 +1,117 @@
+"""The figure of a comparison, drawn without a display and without Matplotlib's global state."""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from sheeplike.monitor.comparison import Comparison, Group, compact, number, seeds
+
+# Colours that remain distinct in all common kinds of colour blindness: Okabe and Ito, in the order of Wong,
+# Nature Methods 8, 441 (2011), the dark ones first.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # for more groups than there are colours
+NAMES = {
+    "eval/return_mean": "return (eval/return_mean)",
+    "eval/success_rate": "success rate (eval/success_rate)",
+}
+AXIS_NAMES = {"steps": "policy steps", "time": "wall-clock minutes"}
+MINUTE = 60.0
+
+
+def draw(comparison: Comparison, title: str) -> Figure:
+    """Thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval."""
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    unit = MINUTE if comparison.x == "time" else 1.0
+    for index, group in enumerate(comparison.groups):
+        colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+        _draw_group(axes, group, comparison.x, unit, colour, dash)
+    _draw_threshold(axes, comparison.threshold)
+    _draw_end(axes, comparison, unit)
+    axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
+    axes.set_ylabel(NAMES.get(comparison.metric, comparison.metric), fontsize=11)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    axes.set_xlim(left=0)
+    axes.tick_params(labelsize=10)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, fontsize=13, loc="left", fontweight="bold")
+    axes.set_title(_caption(comparison), fontsize=8.5, loc="right", color="0.35")
+    widest = max(len(_label(group)) for group in comparison.groups)
+    columns = max(1, min(len(comparison.groups), 105 // (widest + 8)))
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+    return figure
+
+
+def encode(figure: Figure, kind: str) -> bytes:
+    """The figure as ``"png"`` or ``"svg"``; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    # Names inside an SVG come from this salt, or else from chance; the date would differ as well.
+    with matplotlib.rc_context({"svg.hashsalt": "sheeplike"}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    return buffer.getvalue()
+
+
+def _draw_group(axes: Axes, group: Group, x: str, unit: float, colour: str, dash: object) -> None:
+    for curve in group.curves:
+        axes.plot(curve.along(x) / unit, curve.value, color=colour, linewidth=0.8, alpha=0.4, linestyle=dash)
+    band = group.band
+    if band.low is not None:
+        axes.fill_between(band.x / unit, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+    # A curve of one point has no line.
+    marker = "o" if len(band.x) == 1 else None
+    axes.plot(band.x / unit, band.iqm, color=colour, linewidth=2.2, linestyle=dash, marker=marker, label=_label(group))
+
+
+def _draw_threshold(axes: Axes, threshold: float | None) -> None:
+    if threshold is None:
+        return
+    axes.axhline(threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)))
+    axes.annotate(
+        number(threshold),
+        (1, threshold),
+        (3, 0),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        color="0.3",
+        annotation_clip=False,
+    )
+
+
+def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
+    """Where the comparison ends, if some runs go on."""
+    if all(curve.along(comparison.x)[-1] == comparison.end for group in comparison.groups for curve in group.curves):
+        return
+    axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":")
+    late = comparison.end / unit > sum(axes.get_xlim()) / 2
+    axes.annotate(
+        "compared up to here",
+        (comparison.end / unit, 0.02),
+        (-4 if late else 4, 0),
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        va="bottom",
+        fontsize=9,
+        color="0.3",
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
+    )
+
+
+def _caption(comparison: Comparison) -> str:
+    parts = ["thin: seeds", "thick: interquartile mean"]
+    if any(group.band.low is not None for group in comparison.groups):
+        parts.append("band: 95 % interval")
+    return " · ".join(parts)
+
+
+def _label(group: Group) -> str:
+    return f"{group.label} ({seeds(group)})"

@@ -1,0 +1,64 @@
+"""What the figure shows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from sheeplike.monitor.comparison import Comparison, compare
+from sheeplike.monitor.figure import draw
+from sheeplike.monitor.runs import find_runs, group_runs, read_run
+
+RETURN = "eval/return_mean"
+
+
+def measured(x: str = "steps", threshold: float | None = None) -> Comparison:
+    groups = group_runs([read_run(path, {RETURN}) for path in find_runs([Path("logs")])])
+    return compare(groups, metric=RETURN, x=x, threshold=threshold)
+
+
+def drawn(x: str = "steps", threshold: float | None = None) -> Axes:
+    return draw(measured(x, threshold), "the title").axes[0]
+
+
+def test_lines_and_bands(trained):
+    trained({0: [1, 2, 3], 1: [2, 3, 4], 2: [3, 9]})
+    trained({0: [1, 2, 3], 1: [2, 3, 4]}, agent="ppo")
+    axes = drawn(threshold=2.5)
+    assert len(axes.collections) == 1, "a band for the three seeds, none for the two"
+    thick = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    assert set(thick) == {"dreamer_v3 (3 seeds)", "ppo (2 seeds: no interval)"}
+    dreamer = thick["dreamer_v3 (3 seeds)"]
+    assert list(dreamer.get_xdata()) == [1000, 2000], "it stops where the first seed stops"
+    assert list(dreamer.get_ydata()) == pytest.approx([2, 14 / 3])
+    thin = [line for line in axes.lines if len(line.get_xdata()) > 1 and line.get_linewidth() < 1]
+    assert sorted(len(line.get_xdata()) for line in thin if line.get_color() == dreamer.get_color()) == [2, 3, 3]
+    assert any(list(line.get_ydata()) == [2.5, 2.5] for line in axes.lines), "the threshold"
+    assert any(text.get_text() == "compared up to here" for text in axes.texts)
+    assert (axes.get_xlabel(), axes.get_title("left")) == ("policy steps", "the title")
+    assert RETURN in axes.get_ylabel()
+
+
+def test_minutes(trained):
+    trained({0: [1, 2, 3]}, every=6000, speed=10)
+    axes = drawn(x="time")
+    assert axes.get_xlabel() == "wall-clock minutes"
+    (line,) = (line for line in axes.lines if not line.get_label().startswith("_"))
+    assert list(line.get_xdata()) == [10, 20, 30]
+    assert not axes.texts, "all runs end together, and there is no threshold"
+
+
+def test_curves_between_evaluations_are_straight(trained):
+    trained({0: [0, 10]}, every=1000)
+    trained({1: [0, 0, 20, 20]}, every=500)
+    (group,) = measured().groups
+    assert list(group.band.x) == [1000, 1500, 2000]
+    assert list(group.band.iqm) == [0, 12.5, 15]
+
+
+def test_a_curve_of_many_points_is_thinned(trained):
+    trained({seed: np.linspace(0, 1, 500) for seed in range(3)})
+    (group,) = measured().groups
+    assert len(group.band.x) == 200
+    assert (group.band.x[0], group.band.x[-1]) == (1000, 500_000)
