@@ -91,10 +91,12 @@ def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
     if all(curve.along(comparison.x)[-1] == comparison.end for group in comparison.groups for curve in group.curves):
         return
     axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.07 * (high - low), high)  # room for the words, below all curves
     late = comparison.end / unit > sum(axes.get_xlim()) / 2
     axes.annotate(
         "compared up to here",
-        (comparison.end / unit, 0.02),
+        (comparison.end / unit, 0.01),
         (-4 if late else 4, 0),
         xycoords=axes.get_xaxis_transform(),
         textcoords="offset points",
@@ -102,7 +104,6 @@ def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
         va="bottom",
         fontsize=9,
         color="0.3",
-        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
     )
 
 
