@@ -358,7 +358,12 @@ class PPO:
         """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"].cpu())
+        for group in self.optimizer.param_groups:  # load_state_dict moves moments to their device, but not this
+            group["lr"] = group["lr"].to(self.device)
+        # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
+        generator = state["generator"].cpu()
+        if generator.shape == self.generator.get_state().shape:
+            self.generator.set_state(generator)
         self.shift = state["shift"].to(self.device)
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])
