@@ -118,9 +118,11 @@ class Rollout:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: it is of another shape.
+            ValueError: it is of another shape, or does not hold everything.
         """
         for key, ring in self.storage.items():
+            if key not in state["storage"]:
+                raise ValueError(f"rollout {key!r} is missing: expected {', '.join(self.storage)}")
             if state["storage"][key].shape != ring.shape:
                 found, expected = tuple(state["storage"][key].shape), tuple(ring.shape)
                 raise ValueError(f"rollout {key!r} has shape {found}: expected {expected}")

@@ -1,7 +1,7 @@
 """Convolutional encoders of model-free agents, small enough to be read at one look, and the augmentation they like.
 
 Sources: ``max_pool`` is the network of MuJoCo Playground's vision recipes (Brax, ``networks_vision.py``); ``nature`` is
-the one of Mnih et al. (2015) with the same padding as there, so that an image of 64 pixels gives 8 x 8 features.
+the one of Mnih et al. (2015), padded as in Brax, so that an image of 64 pixels gives 8 x 8 features.
 
 Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels.
 """

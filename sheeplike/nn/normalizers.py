@@ -35,7 +35,7 @@ class RunningNorm(nn.Module):
     """Whitens vectors by the mean and variance of everything taken in so far.
 
     Batches are merged by the parallel formula of Chan et al. (1983), so that the order of the data does not matter.
-    Until the first :meth:`update`, vectors pass unchanged.
+    Until the first :meth:`update`, vectors are clipped and nothing else.
 
     Args:
         size: length ``D`` of the vectors.

@@ -13,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sheeplike.agents.agent import Player, Step
+from sheeplike.agents.agent import Agent, Player, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3, Size
 from sheeplike.nn.distributions import OneHotCategorical
 
@@ -28,6 +30,12 @@ def observation_space(cameras: Collection[str], vectors: dict[str, int]) -> spac
         {f"pixels/{name}": spaces.Box(0, 255, (IMAGE, IMAGE, 3), np.uint8) for name in cameras}
         | {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in vectors.items()}
     )
+
+
+@pytest.fixture
+def make_space() -> Callable[..., spaces.Dict]:
+    """Builds an observation space: :func:`observation_space`."""
+    return observation_space
 
 
 @pytest.fixture
@@ -54,22 +62,24 @@ def make_agent() -> Callable[..., DreamerV3]:
 def play() -> Callable[..., list[Step]]:
     """Lets an agent act on random observations and remember them; returns the steps.
 
-    ``last`` and ``terminal`` hold (step, world) pairs; the step after an ending begins an episode.
+    ``last`` and ``terminal`` hold (step, world) pairs; the step after an ending begins an episode. ``begin`` ``(N,)``
+    says where the first step does, to go on from an earlier call; None: everywhere.
     """
 
     def run(
-        agent: DreamerV3,
+        agent: Agent,
         steps: int,
         *,
         last: Collection[tuple[int, int]] = (),
         terminal: Collection[tuple[int, int]] = (),
         seed: int = 0,
         player: Player | None = None,
+        begin: Tensor | None = None,
     ) -> list[Step]:
         generator = torch.Generator().manual_seed(seed)
         worlds = range(agent.num_envs)
         player = player or agent.player(agent.num_envs)
-        ended = torch.ones(agent.num_envs, dtype=torch.bool, device=agent.device)
+        ended = torch.ones(agent.num_envs, dtype=torch.bool, device=agent.device) if begin is None else begin
         played = []
         for t in range(steps):
             obs = {}
@@ -94,6 +104,63 @@ def play() -> Callable[..., list[Step]]:
         return played
 
     return run
+
+
+class Drift(VectorEnv):
+    """Worlds whose state drifts by the action; all on the device, next-step reset, episodes of different length."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, agent: Agent) -> None:
+        self.num_envs, self.device = agent.num_envs, agent.device
+        self.spaces = agent.keys.spaces
+        self.limit = 4 + torch.arange(self.num_envs, device=self.device)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        self.time = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self.over = self.time > 0
+        return self.observe(self.time.float()), {}
+
+    def observe(self, push: Tensor) -> dict[str, Tensor]:
+        obs = {}
+        for key, space in self.spaces.items():
+            base = (self.time + push).view(-1, *[1] * len(space.shape)).expand(-1, *space.shape)
+            obs[key] = (base * 9).to(torch.uint8) if space.dtype == np.uint8 else torch.sin(base.float())
+        return obs
+
+    def step(self, action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, dict[str, Any]]:
+        push = action.float() if action.ndim == 1 else action.clamp(-1, 1).mean(-1)
+        self.time = torch.where(self.over, 0, self.time + 1)
+        reward = torch.where(self.over, 0.0, push)
+        ended = self.time >= self.limit
+        terminated = ended & (self.time % 2 == 0)
+        self.over = ended
+        return self.observe(push), reward, terminated, ended & ~terminated, {}
+
+
+class Collector:
+    """Keeps what the loop reports, unread."""
+
+    def __init__(self) -> None:
+        self.steps, self.metrics = [], []
+
+    def stepped(self, step: Any, info: dict[str, Any]) -> None:
+        self.steps.append(step)
+
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        self.metrics.append(metrics)
+
+
+@pytest.fixture
+def drifting_worlds() -> type[Drift]:
+    """Worlds for an agent: :class:`Drift`."""
+    return Drift
+
+
+@pytest.fixture
+def collector() -> Collector:
+    """An observer of the loop: :class:`Collector`."""
+    return Collector()
 
 
 @pytest.fixture

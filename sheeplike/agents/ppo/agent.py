@@ -18,7 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction, Step
-from sheeplike.agents.ppo.losses import approximate_kl, gae, masked_mean, normalise, policy_loss, value_loss
+from sheeplike.agents.ppo.losses import (
+    approximate_kl,
+    gae,
+    masked_mean,
+    masked_variance,
+    normalise,
+    policy_loss,
+    value_loss,
+)
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
 from sheeplike.agents.ppo.player import PPOPlayer
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
@@ -56,8 +64,9 @@ class PPO:
         value_scale, entropy_scale: weights of the losses.
         normalise_advantage: per minibatch.
         max_grad_norm: of all gradients together.
-        kl_control: what happens when the policy has moved by more than ``kl_target`` nats: ``none``, ``early_stop``
-            (the rest of the updates on this rollout changes nothing) or ``adaptive_lr``.
+        kl_control: what holds the policy within ``kl_target`` nats of the one that acted: ``none``; ``early_stop``
+            (beyond 1.5 times as much, the rest of the updates on this rollout changes nothing); or ``adaptive_lr`` (a
+            smaller learning rate beyond twice as much, a larger one below half of it).
         autocast: context of the networks' arithmetic.
         seed: of the parameters and of minibatches and shifts.
 
@@ -258,17 +267,17 @@ class PPO:
         }
         with torch.no_grad():
             ratio = (log_prob - old_log_prob).exp()
-            spread = masked_mean((target - masked_mean(target, valid)).square(), valid)
+            unexplained, spread = masked_variance(target - value, valid), masked_variance(target, valid)
             metrics = {
                 "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), valid),
                 "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > self.clip).float(), valid),
                 "ppo/valid_fraction": valid.mean(),
                 "actor/entropy": masked_mean(losses["entropy"], valid),
                 "critic/value": masked_mean(value, valid),
-                "critic/explained_variance": 1 - masked_mean((target - value).square(), valid) / spread.clamp_min(1e-8),
+                "critic/explained_variance": 1 - unexplained / spread.clamp_min(1e-8),
             }
             if self.networks.distribution != "categorical":
-                metrics["actor/std"] = policy.std.mean()
+                metrics["actor/std"] = masked_mean(policy.std.mean(-1), valid)
         return {name: masked_mean(loss, valid) for name, loss in losses.items()}, metrics
 
     @property
@@ -283,7 +292,8 @@ class PPO:
         elif self.kl_control == "adaptive_lr":
             rate = self.optimizer.param_groups[0]["lr"]
             factor = torch.where(kl > 2 * self.kl_target, 1 / LR_FACTOR, 1.0)
-            factor = torch.where(kl < self.kl_target / 2, LR_FACTOR, factor)
+            # Exactly zero says that nothing was measured: every step of the minibatch was ignored.
+            factor = torch.where((kl < self.kl_target / 2) & (kl > 0), LR_FACTOR, factor)
             rate.mul_(factor).clamp_(*LR_RANGE)
         return self.stopped
 
@@ -348,7 +358,12 @@ class PPO:
         """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"].cpu())
+        for group in self.optimizer.param_groups:  # load_state_dict moves moments to their device, but not this
+            group["lr"] = group["lr"].to(self.device)
+        # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
+        generator = state["generator"].cpu()
+        if generator.shape == self.generator.get_state().shape:
+            self.generator.set_state(generator)
         self.shift = state["shift"].to(self.device)
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])

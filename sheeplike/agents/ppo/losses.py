@@ -50,10 +50,14 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     return (x * mask).sum() / mask.sum().clamp_min(1)
 
 
+def masked_variance(x: Tensor, mask: Tensor) -> Tensor:
+    """Variance of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+
 def normalise(advantage: Tensor, mask: Tensor) -> Tensor:
     """``advantage (B,)`` with mean 0 and standard deviation 1 over the entries in ``mask``."""
-    centred = advantage - masked_mean(advantage, mask)
-    return centred * torch.rsqrt(masked_mean(centred.square(), mask) + 1e-8)
+    return (advantage - masked_mean(advantage, mask)) * torch.rsqrt(masked_variance(advantage, mask) + 1e-8)
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:

@@ -128,7 +128,8 @@ class ActorCritic(nn.Module):
         stack, vision, activation: see :class:`Trunk`.
 
     Raises:
-        ValueError: a distribution that does not suit the actions, or a shared trunk with different observations.
+        ValueError: a name that does not exist, a distribution that does not suit the actions, or a shared trunk with
+            different observations.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class ActorCritic(nn.Module):
         activation: str = "elu",
     ) -> None:
         super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
         self.distribution = choose_distribution(distribution, codec)
         self.codec = codec
         if shared_trunk and policy_keys.spaces.keys() != value_keys.spaces.keys():

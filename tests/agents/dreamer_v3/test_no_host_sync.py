@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
@@ -132,96 +132,59 @@ def test_an_update_has_static_shapes(kind: str, make_agent: Callable[..., Dreame
     assert recorded[0] == recorded[1] == recorded[2]
 
 
-class Drift(VectorEnv):
-    """Worlds whose state drifts by the action; all on the device, next-step reset, episodes of different length."""
-
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-
-    def __init__(self, agent: DreamerV3) -> None:
-        self.num_envs, self.device = agent.num_envs, agent.device
-        self.spaces = agent.keys.spaces
-        self.limit = 4 + torch.arange(self.num_envs, device=self.device)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        self.time = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        self.over = self.time > 0
-        return self.observe(self.time.float()), {}
-
-    def observe(self, push: Tensor) -> dict[str, Tensor]:
-        obs = {}
-        for key, space in self.spaces.items():
-            base = (self.time + push).view(-1, *[1] * len(space.shape)).expand(-1, *space.shape)
-            obs[key] = (base * 9).to(torch.uint8) if space.dtype == np.uint8 else torch.sin(base.float())
-        return obs
-
-    def step(self, action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, dict[str, Any]]:
-        push = action.float() if action.ndim == 1 else action.clamp(-1, 1).mean(-1)
-        self.time = torch.where(self.over, 0, self.time + 1)
-        reward = torch.where(self.over, 0.0, push)
-        ended = self.time >= self.limit
-        terminated = ended & (self.time % 2 == 0)
-        self.over = ended
-        return self.observe(push), reward, terminated, ended & ~terminated, {}
-
-
-class Collector:
-    """Keeps what the loop reports, unread."""
-
-    def __init__(self) -> None:
-        self.steps, self.metrics = [], []
-
-    def stepped(self, step: Any, info: dict[str, Any]) -> None:
-        self.steps.append(step)
-
-    def learned(self, metrics: dict[str, Tensor]) -> None:
-        self.metrics.append(metrics)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_reads_nothing_between_hooks(
-    kind: str, make_agent: Callable[..., DreamerV3], no_host_reads: Forbid
+    kind: str,
+    make_agent: Callable[..., DreamerV3],
+    drifting_worlds: Callable[..., VectorEnv],
+    collector: Any,
+    no_host_reads: Forbid,
 ) -> None:
     agent = make_agent(replay_ratio=0.5, learning_starts=30, **KINDS[kind])
-    envs = Drift(agent)
+    envs = drifting_worlds(agent)
     state = LoopState.begin(agent, envs, seed=0)
-    observer, logged = Collector(), []
+    logged = []
 
     # A hook reads, as a log point does: the detector is lifted around it, by running the loop from hook to hook.
     log = Every(15, lambda state: logged.append(state.policy_steps))
     for stop in range(15, 91, 15):
         with no_host_reads():
-            train(agent, envs, state, total_steps=stop, observer=observer, hooks=[log])
-        assert all(np.isfinite(float(value)) for metrics in observer.metrics for value in metrics.values())
+            train(agent, envs, state, total_steps=stop, observer=collector, hooks=[log])
+        assert all(np.isfinite(float(value)) for metrics in collector.metrics for value in metrics.values())
     assert logged == [15, 30, 45, 60, 75, 90]
-    assert state.gradient_steps == len(observer.metrics) == 30
+    assert state.gradient_steps == len(collector.metrics) == 30
 
 
 def test_the_loop_test_would_catch_an_agent_that_reads(
     make_agent: Callable[..., DreamerV3],
+    drifting_worlds: Callable[..., VectorEnv],
+    collector: Any,
     no_host_reads: Forbid,
     host_read: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent = make_agent(replay_ratio=0.5)
-    envs = Drift(agent)
+    envs = drifting_worlds(agent)
     state = LoopState.begin(agent, envs, seed=0)
     update = agent.update
     monkeypatch.setattr(agent, "update", lambda: {name: value.item() for name, value in update().items()})
     with pytest.raises(host_read), no_host_reads():
-        train(agent, envs, state, total_steps=60, observer=Collector())
+        train(agent, envs, state, total_steps=60, observer=collector)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_loop_does_not_synchronise_a_gpu(make_agent: Callable[..., DreamerV3]) -> None:
+def test_the_loop_does_not_synchronise_a_gpu(
+    make_agent: Callable[..., DreamerV3], drifting_worlds: Callable[..., VectorEnv], collector: Any
+) -> None:
     agent = make_agent(cameras=("front",), device="cuda", replay_ratio=0.5)
-    envs = Drift(agent)
+    envs = drifting_worlds(agent)
     state = LoopState.begin(agent, envs, seed=0)
-    train(agent, envs, state, total_steps=60, observer=Collector())
+    train(agent, envs, state, total_steps=60, observer=collector)
     assert state.gradient_steps > 0
     try:
         torch.cuda.set_sync_debug_mode("error")
-        train(agent, envs, state, total_steps=90, observer=Collector())
+        train(agent, envs, state, total_steps=90, observer=collector)
         agent.update()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,64 @@
+"""Mixed precision: bfloat16 in the products, float32 in what is stored, in losses and in gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from sheeplike.agents.agent import Step
+from sheeplike.agents.ppo import PPO
+from sheeplike.agents.ppo.networks import Vision
+
+KINDS = {
+    "camera and state": {"cameras": ("front",), "augment": True, "frame_stack": 2},
+    "camera, spatial softmax": {"cameras": ("front",), "vectors": {}, "vision": Vision("nature", "spatial_softmax")},
+    "clipped normal": {"distribution": "clipped_normal", "value_clip": 0.2},
+    "discrete": {"actions": spaces.Discrete(3), "cameras": ("front",), "vision": Vision(normalise_channels=True)},
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def mixed(make_ppo: Callable[..., PPO], device: str, **options: Any) -> PPO:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return make_ppo(device=device, autocast=partial(torch.autocast, device, torch.bfloat16), **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_bfloat16_and_everything_kept_is_float32(
+    kind: str, device: str, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
+) -> None:
+    agent = mixed(make_ppo, device, **KINDS[kind])
+    products = []
+    agent.networks.policy_head[0].register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
+    steps = fill(agent, last={(3, 0)})
+    for step in steps:
+        assert {x.dtype for x in step.extras.values()} == {torch.float32}
+        assert step.action.dtype == (torch.int64 if agent.codec.discrete else torch.float32)
+    for _ in range(agent.updates_due(0)):
+        for name, value in agent.update().items():
+            assert value.dtype == torch.float32, name
+            assert bool(value.isfinite()), name
+    for name, p in agent.networks.named_parameters():
+        assert p.dtype == p.grad.dtype == torch.float32
+        assert bool(p.grad.any()), name
+    assert set(products) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ratios_start_near_one(
+    kind: str, device: str, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
+) -> None:
+    """Acting and learning round alike, though their batches differ in size."""
+    agent = mixed(make_ppo, device, **KINDS[kind], minibatches=1)
+    fill(agent)
+    metrics = agent.update()
+    assert metrics["ppo/approx_kl"].item() == pytest.approx(0, abs=1e-4)
+    assert metrics["ppo/clip_fraction"] == 0
