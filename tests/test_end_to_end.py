@@ -36,13 +36,33 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+def test_ppo_trains_and_goes_on(tmp_path: Path) -> None:
+    """The baseline through the same command: stacked and shifted frames, and a value that sees more."""
+    run_dir = tmp_path / "run"
+    arguments = ["exp=ppo", "env=franka_pick", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
+    arguments += ["agent.value_observations=['pixels/*',privileged_state]", "agent.frame_stack=2", "agent.augment=true"]
+    for command in (arguments, [f"resume={run_dir}", "total_steps=192"]):
+        done = subprocess.run([*COMMAND, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "rollout of" in done.stdout
+    found = rows(run_dir)
+    assert found[-1]["step"] == 192
+    assert {row["gradient_steps"] for row in found} >= {0, 4, 20}  # 16 steps of 2 worlds, 2 epochs, 2 minibatches
+    names = {name for row in found for name in row}
+    groups = {name.split("/")[0] for name in names if "/" in name}
+    assert groups >= set("rollout eval reward_terms loss ppo actor critic grad_norm opt time health".split())
+    assert all(row["health/nonfinite_loss"] == 0 for row in found if "health/nonfinite_loss" in row)
+    assert all(row["ppo/approx_kl"] >= 0 for row in found if "ppo/approx_kl" in row)
+
+
 @pytest.mark.gpu
-def test_the_same_run_on_a_gpu(tmp_path: Path) -> None:
-    """Simulation, rendering, bridge, autocast, replay, evaluation, checkpoint and resume, all on the device."""
+@pytest.mark.parametrize("exp", ["dreamer_v3", "ppo"])
+def test_the_same_run_on_a_gpu(tmp_path: Path, exp: str) -> None:
+    """Simulation, rendering, bridge, autocast, memory, evaluation, checkpoint and resume, all on the device."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     run_dir = tmp_path / "run"
-    arguments = ["exp=dreamer_v3", "env=franka_pick", "profile=gpu", "dry_run=true", f"run_dir={run_dir}"]
+    arguments = [f"exp={exp}", "env=franka_pick", "profile=gpu", "dry_run=true", f"run_dir={run_dir}"]
     for command in (arguments, [f"resume={run_dir}", "total_steps=192"], ["eval", f"run={run_dir}", "episodes=2"]):
         done = subprocess.run([*COMMAND, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
