@@ -89,7 +89,9 @@ class Agent(Protocol):
     def warm_up(self) -> float:
         """Run one update on empty data, changing nothing; returns the seconds that an update takes."""
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]: ...
+    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs; without ``replay``, all but what it has seen."""
+
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 

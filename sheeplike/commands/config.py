@@ -23,7 +23,7 @@ from sheeplike.commands import machine
 from sheeplike.commands.errors import CommandError, InvalidValue, unknown
 from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
-from sheeplike.commands.validation import checked, unknown_key, validate
+from sheeplike.commands.validation import from_data, unknown_key, validate
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
@@ -119,7 +119,7 @@ def load_settings(cls: type[T], arguments: Sequence[str]) -> T:
             raise unknown("key", override.key_or_group, defaults)
         given[override.key_or_group] = override.value()
     try:
-        return checked(cls, defaults | given)
+        return from_data(cls, defaults | given)
     except InvalidValue as error:
         if error.nearest is None:
             error.nearest = defaults[error.key]

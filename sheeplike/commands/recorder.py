@@ -123,11 +123,11 @@ def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config
     if torch.cuda.is_available():
         rng["cuda"] = torch.cuda.get_rng_state()
     learned = agent.state_dict(replay=config.checkpoint.replay)
-    # A file of its own, which who only wants to act need not read.
-    replay = {"replay": learned.pop("replay")} if "replay" in learned else {}
+    acting = agent.state_dict(replay=False).keys()
     parts = {
-        "agent": learned,
-        **replay,
+        "agent": {name: learned[name] for name in acting},
+        # What the agent has seen is a file of its own, which an evaluation need not read.
+        "memory": {name: value for name, value in learned.items() if name not in acting},
         "envs": envs.state_dict(),
         "loop": {"counters": counters, "step": step, "player": state.player.state_dict()},
         "monitor": {"episodes": recorder.episodes.state_dict(), "metrics": recorder.metrics.state_dict()},
@@ -142,7 +142,7 @@ def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config
 def restore(parts: dict[str, Any], agent: Agent, envs: Any, recorder: Recorder) -> LoopState:
     """Put a checkpoint back into freshly built objects; returns where the run stood."""
     device = envs.device
-    agent.load_state_dict({**parts["agent"], **({"replay": parts["replay"]} if "replay" in parts else {})})
+    agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
     envs.load_state_dict(parts["envs"])
     recorder.episodes.load_state_dict(parts["monitor"]["episodes"])
     recorder.metrics.load_state_dict(parts["monitor"]["metrics"])

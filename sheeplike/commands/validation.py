@@ -25,7 +25,7 @@ def validate(data: dict[str, Any]) -> Config:
         InvalidValue: a value of the wrong type, out of its range, or that does not go with the others.
         CommandError: a key that is missing or unknown.
     """
-    config = checked(Config, data)
+    config = from_data(Config, data)
     _check_task(config)
     if isinstance(config.agent, DreamerV3):
         _check_replay(config)
@@ -41,7 +41,7 @@ def validate(data: dict[str, Any]) -> Config:
     )
 
 
-def checked(cls: type[T], data: dict[str, Any]) -> T:
+def from_data(cls: type[T], data: dict[str, Any]) -> T:
     """A dataclass whose fields are keys with rules, as in :mod:`~sheeplike.commands.schema`, from plain data.
 
     Raises:

@@ -209,6 +209,26 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     assert not set(played) & set(result["episodes"]["return"])
 
 
+def test_an_agent_without_a_replay(tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = [
+        "exp=ppo",
+        "env=cartpole_balance",
+        "profile=cpu",
+        "dry_run=true",
+        "eval.episodes=3",
+        f"run_dir={run_dir}",
+    ]
+    main(arguments)
+    main(["eval", f"run={run_dir}", "episodes=3"])
+    (file,) = run_dir.glob("eval/*/result.json")
+    result = json.loads(file.read_text())
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    (training,) = [row for row in rows if row["step"] == result["step"] and "eval/return_mean" in row]
+    assert result["metrics"] == {name: value for name, value in training.items() if name.startswith("eval/")}
+    assert result["run"]["agent"] == "ppo"
+
+
 def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, capsys):
     run_dir = shutil.copytree(trained, tmp_path / "run")
     contents = sorted(run_dir.rglob("*"))

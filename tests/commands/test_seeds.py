@@ -178,8 +178,39 @@ def test_a_signal_reaches_a_child_once_and_no_further_child_is_started(tmp_path)
         process.kill()
 
 
+def test_a_series_is_paused_and_goes_on_as_one(tmp_path):
+    """Ctrl-Z stops the child too, although it is in a group of its own."""
+    code = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    parent = (
+        "import sys\n"
+        "from sheeplike.commands.series import Child\n"
+        f"with Child() as child: sys.exit(child.run([sys.executable, '-c', {code!r}]))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+
+    def states() -> list[str]:
+        pids = [process.pid, int((tmp_path / "pid").read_text())]
+        return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids]
+
+    try:
+        _wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60)
+        process.send_signal(signal.SIGTSTP)
+        _wait_for(lambda: states() == ["T", "T"], 60)
+        process.send_signal(signal.SIGCONT)
+        _wait_for(lambda: "T" not in states(), 60)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+
+
 def test_a_real_series_is_interrupted_continued_and_left_alone_once_finished(tmp_path):
-    small = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text())  # but no dry run, which would be replaced
+    small = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text())
+    small = small["all"] + small["dreamer_v3"]  # but no dry run, which would be replaced
     command = [sys.executable, "-m", "sheeplike", *JOB, "profile=cpu", *small, "eval.every=null", "video_every=null"]
     command += ["total_steps=320", f"run_dir={tmp_path}", "seeds=[3,5]"]
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "text": True, "stdout": subprocess.PIPE}
