@@ -54,6 +54,7 @@ class Recorder:
         self.metrics.add(metrics)
         if not self.updated:
             self.updated = True
+            self.logger.log_layout(metrics)
             self.progress.restart_speed()
             self.progress.note(f"first gradient step {process_seconds():.0f} s after the start")
 

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         del parts  # or the replay would be held twice
     banner({"sheeplike": describe(config, agent, worlds, run_dir, state, step_seconds, update_seconds)})
     logger.log_text("config", f"```yaml\n{to_yaml(config)}```", state.policy_steps)
+    logger.log_hyperparameters(asdict(config))
 
     evaluator = Evaluator(config, agent, fabric.device)
     save_checkpoint = partial(save, run_dir / CHECKPOINTS, agent, worlds, recorder, config)

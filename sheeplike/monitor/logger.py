@@ -9,12 +9,13 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from sheeplike.monitor.dashboard import layout, table_entry
 from sheeplike.monitor.video import check_video, encode_gif
 
 _AXES = ("step", "gradient_steps", "seconds")
@@ -111,6 +112,16 @@ class RunLogger:
         """Show Markdown under TensorBoard's text."""
         if self._writer is not None:
             self._guard("TensorBoard", lambda: self._writer.add_text(name, text, step))
+
+    def log_hyperparameters(self, config: Mapping[str, Any]) -> None:
+        """Enter the run into TensorBoard's table of runs (see :func:`~sheeplike.monitor.dashboard.table_entry`)."""
+        if self._writer is not None:
+            self._guard("TensorBoard", lambda: [self._writer.file_writer.add_summary(s) for s in table_entry(config)])
+
+    def log_layout(self, metrics: Iterable[str]) -> None:
+        """Arrange the curves in charts, for an agent that writes ``metrics``; once is enough."""
+        if self._writer is not None:
+            self._guard("TensorBoard", lambda: self._writer.add_custom_scalars(layout(metrics)))
 
     def close(self) -> None:
         """Finish the videos that are waiting, flush and close all writers. Calling it again does nothing."""

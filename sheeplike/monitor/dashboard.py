@@ -1,0 +1,120 @@
+"""TensorBoard beyond single curves: charts of curves that belong together, and the table that compares runs.
+
+The charts stand under *Custom Scalars*, the table under *HParams*. TensorBoard merges the charts of all runs where they
+are equal, so a chart is the same for every agent, and its curves are found by regular expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Chart(NamedTuple):
+    """One chart.
+
+    Attributes:
+        tags: regular expressions, matched from a tag's beginning; of a margin the tags of mean, low and high.
+        needs: an expression that one of the agent's metrics must match, or the chart is left out; "" has it always.
+        margin: draw the band between low and high.
+    """
+
+    tags: tuple[str, ...]
+    needs: str = ""
+    margin: bool = False
+
+
+CATEGORIES = {
+    "Compare": {
+        "return in training": Chart(("rollout/return_mean$",)),
+        "return in evaluation, 95 %": Chart(("eval/return_mean", "eval/return_lo", "eval/return_hi"), margin=True),
+        "success in evaluation, 95 %": Chart(("eval/success_rate", "eval/success_lo", "eval/success_hi"), margin=True),
+        "policy steps per second": Chart(("time/env_sps$",)),
+    },
+    "World model": {
+        "losses of predictions": Chart(("loss/pixels/", "loss/.*state$", "loss/reward$", "loss/continue$"), "wm/"),
+        "KL divergence": Chart(("wm/kl$", "loss/dyn$", "loss/rep$"), "wm/kl"),
+        "entropy of the latents": Chart(("wm/prior_entropy$", "wm/posterior_entropy$"), "wm/prior_entropy"),
+        "image error, dB": Chart(("wm/psnr/",), "wm/psnr/"),
+        "open-loop image error": Chart(("wm/open_loop_mse@",), "wm/psnr/"),
+    },
+    "Policy": {
+        "losses": Chart(("loss/policy$", "loss/value$", "loss/replay_value$"), "loss/policy"),
+        "entropy": Chart(("actor/entropy$",), "actor/entropy"),
+        "value": Chart(("critic/value$", "critic/slow_value$", "actor/imagined_return$"), "critic/value"),
+        "PPO": Chart(("ppo/",), "ppo/"),
+    },
+    "Health": {
+        "gradient norms": Chart(("grad_norm/",), "grad_norm/"),
+        "not finite": Chart(("health/",)),
+        "learning rate": Chart(("opt/learning_rate$",), "opt/learning_rate"),
+    },
+}
+
+# What tells runs apart at a glance, and its type in the table. The whole configuration is under Text.
+HYPERPARAMETERS = {
+    "env.name": str,
+    "env.num_envs": float,
+    "env.image_size": str,
+    "env.action_repeat": float,
+    "profile": str,
+    "seed": float,
+    "agent.name": str,
+    "agent.learning_rate": float,
+    "agent.entropy_scale": float,
+    # DreamerV3
+    "agent.size.name": str,
+    "agent.replay_ratio": float,
+    "agent.batch_size": float,
+    "agent.batch_length": float,
+    "agent.horizon": float,
+    # PPO
+    "agent.rollout_length": float,
+    "agent.epochs": float,
+    "agent.minibatches": float,
+    "agent.discount": float,
+    "agent.gae_lambda": float,
+    "agent.clip": float,
+}
+OUTCOMES = ("eval/return_mean", "eval/success_rate", "rollout/return_mean", "time/env_sps")
+
+
+def layout(metrics: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """The charts for an agent that writes ``metrics``, as ``SummaryWriter.add_custom_scalars`` takes them."""
+    metrics = list(metrics)
+    chosen = {
+        category: {
+            title: ["Margin" if chart.margin else "Multiline", list(chart.tags)]
+            for title, chart in charts.items()
+            if not chart.needs or any(re.match(chart.needs, name) for name in metrics)
+        }
+        for category, charts in CATEGORIES.items()
+    }
+    return {category: charts for category, charts in chosen.items() if charts}
+
+
+def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
+    """Those of :data:`HYPERPARAMETERS` that are in ``config``, nested dictionaries of plain values, by dotted path."""
+    found: dict[str, float | str] = {}
+    for path, kind in HYPERPARAMETERS.items():
+        value: Any = config
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[path] = kind(value)
+    return found
+
+
+def table_entry(config: Mapping[str, Any]) -> list[Any]:
+    """The three summaries that enter a run into the table, whose outcomes are the last values of its own curves.
+
+    ``SummaryWriter.add_hparams`` would write a run of its own, below this one, with a time stamp for a name; and it
+    would declare the columns of this run alone, while TensorBoard takes those of one run for all.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    columns = {name: kind() for name, kind in HYPERPARAMETERS.items()}
+    experiment, _, _ = hparams(columns, dict.fromkeys(OUTCOMES, 0.0))
+    _, start, end = hparams(hyperparameters(config), {})
+    return [experiment, start, end]
