@@ -37,6 +37,12 @@ def test_every_command_asks_for_something_that_exists(
     if any(argument.startswith(made_before) for argument in arguments) or {"env=reach", "compare"} & set(arguments):
         pytest.skip("needs what the reader has made before")
     monkeypatch.chdir(tmp_path)
+    if arguments[0] == "eval":
+        with pytest.raises(SystemExit):
+            main(arguments)
+        # Its keys are checked before it looks for the run, which is all that is missing.
+        assert "expected the directory of a run" in capsys.readouterr().err
+        return
     main([*arguments, "--cfg"])
     assert "run_dir:" in capsys.readouterr().out
 
