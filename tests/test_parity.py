@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.commands import training
+from sheeplike.commands import evaluation, training
 from sheeplike.commands.agents import make_agent
 from sheeplike.commands.config import load
 from sheeplike.commands.schema import Config
@@ -95,8 +95,8 @@ def test_both_are_judged_by_the_same_code_in_the_same_worlds(
     sides: list[Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    judge = training.evaluate
-    monkeypatch.setattr(training, "evaluate", lambda *a, **k: calls.append(k) or judge(*a, **k))
+    judge = evaluation.evaluate
+    monkeypatch.setattr(evaluation, "evaluate", lambda *a, **k: calls.append(k) or judge(*a, **k))
     results = []
     for side in sides:
         evaluator = training.Evaluator(side.config, side.agent, torch.device("cpu"))
