@@ -85,6 +85,13 @@ def test_state_networks_from_first_principles() -> None:
     assert count(discrete.policy_head) == (5 * 32 + 32) + (32 * 7 + 7)
 
 
+def test_the_agent_passes_layers_on_to_the_head_they_are_for(make_ppo: Callable[..., PPO]) -> None:
+    networks = make_ppo(policy_layers=(8, 4), value_layers=(6,)).networks
+    heads = networks.policy_head, networks.value_head
+    widths = [[part.out_features for part in head if isinstance(part, nn.Linear)] for head in heads]
+    assert widths == [[8, 4, 2 * 2], [6, 1]]
+
+
 @pytest.mark.parametrize("stack", [1, 4])
 def test_features_of_all_cameras_and_vectors_side_by_side(stack: int) -> None:
     observations = {"pixels/a": (48, 48, 3), "pixels/b": (64, 48, 1), "state": (5,), "more": (2,)}
