@@ -153,6 +153,7 @@ class PPO:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.shift = self._draw_shift()
         self.updates = 0  # of the current rollout
+        self.unknown = frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
 
     # --- acting and remembering -------------------------------------------------------------------------------------
 
@@ -163,19 +164,21 @@ class PPO:
     def remember(self, step: Step) -> None:
         """Store one step of all worlds, with what the policy drew, its log-probability and the value.
 
-        With augmentation, log-probability and value are taken anew, on the images that the updates will see: a ratio
-        that starts at 1 compares like with like.
+        Where the updates will see other images, log-probability and value are taken anew, on those: a ratio that starts
+        at 1 compares like with like. So it is with augmentation, and where a rollout begins in the middle of an episode
+        whose older frames only the player knows, after a resume without the rollout.
         """
         obs = {key: step.obs[key] for key in self.keys.spaces}
         flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
         shift = {"shift": self.shift} if self.augment else {}
         self.rollout.add({**obs, **flags, "reward": step.reward, **step.extras, **shift})
-        if self.augment:
+        if self.augment or self.unknown:
             slot, worlds = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
             with torch.no_grad(), self.autocast():
                 policy, value = self.networks(self._observations(torch.full_like(worlds, slot), worlds))
             self.rollout.storage["log_prob"][slot] = policy.log_prob(step.extras["drawn"])
             self.rollout.storage["value"][slot] = value
+        self.unknown = max(self.unknown - 1, 0)
 
     def updates_due(self, policy_steps: int) -> int:
         """All epochs of a rollout when it is complete, else none."""
@@ -367,6 +370,7 @@ class PPO:
         self.shift = state["shift"].to(self.device)
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])
+        self.unknown = 0 if "rollout" in state else self.frame_stack - 1
 
 
 def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:

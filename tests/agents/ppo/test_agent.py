@@ -98,9 +98,18 @@ def test_players_stacks_are_the_rollouts(
 ) -> None:
     """Over several rollouts, with endings everywhere."""
     agent = make_ppo(**KINDS[kind], rollout_length=8)
-    seen: list[dict[str, Tensor]] = []
-    agent.networks.register_forward_pre_hook(lambda module, inputs: seen.append(dict(inputs[0])))
     diary = Diary(agent, fill)
+    seen: list[dict[str, Tensor]] = []
+    act = diary.player.act
+
+    def watched(*args: Any) -> Tensor:
+        handle = agent.networks.register_forward_pre_hook(lambda module, inputs: seen.append(dict(inputs[0])))
+        try:
+            return act(*args)
+        finally:
+            handle.remove()
+
+    diary.player.act = watched
     for round_ in range(3):
         start = diary.complete(round_)
         for t in range(start, start + 9):

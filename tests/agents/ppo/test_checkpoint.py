@@ -92,6 +92,26 @@ def test_without_replay_a_new_rollout_begins_and_everything_learnt_is_kept(
     assert all(bool(value.isfinite()) for value in resumed.update().values())
 
 
+def test_a_rollout_that_begins_within_an_episode_stores_what_learning_will_see(
+    make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]], play: Callable[..., list[Step]]
+) -> None:
+    """Resumed without replay, the player still knows the frames before; the new rollout does not."""
+    options = {"cameras": ("front",), "vectors": {}, "frame_stack": 4, "minibatches": 1, "epochs": 1}
+    agent = make_ppo(**options, learning_rate=1e-2)
+    player = agent.player(3)
+    steps = fill(agent, player=player)
+    learn(agent)
+    steps = play(agent, 3, player=player, begin=steps[-1].is_last)
+    resumed = make_ppo(**options)
+    resumed.load_state_dict(through_a_file(agent.state_dict(replay=False)))
+    known = player.state_dict()
+    player = resumed.player(3)
+    player.load_state_dict(known)
+    fill(resumed, player=player, after=steps, last={(6, 1)})
+    metrics = resumed.update()
+    assert metrics["ppo/approx_kl"].item() == pytest.approx(0, abs=1e-9)
+
+
 def test_the_saved_state_holds_tensors_and_plain_values_of_the_expected_size(
     make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:

@@ -36,10 +36,8 @@ def build(
         }
     )
     torch.manual_seed(0)
-    networks = ActorCritic(
-        ObservationKeys(space, policy), ObservationKeys(space, value), ActionCodec(actions), **options
-    )
-    return networks
+    keys = ObservationKeys(space, policy), ObservationKeys(space, value)
+    return ActorCritic(*keys, ActionCodec(actions), **options)
 
 
 def observe(networks: ActorCritic, batch: int = 4, stack: int = 1, seed: int = 0) -> dict[str, Tensor]:
@@ -87,6 +85,13 @@ def test_state_networks_from_first_principles() -> None:
     assert count(discrete.policy_head) == (5 * 32 + 32) + (32 * 7 + 7)
 
 
+def test_the_agent_passes_layers_on_to_the_head_they_are_for(make_ppo: Callable[..., PPO]) -> None:
+    networks = make_ppo(policy_layers=(8, 4), value_layers=(6,)).networks
+    heads = networks.policy_head, networks.value_head
+    widths = [[part.out_features for part in head if isinstance(part, nn.Linear)] for head in heads]
+    assert widths == [[8, 4, 2 * 2], [6, 1]]
+
+
 @pytest.mark.parametrize("stack", [1, 4])
 def test_features_of_all_cameras_and_vectors_side_by_side(stack: int) -> None:
     observations = {"pixels/a": (48, 48, 3), "pixels/b": (64, 48, 1), "state": (5,), "more": (2,)}
@@ -111,6 +116,19 @@ def test_one_cnn_for_all_cameras_or_one_each() -> None:
     for networks, same in ((shared, True), (each, False)):
         left, right = networks.policy_trunk(obs).chunk(2, -1)
         assert torch.equal(networks.policy_trunk(swapped), torch.cat([right, left], -1)) == same
+
+
+def test_vectors_are_whitened_by_what_was_seen_and_images_are_not() -> None:
+    networks = build({"pixels/a": (48, 48, 3), "state": (4,)})
+    obs = observe(networks)
+    before = networks.policy_trunk(obs)
+    assert torch.equal(before[:, -4:], obs["state"])
+    data = 7 + 3 * torch.randn(500, 4)
+    networks.update_norms({"state": data})
+    for trunk in (networks.policy_trunk, networks.value_trunk):
+        expected = (obs["state"] - data.mean(0)) / data.std(0, correction=0)
+        torch.testing.assert_close(trunk(obs)[:, -4:], expected)
+    assert torch.equal(networks.policy_trunk(obs)[:, :-4], before[:, :-4])
 
 
 def test_vision_and_activation_arrive_where_they_belong() -> None:

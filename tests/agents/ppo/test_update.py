@@ -228,20 +228,17 @@ def test_metrics_by_definition(make_ppo: Callable[..., PPO], fill: Callable[...,
 def test_metrics_are_scalars_without_gradient_that_later_updates_leave_alone(
     make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
-    agent = make_ppo(kl_control="adaptive_lr", learning_rate=1e-2)
+    agent = make_ppo(kl_control="adaptive_lr", kl_target=1e3, learning_rate=1e-4)
     fill(agent)
-    updates = [(metrics, {k: v.clone() for k, v in metrics.items()}) for metrics in [agent.update() for _ in range(8)]]
+    updates = []
+    for _ in range(8):
+        metrics = agent.update()
+        updates.append((metrics, {name: value.clone() for name, value in metrics.items()}))
+    groups = {"loss", "ppo", "actor", "critic", "grad_norm", "opt", "health"}
     for metrics, copy in updates:
-        assert {name.split("/")[0] for name in metrics} == {
-            "loss",
-            "ppo",
-            "actor",
-            "critic",
-            "grad_norm",
-            "opt",
-            "health",
-        }
+        assert {name.split("/")[0] for name in metrics} == groups
         for name, value in metrics.items():
             assert value.shape == (), name
             assert not value.requires_grad, name
             assert torch.equal(value, copy[name]), name
+    assert len({metrics["opt/learning_rate"].item() for metrics, _ in updates}) > 6
