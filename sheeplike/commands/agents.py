@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -55,7 +56,12 @@ def gradient_steps(config: Config, begun: int) -> int:
     """Gradient steps that a run makes from ``begun`` policy steps on."""
     a = config.agent
     if isinstance(a, schema.PPO):
-        return (config.total_steps - begun) // (a.rollout_length * config.env.num_envs) * a.epochs * a.minibatches
+        # A rollout is complete one iteration later: with the step that bootstraps it.
+        ended, done = (
+            max(math.ceil(steps / config.env.num_envs) - 1, 0) // a.rollout_length
+            for steps in (config.total_steps, begun)
+        )
+        return (ended - done) * a.epochs * a.minibatches
     return int(max(config.total_steps - max(config.learning_starts, begun), 0) * a.replay_ratio)
 
 

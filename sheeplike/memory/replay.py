@@ -203,7 +203,10 @@ class SequenceReplay:
             ring[:held].copy_(stored[key])
         self.added = added
         self.fresh = deque((world, start) for world, start in state["fresh"])
-        self.generator.set_state(state["generator"].cpu())
+        generator = state["generator"].cpu()
+        # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
+        if generator.shape == self.generator.get_state().shape:
+            self.generator.set_state(generator)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -190,7 +190,12 @@ class PPO:
         """One gradient step on one minibatch of the complete rollout; the last one makes room for the next rollout.
 
         Static shapes, no host synchronisation. Returns 0-dim device tensors.
+
+        Raises:
+            RuntimeError: the rollout is not complete.
         """
+        if not self.rollout.full:
+            raise RuntimeError("update() before the rollout is complete: ask updates_due() first")
         if self.updates == 0:
             self._prepare()
         turn = self.updates % self.minibatches

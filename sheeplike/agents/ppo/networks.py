@@ -58,8 +58,7 @@ class Trunk(nn.Module):
         self.cnns = nn.ModuleDict()
         self.outputs = sum(map(keys.width, keys.vectors))
         for key, (height, width, channels) in shapes.items():
-            # A module's name may not hold a dot, which a camera's may.
-            name = "shared" if vision.shared else key.replace(".", "_")
+            name = "shared" if vision.shared else _module_name(key)
             if name not in self.cnns:
                 self.cnns[name] = CNN(
                     height,
@@ -72,18 +71,23 @@ class Trunk(nn.Module):
                 )
             self.names[key] = name
             self.outputs += self.cnns[name].outputs
-        self.norms = nn.ModuleDict({key: RunningNorm(keys.width(key)) for key in keys.vectors})
+        self.norms = nn.ModuleDict({_module_name(key): RunningNorm(keys.width(key)) for key in keys.vectors})
         orthogonal_(self.cnns)
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts = [self.cnns[self.names[key]](obs[key]) for key in self.keys.images]
-        parts += [self.norms[key](obs[key]) for key in self.keys.vectors]
+        parts += [self.norms[_module_name(key)](obs[key]) for key in self.keys.vectors]
         return torch.cat(parts, -1)
 
     def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
         """Take in vectors ``(B, D)`` that were seen."""
-        for key, norm in self.norms.items():
-            norm.update(vectors[key])
+        for key in self.keys.vectors:
+            self.norms[_module_name(key)].update(vectors[key])
+
+
+def _module_name(key: str) -> str:
+    """An observation's key without dots, which the name of a module may not hold."""
+    return key.replace(".", "//")
 
 
 class MLP(nn.Sequential):
@@ -160,7 +164,8 @@ class ActorCritic(nn.Module):
         self.policy_trunk = Trunk(policy_keys, **trunk)
         self.value_trunk = self.policy_trunk if shared_trunk else Trunk(value_keys, **trunk)
         outputs = codec.width * (2 if self.distribution == "tanh_normal" else 1)
-        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights. The
+        # gain is that of Huang et al.; Playground's recipes have 0.2.
         self.policy_head = MLP(self.policy_trunk.outputs, policy_layers, outputs, activation=activation, gain=0.01)
         self.value_head = MLP(self.value_trunk.outputs, value_layers, 1, activation=activation, gain=1.0)
         if self.distribution == "clipped_normal":

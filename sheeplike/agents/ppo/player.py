@@ -22,10 +22,10 @@ class PPOPlayer:
 
     def __init__(self, agent: PPO, num_envs: int) -> None:
         self.agent = agent
-        stack = agent.frame_stack
+        stack, stacked = agent.frame_stack, agent.keys.images if agent.frame_stack > 1 else []
         self.frames = {
             key: torch.zeros(num_envs, stack, *agent.keys.spaces[key].shape, dtype=torch.uint8, device=agent.device)
-            for key in agent.keys.images
+            for key in stacked
         }
         self.extras: dict[str, Tensor] = {}
 
