@@ -95,7 +95,7 @@ def train(
         )
         observer.stepped(state.step, info)
 
-        # Learn as often as the agent says: DreamerV3 by its replay ratio.
+        # Learn as often as the agent says: by a replay ratio, or when a rollout is complete.
         for _ in range(agent.updates_due(state.policy_steps)):
             observer.learned(agent.update())
             state.gradient_steps += 1

@@ -54,7 +54,7 @@ class Prediction(NamedTuple):
 
 
 class Player(Protocol):
-    """Acts in ``N`` worlds with a recurrent state of its own, sharing the agent's parameters."""
+    """Acts in ``N`` worlds with a memory of its own, sharing the agent's parameters."""
 
     extras: dict[str, Tensor]
 

@@ -94,9 +94,9 @@ def _describe_ppo(config: Config, agent: PPO) -> dict[str, str]:
     a, n = config.agent, config.env.num_envs
     steps = a.rollout_length * n
     parameters = sum(p.numel() for p in agent.networks.parameters())
-    stacked = f", {a.frame_stack} frames stacked" if a.frame_stack > 1 else ""
+    cnn = f", {a.vision.layout} network on {a.frame_stack} stacked frames" if agent.keys.images else ""
     return {
-        "agent": f"{a.name}, {a.vision.layout} network{stacked}: {parameters:,} parameters",
+        "agent": f"{a.name}{cnn}: {parameters:,} parameters",
         "one iteration": f"{n} policy steps",
         "learning": f"every {a.rollout_length} iterations: {a.epochs} epochs of {a.minibatches} minibatches of "
         f"{steps // a.minibatches:,} steps",

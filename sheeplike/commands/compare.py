@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 KEYS = {
     "x": "steps (policy steps, the default) or time (wall-clock)",
-    "metric": "a metric of metrics.jsonl, eval/return_mean by default",
+    "scale": "linear (the default) or log: of the picture's x axis",
+    "metric": "a metric of metrics.jsonl, eval/return_mean by default; of a list a,b each run's first",
     "threshold": "also say when each agent reaches this value",
     "out": "where the files go, <first directory>/compare by default",
 }
@@ -35,7 +37,10 @@ def main(arguments: list[str]) -> None:
     x = settings.get("x", "steps")
     if x not in ("steps", "time"):
         raise InvalidValue("x", x, "steps or time", nearest(x, ("steps", "time")))
-    metric = settings.get("metric", "eval/return_mean")
+    scale = settings.get("scale", "linear")
+    if scale not in ("linear", "log"):
+        raise InvalidValue("scale", scale, "linear or log", nearest(scale, ("linear", "log")))
+    metric, *others = settings.get("metric", "eval/return_mean").strip("[]").split(",")
     threshold = _threshold(settings["threshold"], metric) if "threshold" in settings else None
     out = Path(settings.get("out") or places[0] / "compare").expanduser()
 
@@ -45,14 +50,15 @@ def main(arguments: list[str]) -> None:
     from sheeplike.monitor.runs import RunError, find_runs, group_runs, read_run
 
     with as_command_errors(RunError):
-        runs, notes = _without_dry_runs([read_run(path, {metric, *SUCCESS}) for path in find_runs(places)])
+        runs, notes = _without_dry_runs([read_run(path, {metric, *others, *SUCCESS}) for path in find_runs(places)])
         _check_task(runs)
+        runs = [_stand_in(run, metric, others, notes) for run in runs]
         for run in runs:
             _check_metric(run, metric, runs)
         comparison = compare(group_runs(runs), metric=metric, x=x, threshold=threshold, notes=notes)
     task = comparison.env or places[0].resolve().name
     title, name = f"{task}: {metric} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metric) + f"_by_{x}"
-    table, figure = to_markdown(comparison), draw(comparison, task)
+    table, figure = to_markdown(comparison), draw(comparison, task, log=scale == "log")
     files = {
         f"{name}.png": encode(figure, "png"),
         f"{name}.svg": encode(figure, "svg"),
@@ -136,6 +142,15 @@ def _check_task(runs: Sequence[Run]) -> None:
     if len(tasks) > 1:
         found = " and ".join(f"{task} ({tasks[task].path})" for task in sorted(tasks))
         raise CommandError(f"expected runs of one task, and found {found}; nearest: the directory of one of them")
+
+
+def _stand_in(run: Run, metric: str, others: Sequence[str], notes: list[str]) -> Run:
+    """The run with the first of the other metrics under the name of ``metric``, if that is the one it lacks."""
+    found = next((name for name in (metric, *others) if name in run.curves), metric)
+    if found == metric:
+        return run
+    notes.append(f"{run.path}: {found} stands for {metric}, and its steps for policy steps.")
+    return replace(run, curves={**run.curves, metric: run.curves[found]})
 
 
 def _check_metric(run: Run, metric: str, runs: Sequence[Run]) -> None:

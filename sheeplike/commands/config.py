@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -52,6 +52,10 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
     if not any(part.startswith("profile=") for part in line):
         line.append(f"profile={_profile(overrides)}")
     data, choices = _compose(line, sources)
+    derived = _derived(data, choices, sources)
+    if derived:
+        line = [*derived, *line]
+        data, choices = _compose(line, sources)
     if data.get("dry_run") is True:
         line = [*(_for_hydra(_parse(part)) for part in _dry_run(choices["agent"])), *line]
         data, choices = _compose(line, sources)
@@ -59,8 +63,9 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
     sized = {kind for kind, section in AGENTS.items() if any(key.name == "size" for key in keys_of(section))}
     name = data["agent"].get("name")
     if name in AGENTS and name not in sized:
-        if any(override.key_or_group == "agent/size" for override in overrides):
-            raise CommandError(f"agent/size: {name} has no sizes; expected agent={', '.join(sorted(sized))}")
+        asked = [override for override in overrides if override.key_or_group.replace("/", ".").startswith("agent.size")]
+        if asked:
+            raise CommandError(f"{asked[0].input_line}: {name} has no sizes; expected agent={', '.join(sorted(sized))}")
         data["agent"].pop("size", None)
     try:
         config = validate(data | {"exp": choices["exp"], "profile": choices["profile"]})
@@ -89,6 +94,8 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
         data = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     if not isinstance(data, dict):
         raise CommandError(f"{path}: expected the configuration of a run")
+    if isinstance(data.get("env"), dict):
+        data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
@@ -186,6 +193,21 @@ def _profile(overrides: Sequence[Override]) -> str:
     if machine.gpu_count() and machine.gpu_problem():
         print(f"sheeplike: profile=cpu although there is a GPU: {machine.gpu_problem()}", file=sys.stderr)
     return "cpu" if machine.gpu_problem() else "gpu"
+
+
+def _derived(data: dict[str, Any], choices: Mapping[str, str], sources: Sources) -> list[str]:
+    """Overrides for numbers that a user's own file of ``env``, ``agent`` or ``profile`` would miss for its name.
+
+    A file ``env/mine.yaml`` with ``name: franka_pick`` is that task still, and a profile for a CPU a CPU's.
+    """
+    agent, env = data["agent"].get("name"), data["env"].get("name")
+    machine_kind = "cpu" if data["fabric"].get("accelerator") == "cpu" else "gpu"
+    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}"}
+    return [
+        f"{group}={name}"
+        for group, name in meant.items()
+        if choices[group] not in sources.choices(group) and name in sources.choices(group)
+    ]
 
 
 def _dry_run(agent: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sheeplike.commands import cli, machine
 from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, nearest, show
-from sheeplike.commands.schema import Config, Rule, keys_of
+from sheeplike.commands.schema import PPO, Config, Rule, keys_of
 from sheeplike.commands.validation import expectation
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
 
 
 def acting(config: Config) -> Config:
-    """The configuration of an agent that only acts: its replay, where it has one, is as small as can be."""
+    """The configuration of an agent that only acts: what it remembers is as small as can be."""
     agent = config.agent
-    if not hasattr(agent, "replay_size"):
-        return config
+    if isinstance(agent, PPO):
+        return replace(config, agent=replace(agent, rollout_length=1, minibatches=1))
     return replace(config, agent=replace(agent, replay_size=config.env.num_envs * (agent.batch_length + 2)))
 
 

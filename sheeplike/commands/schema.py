@@ -171,7 +171,9 @@ class Eval:
 class Checkpoint:
     every: Annotated[int | None, Rule("policy steps between two checkpoints; null: only at the end", at_least=1)]
     keep: Annotated[int, Rule("newest checkpoints kept; the best is kept beside them", at_least=1)]
-    replay: Annotated[bool, Rule("save the replay memory too; without it a resumed run starts with an empty one")]
+    replay: Annotated[
+        bool, Rule("save the replay or the rollout too; without it a resumed run starts with an empty one")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

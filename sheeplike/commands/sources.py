@@ -9,7 +9,18 @@ from pathlib import Path
 
 from sheeplike.commands.errors import CommandError
 
-GROUPS = ("exp", "env", "agent", "agent/size", "profile", "fabric", "logger", "checkpoint")
+GROUPS = (
+    "exp",
+    "env",
+    "agent",
+    "agent/size",
+    "profile",
+    "hyperparameters",
+    "scale",
+    "fabric",
+    "logger",
+    "checkpoint",
+)
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel carries configs/ inside the package; in a clone and an editable install it lies beside it.
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"

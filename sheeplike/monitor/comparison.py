@@ -288,7 +288,8 @@ def _verdict(a: Group, b: Group, metric: str) -> str:
         )
     low, high = improvement_interval(x, y)
     chance = permutation_test(x[:, 0], y[:, 0])
-    text += f" [{low:.2f}, {high:.2f}], permutation test p = {chance:.2g}"
+    # An interval without width would claim a certainty that a few seeds cannot give.
+    text += f" [{low:.2f}, {high:.2f}]" * (low < high) + f", permutation test p = {chance:.2g}"
     if low <= 0.5:
         return f"No clear difference between {a.label} and {b.label}: {text}"
     if chance > 0.05:
@@ -309,7 +310,14 @@ def _reading(comparison: Comparison) -> list[str]:
             "groups dealt out at random would differ as much (3 against 3 seeds: never less than 0.1)."
         )
     if any(group.success for group in comparison.groups):
-        lines.append("success: over the episodes of all seeds' final evaluations [95 % Wilson interval].")
+        lines.append(
+            "success: over the episodes of all seeds' final evaluations [95 % Wilson interval, which says nothing of "
+            "how much seeds differ]."
+        )
+    if comparison.x == "time":
+        lines.append("wall-clock time: from the first policy step on, evaluations and videos included.")
+    if len(comparison.groups) > 2:
+        lines.append("Each pair of groups is tested on its own: of many pairs, some will look different by chance.")
     if comparison.threshold is not None:
         lines.append(
             f"to {number(comparison.threshold)}: the first evaluation that is at least as high, median over seeds; "

@@ -23,21 +23,28 @@ AXIS_NAMES = {"steps": "policy steps", "time": "wall-clock minutes"}
 MINUTE = 60.0
 
 
-def draw(comparison: Comparison, title: str) -> Figure:
-    """Thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval."""
+def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
+    """Thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval.
+
+    Args:
+        log: a logarithmic x axis, for agents that need very different amounts of experience.
+    """
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.add_subplot()
     unit = MINUTE if comparison.x == "time" else 1.0
     for index, group in enumerate(comparison.groups):
         colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
         _draw_group(axes, group, comparison.x, unit, colour, dash)
+    if log:
+        axes.set_xscale("log")
     _draw_threshold(axes, comparison.threshold)
     _draw_end(axes, comparison, unit)
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
     axes.set_ylabel(NAMES.get(comparison.metric, comparison.metric), fontsize=11)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
-    axes.set_xlim(left=0)
+    if not log:
+        axes.set_xlim(left=0)
     axes.tick_params(labelsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -22,9 +22,12 @@ import yaml
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
 # Sections of a configuration that do not make another experiment: runs that differ in these alone are averaged.
 INCIDENTAL = frozenset(
-    {"seed", "run_dir", "dry_run", "profile", "total_steps", "log_every", "video_every", "eval", "checkpoint", "logger"}
+    {"seed", "run_dir", "dry_run", "profile", "total_steps", "log_every", "video_every", "checkpoint", "logger"}
+    | {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
 )
 ACTION_REPEAT = "env.action_repeat"
+# Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
+CONDITIONS = frozenset({ACTION_REPEAT, "env.image_size", "env.cameras", "agent.observations", "eval.sample"})
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
 
@@ -124,7 +127,7 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     if config is None:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
-    settings = _flat({key: value for key, value in config.items() if key not in INCIDENTAL})
+    settings = {key: value for key, value in _flat(config).items() if not _incidental(key)}
     name = agent if agent == exp else f"{agent}/{exp}"
     return Run(path, env, name, str(config.get("seed")), settings, config.get("dry_run") is True, *recorded)
 
@@ -133,14 +136,15 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs that differ in nothing but their seed, under a name that tells them from the other groups.
 
     Where runs of one agent and recipe have other settings, they are no seeds of one experiment: they come apart, and
-    the settings that differ are in the names. So are options of the task, and for how long an action is held, where
-    they differ between any two groups.
+    the settings that differ are in the names. So are options of the task and what else makes a comparison unequal, such
+    as what the agents see, where they differ between any two groups.
 
     Raises:
         RunError: two runs of one group have the same seed.
     """
     runs = list(runs)
-    telling = {key for key in _differing(runs) if key.startswith("env.options.") or key == ACTION_REPEAT}
+    configured = [run for run in runs if "env.name" in run.settings]
+    telling = {key for key in _differing(configured) if key.startswith("env.options.") or key in CONDITIONS}
     groups: dict[str, list[Run]] = {}
     for name in sorted({run.name for run in runs}):
         family: dict[str, list[Run]] = {}
@@ -292,6 +296,10 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _incidental(key: str) -> bool:
+    return key in INCIDENTAL or key.partition(".")[0] in INCIDENTAL
 
 
 def _differing(runs: list[Run]) -> set[str]:

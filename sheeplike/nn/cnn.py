@@ -1,4 +1,4 @@
-"""Convolutional encoders of model-free agents, small enough to be read at one look, and the augmentation they like.
+"""Convolutional encoders of model-free agents, small enough to be read at one look.
 
 Sources: ``max_pool`` is the network of MuJoCo Playground's vision recipes (Brax, ``networks_vision.py``); ``nature`` is
 the one of Mnih et al. (2015), padded as in Brax, so that an image of 64 pixels gives 8 x 8 features.

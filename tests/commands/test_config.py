@@ -68,15 +68,40 @@ def test_ppo_on_a_gpu_has_the_published_numbers():
 
 
 def test_what_comes_later_wins(tmp_path, monkeypatch):
-    """The task's recipe, then the machine's numbers, then the experiment, then the command line."""
+    """The task's hyperparameters, then the machine's numbers, then the experiment, then the command line."""
     write(tmp_path / "exp/mine.yaml", "# @package _global_\ndefaults:\n  - override /agent: ppo\nagent:\n  epochs: 3\n")
     monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
     for profile, epochs, length in (("cpu", 4, 32), ("gpu", 8, 40)):
         job = ["env=cartpole_balance", f"profile={profile}"]
-        recipe = load(["exp=ppo", *job], Sources()).agent
-        assert (recipe.epochs, recipe.rollout_length) == (epochs, length)
+        numbers = load(["exp=ppo", *job], Sources()).agent
+        assert (numbers.epochs, numbers.rollout_length, numbers.frame_stack) == (epochs, length, 3)
         assert load(["exp=mine", *job], Sources()).agent.epochs == 3
         assert load(["exp=mine", *job, "agent.epochs=2"], Sources()).agent.epochs == 2
+
+
+def test_files_of_the_user_get_the_numbers_of_what_they_are(tmp_path, monkeypatch):
+    write(tmp_path / "env/mine.yaml", "name: cartpole_balance\n")
+    write(tmp_path / "profile/laptop.yaml", (CONFIGS / "profile/cpu.yaml").read_text())
+    write(tmp_path / "hyperparameters/ppo_other.yaml", "# @package _global_\nagent:\n  discount: 0.5\n")
+    write(tmp_path / "env/other.yaml", "name: cartpole_balance\n")
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
+    mine = load(["exp=ppo", "env=mine", "profile=laptop"], Sources())
+    built_in = load(["exp=ppo", "env=cartpole_balance", "profile=cpu"], Sources())
+    assert mine.agent == built_in.agent
+    assert (mine.env, mine.total_steps) == (built_in.env, built_in.total_steps)
+    assert load(["exp=dreamer_v3", "env=mine", "profile=laptop"], Sources()).agent.batch_length == 16
+    other = load(["exp=ppo", "env=other", "profile=cpu"], Sources()).agent
+    assert (other.discount, other.frame_stack) == (0.5, 1)
+    plain = load(["exp=ppo", "env=mine", "hyperparameters=none", "scale=none"], Sources()).agent
+    assert (plain.frame_stack, plain.learning_rate) == (1, 1e-3)
+    chosen = load(["exp=ppo", "env=franka_pick", "hyperparameters=ppo_cartpole_balance"], BUILT_IN).agent
+    assert chosen.frame_stack == 3
+
+
+def test_numbers_of_the_user_do_not_hide_behind_built_in_ones(refused, tmp_path, monkeypatch):
+    write(tmp_path / "hyperparameters/ppo_franka_pick.yaml", "# @package _global_\nagent:\n  epochs: 99\n")
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
+    assert "hyperparameters=ppo_franka_pick exists already" in refused("exp=ppo", "env=franka_pick")
 
 
 def test_loggers():

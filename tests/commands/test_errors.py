@@ -233,6 +233,8 @@ def test_nearest():
         ("agent.gae_lamda=1", ["unknown key 'agent.gae_lamda'", "nearest: agent.gae_lambda"]),
         ("agent.return_lambda=0.9", ["ppo has no such key", "nearest: agent.gae_lambda"]),
         ("agent/size=1m", ["ppo has no sizes", "agent=dreamer_v3"]),
+        ("agent.size.deter=64", ["agent.size.deter=64: ppo has no sizes"]),
+        ("hyperparameters=ppo_franka", ["one of none, ppo_cartpole_balance", "nearest: ppo_franka_pick"]),
         ("agent.policy_layers=[64,0]", ["[64,0]", "integers of at least 1"]),
         ("agent.policy_layers=[]", ["integers of at least 1"]),
         ("agent.policy_layers=wide", ["integers of at least 1"]),

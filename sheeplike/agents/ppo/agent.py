@@ -37,6 +37,7 @@ SHIFT = 4  # pixels by which augmentation moves an image at most
 KL_CONTROLS = ("none", "early_stop", "adaptive_lr")
 # How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
+MEASURABLE_KL = 1e-6  # nats
 
 
 class PPO:
@@ -115,7 +116,7 @@ class PPO:
             raise ValueError(f"kl_control {kl_control!r}: expected one of {', '.join(KL_CONTROLS)}")
         self.device = torch.device(device)
         self.num_envs, self.rollout_length = num_envs, rollout_length
-        self.frame_stack, self.augment, self.autocast = frame_stack, augment, autocast
+        self.frame_stack, self.autocast = frame_stack, autocast
         self.minibatches, self.epochs = minibatches, epochs
         self.discount, self.gae_lambda, self.reward_scaling = discount, gae_lambda, reward_scaling
         self.clip, self.value_clip = clip, value_clip
@@ -125,6 +126,7 @@ class PPO:
         policy_keys = ObservationKeys(observation_space, observations)
         value_keys = ObservationKeys(observation_space, value_observations or observations)
         self.keys = ObservationKeys(observation_space, sorted({*policy_keys.spaces, *value_keys.spaces}))
+        self.augment = augment and bool(self.keys.images)
         self.codec = ActionCodec(action_space)
         with self._own_randomness():
             torch.manual_seed(seed)
@@ -144,7 +146,7 @@ class PPO:
         rate = torch.tensor(learning_rate, device=self.device)
         self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, eps=1e-5, fused=True)
         self.rollout = Rollout(
-            rollout_spec(self.keys, self.codec, augment=augment),
+            rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
             length=rollout_length,
             device=self.device,
@@ -265,7 +267,8 @@ class PPO:
         """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1."""
         with self.autocast():
             policy, value = self.networks(obs)
-        log_prob = policy.log_prob(drawn)
+        # On an ignored step the ratio is 1 by decree: one that overflowed would turn the masked sum into NaN.
+        log_prob = torch.where(valid.bool(), policy.log_prob(drawn), old_log_prob)
         if self.normalise_advantage:
             advantage = normalise(advantage, valid)
         losses = {
@@ -300,8 +303,8 @@ class PPO:
         elif self.kl_control == "adaptive_lr":
             rate = self.optimizer.param_groups[0]["lr"]
             factor = torch.where(kl > 2 * self.kl_target, 1 / LR_FACTOR, 1.0)
-            # Exactly zero says that nothing was measured: every step of the minibatch was ignored.
-            factor = torch.where((kl < self.kl_target / 2) & (kl > 0), LR_FACTOR, factor)
+            # At a rollout's first update, where the policy is still the one that acted, there is nothing but rounding.
+            factor = torch.where((kl < self.kl_target / 2) & (kl > MEASURABLE_KL), LR_FACTOR, factor)
             rate.mul_(factor).clamp_(*LR_RANGE)
         return self.stopped
 
@@ -353,7 +356,13 @@ class PPO:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs, between two rollouts' updates; without ``replay`` a new one begins."""
+        """Everything that a continuation needs; without ``replay`` a new rollout begins.
+
+        Raises:
+            RuntimeError: in the middle of a rollout's updates, whose order and advantages are not part of it.
+        """
+        if self.updates:
+            raise RuntimeError(f"state_dict() after {self.updates} of a rollout's updates: make all that are due first")
         state = {
             "modules": self.networks.state_dict(),
             "optimizer": self.optimizer.state_dict(),

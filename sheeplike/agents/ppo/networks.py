@@ -172,11 +172,15 @@ class ActorCritic(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(codec.width))
 
     def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
-        """Action distribution ``(B, A)`` and value ``(B,)`` float32 of observations ``(B, ...)``."""
+        """Action distribution ``(B, A)`` and value ``(B,)`` float32 of observations ``(B, ...)``.
+
+        Under autocast the convolutions compute in its precision, the heads in float32: advantages are differences of
+        values, and near 100 two neighbouring bfloat16 numbers are 0.5 apart.
+        """
         features = self.policy_trunk(obs)
-        policy = self.to_distribution(self.policy_head(features))
         seen = features if self.value_trunk is self.policy_trunk else self.value_trunk(obs)
-        return policy, self.value_head(seen).squeeze(-1).float()
+        with torch.autocast(features.device.type, enabled=False):
+            return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
 
     def to_distribution(self, out: Tensor) -> Distribution:
         """The distribution that the policy's outputs describe."""

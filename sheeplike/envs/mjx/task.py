@@ -10,6 +10,7 @@ episode is cut, and hands every episode a clean slate. One control step of one w
     observe(data, memory)             vectors
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -97,5 +98,6 @@ def repeat_actions(task: Task, repeat: int) -> Task:
         raise ValueError(
             f"action_repeat={repeat}: expected a divisor of episode_length={task.episode_length}; nearest: {nearest}"
         )
-    task.substeps, task.episode_length = task.substeps * repeat, task.episode_length // repeat
-    return task
+    held = copy.copy(task)
+    held.substeps, held.episode_length = task.substeps * repeat, task.episode_length // repeat
+    return held

@@ -136,7 +136,7 @@ def test_stored_log_probability_and_value_are_those_of_what_learning_will_see(
         for t in range(9):
             # The step that two rollouts share was taken before the last updates, and keeps its shift.
             networks = before if round_ and t == 0 else now
-            shift = agent.rollout.trajectory("shift")[t] if augment else None
+            shift = agent.rollout.trajectory("shift")[t] if agent.augment else None
             with torch.no_grad():
                 policy, value = networks(diary.observations(start + t, shift))
             drawn = diary.steps[start + t].extras["drawn"]

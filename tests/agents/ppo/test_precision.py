@@ -35,8 +35,10 @@ def test_products_are_bfloat16_and_everything_kept_is_float32(
     kind: str, device: str, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
     agent = mixed(make_ppo, device, **KINDS[kind])
-    products = []
-    agent.networks.policy_head[0].register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
+    products: dict[type, set[torch.dtype]] = {torch.nn.Conv2d: set(), torch.nn.Linear: set()}
+    for module in agent.networks.modules():
+        if type(module) in products:
+            module.register_forward_hook(lambda module, inputs, output: products[type(module)].add(output.dtype))
     steps = fill(agent, last={(3, 0)})
     for step in steps:
         assert {x.dtype for x in step.extras.values()} == {torch.float32}
@@ -48,7 +50,19 @@ def test_products_are_bfloat16_and_everything_kept_is_float32(
     for name, p in agent.networks.named_parameters():
         assert p.dtype == p.grad.dtype == torch.float32
         assert bool(p.grad.any()), name
-    assert set(products) == {torch.bfloat16}
+    assert products[torch.nn.Linear] == {torch.float32}
+    assert products[torch.nn.Conv2d] == ({torch.bfloat16} if agent.keys.images else set())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_are_not_rounded(device: str, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> None:
+    """Advantages are differences of values: near 70, bfloat16 knows halves only."""
+    agent = mixed(make_ppo, device, cameras=("front",))
+    with torch.no_grad():
+        agent.networks.value_head[-1].weight.zero_()
+        agent.networks.value_head[-1].bias.fill_(70.1)
+    values = torch.cat([step.extras["value"] for step in fill(agent)])
+    assert torch.equal(values, torch.full_like(values, 70.1))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -71,7 +71,33 @@ def test_an_action_that_is_held_for_longer_is_told(compared, trained):
 
 
 def test_what_may_change_on_resuming_does_not_make_another_group():
-    assert RESUMABLE <= INCIDENTAL
+    assert RESUMABLE - {"eval"} <= INCIDENTAL
+
+
+@pytest.mark.parametrize(("key", "value", "groups"), [("every", 7, 1), ("episodes", 3, 1), ("sample", False, 2)])
+def test_how_actions_are_chosen_in_evaluation_makes_another_group(compared, trained, record, begin, key, value, groups):
+    logs = trained({0: [1]})
+    record(begin(Path("logs/franka_pick/other"), seed=1, **{f"eval__{key}": value}), [3])
+    assert len(compared(str(logs), "logs").rows) == groups
+
+
+def test_what_agents_see_is_told_where_it_differs(compared, trained):
+    trained({0: [1]})
+    logs = trained({0: [1]}, agent="ppo", agent__observations=["state"])
+    assert set(compared(str(logs)).rows) == {"dreamer_v3, observations=[pixels/*]", "ppo, observations=[state]"}
+
+
+def test_another_tools_name_of_the_metric(compared, refused, trained):
+    """The first of the names that a run has, and a note that it is another."""
+    logs = trained({0: [1, 2]})
+    writer = SummaryWriter(logs / "franka_pick__clean__1__1700000000")
+    for step in (1000, 2000):
+        writer.add_scalar("charts/episodic_return", step / 100, step)
+    writer.close()
+    assert "charts/episodic_return" in refused("compare", str(logs))
+    result = compared(str(logs), "metric=eval/return_mean,charts/episodic_return", "scale=log")
+    assert len(result.rows) == 2
+    assert "charts/episodic_return stands for eval/return_mean" in result.output
 
 
 def test_the_same_seed_twice(refused, trained, record, begin):
