@@ -21,7 +21,7 @@ RETURN, SUCCESS = "eval/return_mean", "eval/success_rate"
         (("empty",), ["empty: expected runs in it", "metrics.jsonl", "events.out.tfevents.", "found none"]),
         (("logs/franka_pick", "empty"), ["empty: expected runs in it"]),
         (("file",), ["file: expected a directory of runs, and there is a file"]),
-        (("logs/franka_pick", "axis=time"), ["key 'axis' does not exist", "x, metric, threshold, out"]),
+        (("logs/franka_pick", "axis=time"), ["key 'axis' does not exist", "x, scale, metric, threshold, out"]),
         (("logs/franka_pick", "tresholds=3"), ["key 'tresholds'", "nearest: threshold"]),
         (("logs/franka_pick", "x=step"), ["x=step: expected steps or time; nearest: x=steps"]),
         (("logs/franka_pick", "x=Time"), ["nearest: x=time"]),
