@@ -43,18 +43,37 @@ def test_ppo_trains_and_goes_on(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = ["exp=ppo", "env=franka_pick", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
     arguments += ["agent.value_observations=['pixels/*',privileged_state]", "agent.frame_stack=2", "agent.augment=true"]
-    for command in (arguments, [f"resume={run_dir}", "total_steps=192"]):
+    # 16 steps of 2 worlds, one more that bootstraps; 2 epochs of 2 minibatches.
+    for command, steps, updates in ((arguments, 128, 12), ([f"resume={run_dir}", "total_steps=192"], 192, 20)):
         done = subprocess.run([*COMMAND, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert "rollout of" in done.stdout
+        before = 12 if steps == 192 else 0
+        assert f" policy steps, {updates - before} gradient steps, in " in done.stdout
+        assert (rows(run_dir)[-1]["step"], rows(run_dir)[-1]["gradient_steps"]) == (steps, updates)
     found = rows(run_dir)
-    assert found[-1]["step"] == 192
-    assert {row["gradient_steps"] for row in found} >= {0, 4, 20}  # 16 steps of 2 worlds, 2 epochs, 2 minibatches
     names = {name for row in found for name in row}
     groups = {name.split("/")[0] for name in names if "/" in name}
     assert groups >= {"rollout", "eval", "reward_terms", "loss", "ppo", "actor", "critic", "grad_norm", "opt", "health"}
     assert all(row["health/nonfinite_loss"] == 0 for row in found if "health/nonfinite_loss" in row)
     assert all(row["ppo/approx_kl"] >= 0 for row in found if "ppo/approx_kl" in row)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("agent.distribution=categorical", ["tanh_normal or clipped_normal for continuous actions"]),
+        ("agent.value_observations=[pixels/*,privileged]", ["'privileged'", "nearest is 'privileged_state'"]),
+    ],
+)
+def test_what_does_not_suit_the_task_is_refused_in_one_line(tmp_path: Path, override: str, parts: list[str]) -> None:
+    command = [*COMMAND, "exp=ppo", "env=cartpole_balance", "dry_run=true", f"run_dir={tmp_path / 'run'}", override]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("sheeplike: ")
+    assert all(part in line for part in parts), line
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.gpu
