@@ -228,7 +228,7 @@ def test_metrics_by_definition(make_ppo: Callable[..., PPO], fill: Callable[...,
 def test_metrics_are_scalars_without_gradient_that_later_updates_leave_alone(
     make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
-    agent = make_ppo(kl_control="adaptive_lr", kl_target=1e3, learning_rate=1e-4)
+    agent = make_ppo(kl_control="adaptive_lr", kl_target=1e3, learning_rate=5e-4)
     fill(agent)
     updates = []
     for _ in range(8):
@@ -241,4 +241,4 @@ def test_metrics_are_scalars_without_gradient_that_later_updates_leave_alone(
             assert value.shape == (), name
             assert not value.requires_grad, name
             assert torch.equal(value, copy[name]), name
-    assert len({metrics["opt/learning_rate"].item() for metrics, _ in updates}) > 6
+    assert len({metrics["opt/learning_rate"].item() for metrics, _ in updates}) > 4
