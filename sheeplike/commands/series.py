@@ -2,6 +2,7 @@
 
 A process of its own gives all memory back, and begins with nothing that an earlier run has left in torch, JAX or Warp.
 The same command line, given again, goes on where the series stopped: a finished run is skipped, a stopped one resumed.
+With a larger ``total_steps`` all of them go on.
 """
 
 from __future__ import annotations
@@ -174,6 +175,9 @@ def _job(config: Config, arguments: list[str]) -> Job:
         return Job(config.seed, path, [*arguments, f"seed={config.seed}", f"run_dir='{place}'"])
     saved = load_saved(path / CONFIG_FILE, [])
     wanted, found = asdict(replace(config, run_dir=None)), asdict(replace(saved, run_dir=None))
+    longer = config.total_steps > saved.total_steps
+    if longer:
+        found["total_steps"] = config.total_steps
     if wanted != found:
         key = _difference(wanted, found)
         raise CommandError(
@@ -186,7 +190,7 @@ def _job(config: Config, arguments: list[str]) -> Job:
     if steps[-1] >= config.total_steps:
         return Job(config.seed, path, None)
     run_directory.lock(path).close()  # refuses one that is going on
-    return Job(config.seed, path, [f"resume={path}"])
+    return Job(config.seed, path, [f"resume={path}", *([f"total_steps={config.total_steps}"] if longer else [])])
 
 
 def _difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:

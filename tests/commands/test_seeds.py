@@ -126,6 +126,13 @@ def test_finished_ones_are_skipped_and_stopped_ones_resumed(begun, started):
     assert "seed 0 (1 of 3): finished before" in result.output
 
 
+def test_a_series_is_extended_but_not_shortened(begun, started, refused):
+    begun(*JOB, "total_steps=10_000", step=10_016)
+    commands, _ = started(*JOB, "total_steps=20_000", "seeds=1")
+    assert commands == [[f"resume={DEFAULT}/seed_0", "total_steps=20000"]]
+    assert "another total_steps" in refused(*JOB, "total_steps=5_000", "seeds=1")
+
+
 def test_directories_are_looked_at_before_the_first_run_begins(begun, refused):
     seed_1 = begun(*JOB, "seed=1", "agent.batch_size=8", step=64)
     line = refused(*JOB, "seeds=2")
