@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ from sheeplike.agents.agent import Step
 from sheeplike.agents.ppo import PPO
 
 TARGET = 0.01
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def make_ppo(make_ppo: Callable[..., PPO], request: pytest.FixtureRequest) -> Callable[..., PPO]:
+    """On both kinds of device: fused Adam, which skips the steps, is another implementation on each."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return partial(make_ppo, device=request.param)
 
 
 def pretend(agent: PPO, kl: float) -> None:
