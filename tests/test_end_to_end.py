@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,18 @@ def test_a_run_that_is_going_on_or_is_finished_is_not_resumed(dry_run: Path) -> 
     done = subprocess.run([*COMMAND, f"resume={dry_run}"], env=ENVIRONMENT, capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
     assert "expected a larger total_steps=" in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Wherever it comes: an exception raised in a callback of a library would be ignored."""
+    command = [*COMMAND, "exp=ppo", "env=cartpole_balance", f"run_dir={tmp_path / 'run'}"]
+    wants_interrupts = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a background job does not
+    run = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, preexec_fn=wants_interrupts)
+    assert "loading torch and JAX" in run.stdout.readline()
+    time.sleep(1.0)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(timeout=60) == 130
+    assert not (tmp_path / "run").exists()
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def _describe_ppo(config: Config, agent: PPO) -> dict[str, str]:
     a, n = config.agent, config.env.num_envs
     steps = a.rollout_length * n
     parameters = sum(p.numel() for p in agent.networks.parameters())
-    cnn = f", {a.vision.layout} network on {a.frame_stack} stacked frames" if agent.keys.images else ""
+    frames = f"{a.frame_stack} stacked frames" if a.frame_stack > 1 else "single frames"
+    cnn = f", {a.vision.layout} network on {frames}" if agent.keys.images else ""
     return {
         "agent": f"{a.name}{cnn}: {parameters:,} parameters",
         "one iteration": f"{n} policy steps",

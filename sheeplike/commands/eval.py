@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         CommandError: there is nothing to evaluate, or not in this way; nothing was written.
     """
-    request = cli.parse(arguments)
+    request = cli.parse(f"run={word}" if "=" not in word and not word.startswith("-") else word for word in arguments)
     if request.help:
         print(usage())
         return
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
         print(to_yaml(config), end="")
         return
     if not checkpoint_steps(run_dir):
-        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none yet")
+        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
     num_envs = _worlds(asked, config)
     path = _checkpoint(run_dir, asked.checkpoint, checkpoint_steps(run_dir))
     asked = replace(asked, num_envs=num_envs, accelerator=_accelerator(asked, config))

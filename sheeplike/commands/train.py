@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sheeplike.commands import cli
@@ -9,6 +13,23 @@ from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.sources import Sources
 
 INTERRUPTED = 130  # the exit status of a run that Ctrl-C stopped, as shells have it
+
+
+@contextmanager
+def stops_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process, until training takes it over: there is nothing to save yet.
+
+    An exception would not do: one that is raised in a callback of JAX is printed and ignored.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.default_int_handler:  # a background job, or a test, has a handler of its own
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda signum, frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main(arguments: list[str]) -> None:
@@ -43,9 +64,10 @@ def main(arguments: list[str]) -> None:
     if not resumed:
         run_dir = run_directory.check(config)
     print("loading torch and JAX", flush=True)
-    from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
+    with stops_at_once():
+        from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
 
-    finished = run(config, run_dir, resume=bool(resumed))
+        finished = run(config, run_dir, resume=bool(resumed))
     if not finished:
         print(f"saved; go on with: python -m sheeplike resume={run_dir}")
         raise SystemExit(INTERRUPTED)

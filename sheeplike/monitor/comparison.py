@@ -140,7 +140,8 @@ def compare(
     if start > end:
         raise RunError(
             f"{metric} of {shortest.path} ends at {place(end, x)}, before that of {last.path} begins at "
-            f"{place(start, x)}: expected runs that overlap in {AXES[x]}"
+            f"{place(start, x)}: expected runs that overlap in {AXES[x]}; nearest: "
+            f"x={'time' if x == 'steps' else 'steps'}"
         )
     compared = [_group(label, members, metric, x, threshold, start, end) for label, members in groups.items()]
     verdicts = [_verdict(a, b, metric) for a, b in itertools.combinations(compared, 2)]
@@ -302,7 +303,8 @@ def _reading(comparison: Comparison) -> list[str]:
     lines = [
         "final, best and area: interquartile mean over seeds [95 % percentile-bootstrap interval over seeds]; "
         "of fewer than 4 seeds it is the mean. With 3 to 5 seeds such intervals are too narrow.",
-        "final: the last evaluation in the compared range; best: the highest in it; area: the curve's mean height.",
+        "final: each run's last evaluation up to the end of the compared range; best: the highest up to there; area: "
+        "the curve's mean height in it.",
     ]
     if len(comparison.groups) > 1:
         lines.append(

@@ -7,7 +7,7 @@ import io
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sheeplike.monitor.comparison import Comparison, Group, compact, number, seeds
 
@@ -37,6 +37,8 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         _draw_group(axes, group, comparison.x, unit, colour, dash)
     if log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     _draw_threshold(axes, comparison.threshold)
     _draw_end(axes, comparison, unit)
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
@@ -115,7 +117,9 @@ def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
 
 
 def _caption(comparison: Comparison) -> str:
-    parts = ["thin: seeds", "thick: interquartile mean"]
+    # Of fewer than four seeds, no quarter can be left out.
+    few = all(len(group.runs) < 4 for group in comparison.groups)
+    parts = ["thin: seeds", f"thick: {'mean' if few else 'interquartile mean'}"]
     if any(group.band.low is not None for group in comparison.groups):
         parts.append("band: 95 % interval")
     return " · ".join(parts)

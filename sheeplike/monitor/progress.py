@@ -71,6 +71,7 @@ class Progress:
         self._clock = clock
         self._interval = interval if interval is not None else (0.5 if _is_terminal(file) else 10.0)
         self._start = self._last = (clock(), initial_steps)
+        self._seen = initial_steps
         self._speed: float | None = None
         self._written: float | None = None
         self._ended = False
@@ -84,6 +85,7 @@ class Progress:
                 shown, and stay shown until a later call has newer ones.
         """
         self._metrics |= {name: value for name, value in (metrics or {}).items() if name in _SHOWN}
+        self._seen = step
         now = self._clock()
         due = self._written is None or now - self._written >= self._interval
         ends = step >= self.total_steps and not self._ended
@@ -101,7 +103,7 @@ class Progress:
 
     def restart_speed(self) -> None:
         """Forget the speed so far, when what follows will be slower or faster; the estimate begins anew."""
-        self._speed, self._last = None, (self._clock(), self._last[1])
+        self._speed, self._last = None, (self._clock(), self._seen)
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
@@ -124,9 +126,12 @@ class Progress:
         self._last = (now, step)
 
     def _line(self, step: int) -> str:
-        fraction = step / self.total_steps if self.total_steps else 1.0
+        # The last iteration goes a little beyond the total where that is no multiple of the worlds.
+        fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
         parts = [f"{step:,}/{self.total_steps:,} policy steps ({fraction:.0%})"]
-        parts += [form.format(self._metrics[name]) for name, form in _SHOWN.items() if name in self._metrics]
+        # A speed of 0 has not been measured yet.
+        shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
+        parts += [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._start[0])}")
         elif self._speed:

@@ -78,7 +78,7 @@ def evaluated(sheeplike, monkeypatch):
             ["accelerator=cuda: expected a GPU, but this machine", "nearest: accelerator=cpu"],
         ),
         (("run=mine", "--config-dir=here"), ["--config-dir: expected only run=<run_dir>"]),
-        (("mine",), ["'mine': expected key=value"]),
+        (("nowhere",), ["run=nowhere: expected the directory of a run, with a config.yaml in it"]),
     ],
 )
 def test_what_is_refused(begun, refused, arguments, parts):
@@ -94,9 +94,9 @@ def test_a_run_that_is_not_there_or_not_whole(begun, refused):
     assert refused("eval", "run=mine") == line
     Path("mine").rmdir()
     run_dir = begun({})
-    assert "expected a run with a checkpoint; this one has none yet" in refused("eval", "run=mine")
+    assert "expected a run with a checkpoint; this one has none" in refused("eval", "run=mine")
     (run_dir / "checkpoints/.tmp-0123").mkdir(parents=True)
-    assert "this one has none yet" in refused("eval", "run=mine")
+    assert "this one has none" in refused("eval", "run=mine")
     checkpoint.save(run_dir / "checkpoints", 64, {"agent": {}}, {}, keep=1)
     text = (run_dir / "config.yaml").read_text()
     for end in (0, len(text) // 3, len(text) // 2):

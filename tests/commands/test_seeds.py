@@ -215,6 +215,7 @@ def test_a_series_is_paused_and_goes_on_as_one(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_real_series_is_interrupted_continued_and_left_alone_once_finished(tmp_path):
     small = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text())
     small = small["all"] + small["dreamer_v3"]  # but no dry run, which would be replaced
