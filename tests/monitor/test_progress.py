@@ -191,3 +191,28 @@ def test_no_standard_output_at_all(monkeypatch):
 )
 def test_seconds_are_readable(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_the_estimate_begins_anew_with_the_step_of_that_moment() -> None:
+    """Steps taken before learning began are not counted as if learning had made them."""
+    now = [0.0]
+    out = io.StringIO()
+    progress = Progress(1000, interval=10.0, file=out, clock=lambda: now[0])
+    progress.update(0)
+    now[0] = 9.0
+    progress.update(500)  # too soon for a line
+    progress.restart_speed()
+    now[0] = 19.0
+    progress.update(510)
+    assert out.getvalue().splitlines()[-1].endswith("ETA 8 min 10 s")  # 490 steps at one a second
+
+
+def test_a_speed_that_is_not_measured_yet_is_not_shown() -> None:
+    out = io.StringIO()
+    progress = Progress(1000, interval=0.0, file=out, clock=lambda: 0.0)
+    progress.update(1010, {"time/grad_sps": 0.0, "time/env_sps": 7.0, "rollout/success_rate": 0.0})
+    line = out.getvalue().splitlines()[-1]
+    assert "gradient steps/s" not in line
+    assert "7 env steps/s" in line
+    assert "success 0%" in line
+    assert "(100%)" in line
