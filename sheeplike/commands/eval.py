@@ -118,7 +118,8 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
         spaces = {name: getattr(worlds, name) for name in ("single_observation_space", "single_action_space")}
         agent = make_agent(config, SimpleNamespace(num_envs=config.env.num_envs, **spaces), fabric)
     try:
-        agent.load_state_dict(parts["agent"])
+        # Older checkpoints hold there what the agent had seen as well.
+        agent.load_state_dict({name: parts["agent"][name] for name in agent.state_dict(replay=False)})
     except (KeyError, RuntimeError, ValueError) as error:
         raise CommandError(f"run={run_dir}: the checkpoint is not of the agent in its config.yaml: {error}") from error
     with phase("playing"):

@@ -17,7 +17,7 @@ INTERRUPTED = 130  # the exit status of a run that Ctrl-C stopped, as shells hav
 
 @contextmanager
 def stops_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process, until training takes it over: there is nothing to save yet.
+    """Ctrl-C ends the process: for the start of a run, when there is nothing to save yet.
 
     An exception would not do: one that is raised in a callback of JAX is printed and ignored.
     """
@@ -66,8 +66,7 @@ def main(arguments: list[str]) -> None:
     print("loading torch and JAX", flush=True)
     with stops_at_once():
         from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
-
-        finished = run(config, run_dir, resume=bool(resumed))
+    finished = run(config, run_dir, resume=bool(resumed))
     if not finished:
         print(f"saved; go on with: python -m sheeplike resume={run_dir}")
         raise SystemExit(INTERRUPTED)

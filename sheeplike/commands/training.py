@@ -24,6 +24,7 @@ from sheeplike.commands.evaluation import play
 from sheeplike.commands.recorder import Recorder, restore, save
 from sheeplike.commands.run_directory import CHECKPOINTS, create, lock, update
 from sheeplike.commands.schema import Config
+from sheeplike.commands.train import stops_at_once
 from sheeplike.loop import Evaluation, Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
@@ -40,28 +41,29 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
-    fabric = launch(config)
-    torch.manual_seed(config.seed)
     parts, begun, held = None, 0, None
-    with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
-        if resume:
-            held = lock(run_dir)
-            with phase("reading the checkpoint"):
-                _, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
-            begun = parts["loop"]["counters"]["policy_steps"]
-            if begun >= config.total_steps:
-                raise CommandError(
-                    f"resume={run_dir}: finished at {begun} policy steps; expected a larger total_steps="
-                )
-        with phase("building worlds"):
-            worlds = make_envs(config, config.env.num_envs, fabric.device)
-        print(plan_memory(config, worlds))
-        agent = make_agent(config, worlds, fabric)
-    with as_command_errors(torch.OutOfMemoryError):
-        with phase("building simulation and rendering kernels"):
-            step_seconds = time_worlds(worlds)
-        with phase("trying one update"):
-            update_seconds = agent.warm_up()
+    with stops_at_once():
+        fabric = launch(config)
+        torch.manual_seed(config.seed)
+        with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
+            if resume:
+                held = lock(run_dir)
+                with phase("reading the checkpoint"):
+                    _, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+                begun = parts["loop"]["counters"]["policy_steps"]
+                if begun >= config.total_steps:
+                    raise CommandError(
+                        f"resume={run_dir}: finished at {begun} policy steps; expected a larger total_steps="
+                    )
+            with phase("building worlds"):
+                worlds = make_envs(config, config.env.num_envs, fabric.device)
+            print(plan_memory(config, worlds))
+            agent = make_agent(config, worlds, fabric)
+        with as_command_errors(torch.OutOfMemoryError):
+            with phase("building simulation and rendering kernels"):
+                step_seconds = time_worlds(worlds)
+            with phase("trying one update"):
+                update_seconds = agent.warm_up()
 
     held = held or create(run_dir, config)
     logger = RunLogger(run_dir, tensorboard=config.logger.tensorboard, purge_step=begun if resume else None)
