@@ -87,9 +87,10 @@ def parse(arguments: Iterable[str]) -> Request:
 def overview(sources: Sources) -> str:
     """The text of ``python -m sheeplike --help``."""
     lines = [
-        "python -m sheeplike [command] exp=<recipe> env=<task> [key=value ...]",
+        "python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]",
         "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
         "python -m sheeplike resume=<run_dir>",
+        "python -m sheeplike <command> --help",
         "",
         "commands",
         *(f"  {name:<12} {text}" for name, text in COMMANDS.items()),
