@@ -19,7 +19,6 @@ Order inside ``step``, for every world at once:
 
 import atexit
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -154,6 +153,9 @@ class Simulator:
         # appearance, so every leaf keeps its own only if the state comes first and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0)))
+        # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
+        self._newest: list[jax.Array] = []
+        atexit.register(_finish, self._newest)
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
@@ -161,7 +163,6 @@ class Simulator:
         World ``i`` draws from ``fold_in(key(seed), i)``, whatever the number of worlds.
         """
         self.renderer.open()
-        _finish_before_exit()
         # Committed to the device like every state that a step returns: step would otherwise compile once for this state
         # and once more for its own.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
@@ -177,6 +178,7 @@ class Simulator:
         """
         with jax.default_device(self.device):
             state, variation, output = self._compiled(variation, state, actions)
+        self._newest[:] = [output.reward]
         return variation, state, output
 
     @property
@@ -315,15 +317,9 @@ class Simulator:
         return {name: value.shape for name, value in vectors.items()}
 
 
-@functools.cache
-def _finish_before_exit() -> None:
-    """At exit, waits for steps under way: on a CPU they call Warp in Python, and would hang where Python has gone."""
-
-    def finish() -> None:
-        with contextlib.suppress(Exception):  # of a device that failed, and has said so
-            jax.block_until_ready(jax.live_arrays())
-
-    atexit.register(finish)
+def _finish(newest: list[jax.Array]) -> None:
+    with contextlib.suppress(Exception):  # of a device that failed, and has said so
+        jax.block_until_ready(newest)
 
 
 def check_capacity(task: Task) -> None:
