@@ -16,6 +16,7 @@ import importlib.util
 import shutil
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -60,10 +61,14 @@ class Compilation:
         if self.mode == "auto":
             self.mode = "graph" if device.type == "cuda" else "inductor"
 
-    @property
-    def calls_to_warm_up(self) -> int:
-        """Calls of a step until one runs as all later ones will."""
-        return EAGER_CALLS + 2 if self.mode == "graph" else 2
+    def warm_up(self, step: Callable[[], object]) -> float:
+        """Call ``step`` until it runs as it always will; returns the seconds that the last call took."""
+        for _ in range(EAGER_CALLS + 2 if self.mode == "graph" else 2):
+            start = time.perf_counter()
+            step()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
 
     def paused(self) -> AbstractContextManager:
         """Within it compiled functions run plainly: for what is rare and has shapes of its own."""
@@ -124,7 +129,8 @@ class GraphedStep:
             self._capture(leaves, spec)
         elif spec != self._spec or any(a.shape != b.shape for a, b in zip(leaves, self._inputs, strict=True)):
             raise ValueError(f"a captured step was called with {spec}, expected {self._spec} of the same shapes")
-        torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
+        if leaves:
+            torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
         self._graph.replay()
         # The next replay writes its results to the same memory. Scalars are copied together: there are many.
         scalars = iter(self._scalars.clone().unbind())
