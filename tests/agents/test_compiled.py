@@ -53,76 +53,81 @@ def assert_same_learning(one: list[dict[str, Tensor]], other: list[dict[str, Ten
 def assert_same_parameters(one: torch.nn.Module, other: torch.nn.Module, rate: float) -> None:
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         away = (a.float().cpu() - b.float().cpu()).abs()
-        assert away.mean() < 0.02 * rate * UPDATES and away.max() < 2 * rate * UPDATES, (name, away.mean(), away.max())
+        assert away.mean() < 0.02 * rate * UPDATES, name
+        assert away.max() < 2 * rate * UPDATES, name
 
 
-class TestDreamer:
-    RATE = 1e-3
-
-    @pytest.fixture(scope="class")
-    def agents(self, make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]) -> list[DreamerV3]:
-        """The same experience and the same parameters, eager and compiled; the compiled one has warmed up."""
-        agents = []
-        for mode in ("off", "inductor"):
-            torch.manual_seed(3)
-            agent = make_agent(cameras=("front",), learning_rate=self.RATE, compile=mode)
-            if agents:
-                play(agents[0], 40, last={(7, 0), (20, 1)}, terminal={(30, 2)})
-                agent.load_state_dict(copy.deepcopy(agents[0].state_dict()))
-                agent.warm_up()
-            agents.append(agent)
-        return agents
-
-    def test_ten_updates_are_those_of_the_eager_agent(self, agents: list[DreamerV3]) -> None:
-        eager, compiled = agents
-        assert compiled.compiled.mode == "inductor"
-        assert_same_learning(*(learn(agent, seed=5) for agent in agents))
-        assert_same_parameters(eager.modules, compiled.modules, self.RATE)
-        # What was written back to the replay: bfloat16 of nearly the same numbers, and the same classes drawn.
-        ours, theirs = (agent.replay.storage for agent in agents)
-        torch.testing.assert_close(ours["deter"].float(), theirs["deter"].float(), rtol=0.02, atol=0.02)
-        assert (ours["stoch"] == theirs["stoch"]).float().mean() > 0.98
-
-    def test_acting_is_that_of_the_eager_agent(self, agents: list[DreamerV3], play: Callable[..., list[Step]]) -> None:
-        agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
-        acted = []
-        for agent in agents:
-            torch.manual_seed(9)
-            acted.append(play(agent, 12, last={(4, 1)}, seed=2))
-        for one, other in zip(*acted, strict=True):
-            torch.testing.assert_close(one.action, other.action, rtol=1e-4, atol=1e-4)
-            assert torch.equal(one.extras["stoch"], other.extras["stoch"])
-
-    def test_what_is_rare_compiles_nothing(self, agents: list[DreamerV3]) -> None:
-        with torch.compiler.set_stance("fail_on_recompile"):
-            metrics, predictions = agents[1].report()
-        assert metrics and predictions
+RATE = 1e-3
 
 
-class TestPPO:
-    RATE = 1e-3
+# Compiling the networks of images takes minutes; everything else of the agent, one.
+@pytest.fixture(scope="module", params=[(), pytest.param(("front",), marks=pytest.mark.slow)], ids=["vector", "pixels"])
+def cameras(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return request.param
 
-    @pytest.fixture(scope="class")
-    def agents(self, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> list[PPO]:
-        options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": self.RATE, "epochs": 3}
-        agents = [make_ppo(**options), make_ppo(**options, compile="inductor")]
-        agents[1].warm_up()
-        for agent in agents:
-            torch.manual_seed(4)
-            fill(agent, last={(3, 1)}, terminal={(5, 0)})
-        return agents
 
-    def test_ten_updates_are_those_of_the_eager_agent(self, agents: list[PPO]) -> None:
-        eager, compiled = agents
-        assert compiled.compiled.mode == "inductor"
-        assert_same_learning(*(learn(agent, seed=5) for agent in agents))
-        assert_same_parameters(eager.networks, compiled.networks, self.RATE)
+@pytest.fixture(scope="module")
+def dreamers(
+    cameras: tuple[str, ...], make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
+) -> list[DreamerV3]:
+    """The same experience and the same parameters, eager and compiled; the compiled one has warmed up."""
+    eager = make_agent(cameras=cameras, learning_rate=RATE)
+    torch.manual_seed(3)
+    play(eager, 40, last={(7, 0), (20, 1)}, terminal={(30, 2)})
+    compiled = make_agent(cameras=cameras, learning_rate=RATE, compile="inductor")
+    compiled.load_state_dict(copy.deepcopy(eager.state_dict()))
+    compiled.warm_up()
+    return [eager, compiled]
+
+
+def test_ten_updates_of_dreamer_are_those_of_the_eager_agent(dreamers: list[DreamerV3]) -> None:
+    eager, compiled = dreamers
+    assert compiled.compiled.mode == "inductor"
+    assert_same_learning(*(learn(agent, seed=5) for agent in dreamers))
+    assert_same_parameters(eager.modules, compiled.modules, RATE)
+    # What was written back to the replay: bfloat16 of nearly the same numbers, and the same classes drawn.
+    ours, theirs = (agent.replay.storage for agent in dreamers)
+    torch.testing.assert_close(ours["deter"].float(), theirs["deter"].float(), rtol=0.02, atol=0.02)
+    assert (ours["stoch"] == theirs["stoch"]).float().mean() > 0.98
+
+
+def test_acting_of_dreamer_is_that_of_the_eager_agent(
+    dreamers: list[DreamerV3], play: Callable[..., list[Step]]
+) -> None:
+    dreamers[1].load_state_dict(copy.deepcopy(dreamers[0].state_dict()))
+    acted = []
+    for agent in dreamers:
+        torch.manual_seed(9)
+        acted.append(play(agent, 12, last={(4, 1)}, seed=2))
+    for one, other in zip(*acted, strict=True):
+        torch.testing.assert_close(one.action, other.action, rtol=1e-4, atol=1e-4)
+        assert torch.equal(one.extras["stoch"], other.extras["stoch"])
+
+
+def test_what_is_rare_compiles_nothing(dreamers: list[DreamerV3], cameras: tuple[str, ...]) -> None:
+    with torch.compiler.set_stance("fail_on_recompile"):
+        _, predictions = dreamers[1].report()
+    assert predictions.keys() == set(cameras)
+
+
+def test_ten_updates_of_ppo_are_those_of_the_eager_agent(
+    make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
+) -> None:
+    options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": RATE, "epochs": 3}
+    agents = [make_ppo(**options), make_ppo(**options, compile="inductor")]
+    agents[1].warm_up()
+    for agent in agents:
+        torch.manual_seed(4)
+        fill(agent, last={(3, 1)}, terminal={(5, 0)})
+    assert agents[1].compiled.mode == "inductor"
+    assert_same_learning(*(learn(agent, seed=5) for agent in agents))
+    assert_same_parameters(agents[0].networks, agents[1].networks, RATE)
 
 
 def test_an_unknown_mode_and_one_that_the_device_cannot_have_are_refused() -> None:
     with pytest.raises(ValueError, match="compile='fast': expected one of auto, off, inductor, graph"):
         Compilation("fast", torch.device("cpu"))
-    with pytest.raises(ValueError, match="compile=graph: .*device is cpu; nearest: inductor"):
+    with pytest.raises(ValueError, match=r"compile=graph: .*device is cpu; nearest: inductor"):
         Compilation("graph", torch.device("cpu"))
 
 
@@ -153,10 +158,8 @@ def test_off_leaves_functions_as_they_are() -> None:
     assert plain.step(len) is len
 
 
-gpu = pytest.mark.gpu
-
-
-@gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestGraph:
     """On a GPU: a step as one CUDA graph."""
 
