@@ -107,7 +107,7 @@ class GraphedStep:
     next one captures it. All calls, these included, do what ``function`` does.
 
     Args:
-        function: tensors in, tensors out (nested in tuples and dicts). It must read and write nothing on the host, and
+        function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the host, and
             what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once: numbers
             that are no tensors are baked in.
         device: a CUDA device.
@@ -138,7 +138,7 @@ class GraphedStep:
         # The next replay writes its results to the same memory. Scalars are copied together: there are many.
         scalars = iter(self._scalars.clone().unbind())
         outputs = [next(scalars) if leaf.dim() == 0 else leaf.clone() for leaf in self._outputs]
-        return pytree.tree_unflatten(outputs, self._output_spec)
+        return pytree.tree_unflatten(outputs, self._output_spec) if outputs else None
 
     def _on_side_stream(self, inputs: tuple) -> Any:
         current = torch.cuda.current_stream(self.device)
@@ -147,8 +147,9 @@ class GraphedStep:
             outputs = self.function(*inputs)
         current.wait_stream(self._stream)
         for leaf in pytree.tree_leaves((inputs, outputs)):
-            leaf.record_stream(current)
-            leaf.record_stream(self._stream)
+            if leaf is not None:
+                leaf.record_stream(current)
+                leaf.record_stream(self._stream)
         return outputs
 
     def _capture(self, leaves: list[Tensor], spec: Any) -> None:
@@ -157,7 +158,7 @@ class GraphedStep:
         # Only this thread's calls are refused while capturing: XLA's threads may allocate at any time.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
-            self._outputs, self._output_spec = pytree.tree_flatten(outputs)
+            self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
             scalars = [leaf.float() for leaf in self._outputs if leaf.dim() == 0]
             self._scalars = torch.stack(scalars) if scalars else torch.zeros(0, device=self.device)
         self._graph = graph

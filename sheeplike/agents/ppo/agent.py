@@ -141,7 +141,8 @@ class PPO:
             ).to(self.device)
         # Fused, with the learning rate on the device: a step can then be changed or skipped without asking the host.
         rate = torch.tensor(learning_rate, device=self.device)
-        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, eps=1e-5, fused=True)
+        options = {"fused": True, "capturable": self.device.type == "cuda"}
+        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, eps=1e-5, **options)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
