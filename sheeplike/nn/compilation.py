@@ -18,7 +18,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Compilation:
             raise ValueError(f"compile=graph: CUDA graphs need a GPU, but the device is {device}; nearest: inductor")
         self.device = device
         self.mode = mode
+        self._shared: dict[Hashable, Callable] = {}
         if mode != "off" and (missing := _missing_backend(device)):
             if mode != "auto":
                 raise ValueError(f"compile={mode}: {missing}; nearest: off")
@@ -99,6 +100,12 @@ class Compilation:
         """A whole step, of compiled and plain functions, as one CUDA graph where the mode says so."""
         return GraphedStep(function, self.device) if self.mode == "graph" else function
 
+    def shared_step(self, key: Hashable, function: Callable) -> Callable:
+        """:meth:`step`, made once for each ``key``: players come and go, their graphs stay."""
+        if key not in self._shared:
+            self._shared[key] = self.step(function)
+        return self._shared[key]
+
 
 class GraphedStep:
     """Runs ``function`` as a CUDA graph: one launch for all of its kernels.
@@ -107,9 +114,9 @@ class GraphedStep:
     next one captures it. All calls, these included, do what ``function`` does.
 
     Args:
-        function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the host, and
-            what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once: numbers
-            that are no tensors are baked in.
+        function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the
+            host, and what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once:
+            numbers that are no tensors are baked in.
         device: a CUDA device.
 
     Attributes:

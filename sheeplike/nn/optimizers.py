@@ -129,3 +129,5 @@ def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None]
         for name, value in loaded.items():
             if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                 loaded[name] = before[name].copy_(value)
+            elif name in ("capturable", "foreach", "fused"):  # how this machine computes, not what was learnt
+                loaded[name] = before[name]

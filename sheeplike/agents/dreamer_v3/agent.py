@@ -133,7 +133,6 @@ class DreamerV3:
             seed=seed,
         )
         self.ratio = Ratio(replay_ratio, start=learning_starts)
-        self.steps_of_players: dict[int, list[Callable]] = {}  # for a number of worlds: the policy's mode, a sample
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -151,9 +150,6 @@ class DreamerV3:
 
     def player(self, num_envs: int) -> DreamerPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
-        if num_envs not in self.steps_of_players:
-            act = [partial(self.act, sample=sample) for sample in (False, True)]
-            self.steps_of_players[num_envs] = [self.compiled.step(function) for function in act]
         return DreamerPlayer(self, num_envs)
 
     @torch.no_grad()
@@ -351,7 +347,9 @@ class DreamerPlayer:
 
     def __init__(self, agent: DreamerV3, num_envs: int) -> None:
         self.agent = agent
-        self.steps = agent.steps_of_players[num_envs]
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
         self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
         self.extras = compact(self.latent)

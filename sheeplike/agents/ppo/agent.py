@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -141,8 +140,8 @@ class PPO:
             ).to(self.device)
         # Fused, with the learning rate on the device: a step can then be changed or skipped without asking the host.
         rate = torch.tensor(learning_rate, device=self.device)
-        options = {"fused": True, "capturable": self.device.type == "cuda"}
-        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, eps=1e-5, **options)
+        options = {"eps": 1e-5, "fused": True, "capturable": self.device.type == "cuda"}
+        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, **options)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
@@ -155,10 +154,8 @@ class PPO:
         self.updates = 0  # of the current rollout
         self.unknown = frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
         # What the updates on one rollout share. It stays where it is: a captured update reads it there.
-        judged = torch.zeros(3, num_envs * rollout_length, device=self.device)
-        self.advantage, self.target, self.valid = judged
+        self.advantage, self.target, self.valid = torch.zeros(3, num_envs * rollout_length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
-        self.steps_of_players: dict[int, list[Callable]] = {}  # for a number of worlds: the policy's mode, a sample
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -174,9 +171,6 @@ class PPO:
 
     def player(self, num_envs: int) -> PPOPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
-        if num_envs not in self.steps_of_players:
-            act = [partial(self.act, sample=sample) for sample in (False, True)]
-            self.steps_of_players[num_envs] = [self.compiled.step(function) for function in act]
         return PPOPlayer(self, num_envs)
 
     @torch.no_grad()

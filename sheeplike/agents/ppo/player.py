@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,9 @@ class PPOPlayer:
 
     def __init__(self, agent: PPO, num_envs: int) -> None:
         self.agent = agent
-        self.steps = agent.steps_of_players[num_envs]
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         stack, stacked = agent.frame_stack, agent.keys.images if agent.frame_stack > 1 else []
         self.frames = {
             key: torch.zeros(num_envs, stack, *agent.keys.spaces[key].shape, dtype=torch.uint8, device=agent.device)
