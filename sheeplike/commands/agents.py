@@ -66,6 +66,18 @@ def gradient_steps(config: Config, begun: int) -> int:
     return int(max(config.total_steps - max(config.learning_starts, begun), 0) * a.replay_ratio)
 
 
+def learning_begins(config: Config) -> int:
+    """Policy steps that a new run makes before the first gradient step; the next iteration may make one."""
+    a, worlds = config.agent, config.env.num_envs
+    last = a.rollout_length * worlds if isinstance(a, schema.PPO) else config.learning_starts
+    return last // worlds * worlds
+
+
+def name_collecting(config: Config) -> str:
+    """What a run does until the agent learns for the first time."""
+    return "collecting the first rollout" if isinstance(config.agent, schema.PPO) else "filling the replay"
+
+
 def describe_agent(config: Config, agent: DreamerV3 | PPO) -> dict[str, str]:
     """What the agent is and how it learns, name to text."""
     sees = ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items())
