@@ -1,0 +1,75 @@
+"""What the measurements share: the configuration, the worlds, the agent, and how to wait for the device."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from gymnasium.vector import VectorEnv
+from lightning.fabric import Fabric
+
+from sheeplike.agents.agent import Agent
+from sheeplike.commands import schema
+from sheeplike.commands.schema import Config
+from sheeplike.commands.training import make_agent, make_envs, time_worlds
+from sheeplike.monitor.progress import phase
+
+
+@dataclass
+class Bench:
+    """What is measured, built when it is first needed.
+
+    Attributes:
+        config: of the run that is measured.
+        fabric: launched.
+        seconds: for each measurement, over all of its rounds.
+        rounds: of each measurement, at most.
+    """
+
+    config: Config
+    fabric: Fabric
+    seconds: float
+    rounds: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.fabric.device
+
+    @cached_property
+    def worlds(self) -> VectorEnv:
+        """The worlds of the run; their kernels are compiled by :meth:`compile_worlds`."""
+        with phase("building worlds"):
+            return make_envs(self.config, self.config.env.num_envs, self.device)
+
+    @cached_property
+    def agent(self) -> Agent:
+        """The agent of the run with all of its memory, compiled as the configuration says."""
+        # It learns as soon as its memory allows: a longer wait would only be a longer warm-up.
+        with phase("building the agent"):
+            agent = make_agent(without_wait(self.config), self.worlds, self.fabric)
+            agent.warm_up()
+        return agent
+
+    def forget_agent(self) -> None:
+        """Give its memory back."""
+        self.__dict__.pop("agent", None)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def compile_worlds(self) -> None:
+        """Build the kernels of simulation and rendering, and begin new episodes."""
+        with phase("building simulation and rendering kernels"):
+            time_worlds(self.worlds, steps=1)
+
+    def wait(self) -> None:
+        """Return when torch's work, and with it all that it waits for, is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def without_wait(config: Config) -> Config:
+    """The configuration with learning as soon as there is enough to learn from."""
+    return replace(config, learning_starts=0) if isinstance(config.agent, schema.DreamerV3) else config

@@ -1,0 +1,215 @@
+"""One gradient update: how long it takes eager, compiled and captured, and how much it asks of the device."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent, Step
+from sheeplike.commands import schema
+from sheeplike.commands.agents import make_agent
+from sheeplike.commands.benchmark.common import Bench, without_wait
+from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
+from sheeplike.commands.benchmark.tables import Table
+from sheeplike.commands.schema import Config, keys_of
+from sheeplike.monitor.progress import phase
+
+MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}  # as `compile=` has them, and for people
+EXPERIENCES = 4  # different steps of all worlds, remembered in turns
+LEARNED = 2**30  # policy steps after which any agent learns if its memory is ready
+
+
+def possible_modes(device: torch.device) -> dict[str, str]:
+    """The ways to make an update, and why one cannot be had; an empty text where it can."""
+    if not compiles():
+        return {"off": "", "inductor": "agents have no such way", "graph": "agents have no such way"}
+    return {"off": "", "inductor": "", "graph": "" if device.type == "cuda" else "a CPU has no CUDA graphs"}
+
+
+def compiles() -> bool:
+    """Whether configurations say how an update is made."""
+    return any(key.name == "compile" for key in keys_of(Config))
+
+
+class Learner:
+    """An agent that learns from steps of the right shapes, whatever they show: what an update costs does not depend
+    on it. Its replay is as small as can be, so that several fit beside each other.
+
+    Args:
+        bench: what is measured.
+        mode: one of :data:`MODES`.
+
+    Attributes:
+        agent: it can make an update now.
+        seconds: for compiling, where there is anything to compile.
+    """
+
+    def __init__(self, bench: Bench, mode: str = "off") -> None:
+        self.bench = bench
+        config = without_wait(bench.config)
+        if compiles():
+            config = replace(config, compile=mode)
+        if isinstance(config.agent, schema.DreamerV3):
+            smallest = config.env.num_envs * (config.agent.batch_length + 2)
+            config = replace(config, agent=replace(config.agent, replay_size=smallest, replay_ratio=1.0))
+        self.agent: Agent = make_agent(config, bench.worlds, bench.fabric)
+        start = time.perf_counter()
+        if mode != "off":  # the first updates, which are not counted, do it all
+            self.agent.warm_up()
+        self.seconds = time.perf_counter() - start
+        generator = torch.Generator(bench.device).manual_seed(config.seed)
+        self.experiences = [_experience(bench, generator) for _ in range(EXPERIENCES)]
+        self.policy_steps = 0
+        # PPO makes all updates of a rollout before it can remember the next one.
+        self.cycle = config.agent.epochs * config.agent.minibatches if isinstance(config.agent, schema.PPO) else 1
+        self.fill()
+
+    def fill(self) -> None:
+        """Remember until an update can be made."""
+        agent, count = self.agent, self.bench.worlds.num_envs
+        player = agent.player(count)
+        no = torch.zeros(count, dtype=torch.bool, device=self.bench.device)
+        nothing = torch.zeros(count, device=self.bench.device)
+        while not agent.updates_due(self.policy_steps):
+            obs = self.experiences[self.policy_steps // count % EXPERIENCES]
+            step = Step(obs, nothing, nothing, is_first=no, is_last=no, is_terminal=no)
+            step.action = player.act(obs, no)
+            step.extras = player.extras
+            agent.remember(step)
+            self.policy_steps += count
+
+    def update(self, cycles: int) -> float:
+        """Make the updates of so many cycles, a :data:`Task`; the time that it takes to remember is left out."""
+        seconds = 0.0
+        for rest in range(cycles - 1, -1, -1):
+            if self.cycle > 1:
+                self.fill()
+                self.bench.wait()
+            start = time.perf_counter()
+            for _ in range(self.cycle):
+                metrics = self.agent.update()
+            if self.cycle > 1 or rest == 0:
+                metrics["loss/total"].item()
+                self.bench.wait()
+            seconds += time.perf_counter() - start
+        return seconds
+
+
+def updates(bench: Bench, modes: Sequence[str]) -> Table:
+    """One row for each way to make an update, taken in turns in one process."""
+    cuda = bench.device.type == "cuda"
+    counted = list(COUNTED) if cuda else ["operator calls"]
+    table = Table("update", "One update", ["ms", "times as fast as eager", *counted, "s to compile"])
+    learners: dict[str, Learner] = {}
+    for mode in modes:
+        problem = possible_modes(bench.device)[mode]
+        if not problem:
+            with phase(f"building the {MODES[mode]} update"):
+                problem = _build(bench, mode, learners)
+        if problem:
+            table.rows[MODES[mode]] = ["-"] * len(table.columns)
+            table.notes.append(f"{MODES[mode]}: {problem}.")
+    with phase("timing updates"):
+        taken = interleaved(
+            {mode: learner.update for mode, learner in learners.items()}, seconds=bench.seconds, rounds=bench.rounds
+        )
+    for mode, learner in learners.items():
+        with phase(f"counting what the {MODES[mode]} update asks for"):
+            counts = count(learner)
+        table.rows[MODES[mode]] = [
+            milliseconds([seconds / learner.cycle for seconds in taken[mode]]),
+            ratio(taken["off"], taken[mode]) if "off" in taken and mode != "off" else "",
+            *(once(counts[name]) for name in counted),
+            once(learner.seconds, "s") if mode != "off" else "",
+        ]
+    table.rows = {name: table.rows[name] for mode, name in MODES.items() if name in table.rows}
+    table.notes.insert(0, _describe(bench.config))
+    return table
+
+
+def _build(bench: Bench, mode: str, learners: dict[str, Learner]) -> str:
+    """Add the learner of a mode; returns why there is none."""
+    try:
+        learner = Learner(bench, mode)
+    except Exception as error:
+        if mode == "off":
+            raise
+        # Compilers fail in many ways; the other modes can be measured all the same.
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    found = learner.agent.compiled.mode if compiles() else "off"
+    if found != mode:
+        return f"the agent chose {MODES.get(found, found)} instead"
+    learners[mode] = learner
+    return ""
+
+
+# Columns, and the beginnings of the names by which the profiler knows what they count.
+COUNTED = {
+    "operator calls": ("aten::",),
+    "kernel launches": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel"),
+    "copies and fills": ("cudaMemcpy", "cudaMemset"),
+    "graph launches": ("cudaGraphLaunch",),
+}
+
+
+def count(learner: Learner) -> dict[str, float]:
+    """What one update asks for, on average; a call of an operator within another one does not count."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if learner.bench.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    learner.fill()
+    with _quiet(), torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(learner.cycle):
+            learner.agent.update()
+        learner.bench.wait()
+    events = profiler.events()
+    found = dict.fromkeys(COUNTED, 0.0)
+    for event in events:
+        for name, beginnings in COUNTED.items():
+            nested = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
+            if event.name.startswith(beginnings) and not (name == "operator calls" and nested):
+                found[name] += 1 / learner.cycle
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler tells the standard error, in C++, that it starts and stops."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _experience(bench: Bench, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random observations of all worlds."""
+    obs = {}
+    for key, space in bench.worlds.single_observation_space.items():
+        shape, place = (bench.worlds.num_envs, *space.shape), {"device": bench.device, "generator": generator}
+        if space.dtype == "uint8":
+            obs[key] = torch.randint(0, 256, shape, dtype=torch.uint8, **place)
+        else:
+            obs[key] = torch.rand(shape, **place)
+    return obs
+
+
+def _describe(config: Config) -> str:
+    a, size = config.agent, config.env.image_size
+    image = "x".join(map(str, size if isinstance(size, tuple) else (size, size)))
+    what = f"{image} images, {config.fabric.precision}"
+    if isinstance(a, schema.PPO):
+        steps = config.env.num_envs * a.rollout_length // a.minibatches
+        return f"One gradient step on a minibatch of {steps} steps, {what}, its share of preparing a rollout included."
+    return f"Batch {a.batch_size} x {a.batch_length}, imagination {a.imagination_length}, size {a.size.name}, {what}."
