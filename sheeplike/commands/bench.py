@@ -16,6 +16,7 @@ from sheeplike.commands.sources import GROUPS, Sources
 from sheeplike.commands.validation import expectation
 
 PARTS = ("physics", "worlds", "acting", "learning", "update", "breakdown", "growth")
+ENDLESS = "total_steps=1000000000000"  # a benchmark has none, and must not be refused for too few
 EXAMPLE = "python -m sheeplike bench env=franka_pick agent=dreamer_v3"
 
 
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> None:
     rest = [override for override in request.overrides if _key(override) not in own]
     asked = load_settings(Settings, [override for override in request.overrides if override not in rest])
     _check_keys(rest, own)
-    config = load([*_recipe(rest, sources), *rest], sources)
+    config = load([ENDLESS, *_recipe(rest, sources), *rest], sources)
     if asked.out is None:
         name = f"{config.env.name}_{config.agent.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         asked = replace(asked, out=f"bench/{name}")

@@ -42,6 +42,7 @@ class Part(NamedTuple):
 
 def breakdown(bench: Bench) -> Table:
     """The parts and the whole, taken in turns."""
+    bench.forget_agent()
     with phase("building the parts of an update"):
         learner = Learner(bench)
         parts = (ppo_parts if isinstance(learner.agent, PPO) else dreamer_parts)(learner.agent)

@@ -12,9 +12,12 @@ from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
 from sheeplike.commands import schema
+from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
 from sheeplike.commands.training import make_agent, make_envs, time_worlds
 from sheeplike.monitor.progress import phase
+
+IMPOSSIBLE = (ValueError, TypeError, MemoryError)  # what cannot be built as it is configured
 
 
 @dataclass
@@ -40,17 +43,22 @@ class Bench:
     @cached_property
     def worlds(self) -> VectorEnv:
         """The worlds of the run; their kernels are compiled by :meth:`compile_worlds`."""
-        with phase("building worlds"):
+        with phase("building worlds"), as_command_errors(*IMPOSSIBLE):
             return make_envs(self.config, self.config.env.num_envs, self.device)
 
     @cached_property
     def agent(self) -> Agent:
         """The agent of the run with all of its memory, compiled as the configuration says."""
-        # It learns as soon as its memory allows: a longer wait would only be a longer warm-up.
-        with phase("building the agent"):
-            agent = make_agent(without_wait(self.config), self.worlds, self.fabric)
+        with phase("building the agent and trying one update"):
+            # It learns as soon as its memory allows: a longer wait would only be a longer warm-up.
+            agent = self.make_agent(without_wait(self.config))
             agent.warm_up()
         return agent
+
+    def make_agent(self, config: Config) -> Agent:
+        """Another agent for the same worlds."""
+        with as_command_errors(*IMPOSSIBLE):
+            return make_agent(config, self.worlds, self.fabric)
 
     def forget_agent(self) -> None:
         """Give its memory back."""

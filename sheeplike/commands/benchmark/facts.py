@@ -19,7 +19,7 @@ def facts(command: str, device: torch.device) -> dict[str, str]:
         "date": datetime.datetime.now().astimezone().isoformat(" ", timespec="seconds"),
         "processor": f"{_processor()}, {_cores()}, {_installed()}",
         "device": "the processor",
-        "torch": f"{torch.get_num_threads()} threads; OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+        "threads of torch": f"{torch.get_num_threads()}; OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
         "load": f"{os.getloadavg()[0]:.2f} in the minute before" if hasattr(os, "getloadavg") else "unknown",
         "system": f"{platform.platform()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
@@ -31,7 +31,7 @@ def facts(command: str, device: torch.device) -> dict[str, str]:
 
 
 def _processor() -> str:
-    return next((line for line in _lines("/proc/cpuinfo", "model name")), platform.processor() or platform.machine())
+    return next(iter(values("/proc/cpuinfo", "model name")), platform.processor() or platform.machine())
 
 
 def _cores() -> str:
@@ -40,12 +40,12 @@ def _cores() -> str:
 
 
 def _installed() -> str:
-    kibibytes = next((int(line.split()[0]) for line in _lines("/proc/meminfo", "MemTotal")), None)
+    kibibytes = next((int(line.split()[0]) for line in values("/proc/meminfo", "MemTotal")), None)
     return f"{kibibytes / 2**20:,.0f} GiB" if kibibytes else "unknown memory"
 
 
-def _lines(path: str, name: str) -> list[str]:
-    """The values of ``name: value`` lines; none where there is no such file."""
+def values(path: str, name: str) -> list[str]:
+    """What stands behind ``name:`` in the lines of a file; nothing where there is no such file."""
     try:
         with open(path) as file:
             pairs = [line.partition(":") for line in file]

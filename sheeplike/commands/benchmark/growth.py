@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sheeplike.commands import schema
+from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity
 from sheeplike.commands.benchmark.tables import Cell, Table
 from sheeplike.commands.schema import Config
@@ -46,21 +47,21 @@ def rows(config: Config, sources: Sources) -> list[Row]:
     return found
 
 
-def growth(config: Config, sources: Sources, command: Sequence[str], *, seconds: float) -> Table:
+def growth(bench: Bench, sources: Sources, command: Sequence[str]) -> Table:
     """One row for each change.
 
     Args:
         command: the overrides of the configuration, and ``--config-dir``.
-        seconds: for each measurement.
     """
-    cuda = config.fabric.accelerator == "cuda"
+    bench.forget_agent()
+    cuda = bench.device.type == "cuda"
     memory = ["torch, allocated", "JAX", "Warp", "process, resident set"] if cuda else ["process, resident set"]
     headings = [f"{name.partition(',')[0]}, MiB" for name in memory]
     table = Table("growth", "Growth", ["steps/s of the vector env", "ms per update", *headings])
     # Compiling each of them would take longer than all the rest.
     table.notes.append("Each row in a process of its own; updates are eager. Memory is the peak of that process.")
-    for change, part in rows(config, sources):
-        own = [f"parts=[{part}]", "modes=[off]", f"rounds={LEAST_ROUNDS}", f"seconds={seconds / 2:g}"]
+    for change, part in rows(bench.config, sources):
+        own = [f"parts=[{part}]", "modes=[off]", f"rounds={LEAST_ROUNDS}", f"seconds={bench.seconds / 2:g}"]
         key = change.partition("=")[0]
         kept = [word for word in command if word.partition("=")[0].lstrip("+") != key]
         with phase(f"growth: {change}"):

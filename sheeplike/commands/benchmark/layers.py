@@ -20,7 +20,7 @@ from sheeplike.agents.agent import Step
 from sheeplike.commands import schema
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Task, interleaved, milliseconds, rate, ratio
-from sheeplike.commands.benchmark.tables import Table
+from sheeplike.commands.benchmark.tables import Cell, Table
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.loop import LoopState, train
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer
@@ -28,6 +28,7 @@ from sheeplike.monitor.progress import phase
 
 ACTIONS = 16  # different ones, made before the clock starts and used in turns
 UNIT = "steps/s"
+LAYERS = ("physics", "+ render", "+ vector env", "+ acting", "+ learning")
 FEW = 16  # worlds of a small run, for which acting is timed in any case
 
 
@@ -99,8 +100,8 @@ def vector_env(bench: Bench, actions: Sequence[Tensor]) -> Task:
     return run
 
 
-def simulation(bench: Bench, parts: Sequence[str], table: Table) -> None:
-    """Rows ``physics``, ``+ render`` and ``+ vector env`` of the table, taken in turns."""
+def simulation(bench: Bench, parts: Sequence[str], table: Table) -> Table:
+    """The table with the rows ``physics``, ``+ render`` and ``+ vector env``, those that are asked for, in turns."""
     worlds, seed = bench.worlds, bench.config.seed
     bench.compile_worlds()
     actions = Actions(bench)
@@ -123,12 +124,12 @@ def simulation(bench: Bench, parts: Sequence[str], table: Table) -> None:
         taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds, alike=True)
     bare = taken.get("+ render")
     for name, seconds in taken.items():
-        relative = ratio(bare, seconds) if bare and seconds is not bare else ""
-        table.rows[name] = [rate(seconds, worlds.num_envs, UNIT), milliseconds(seconds), relative]
+        _put(table, name, seconds, worlds.num_envs, ratio(bare, seconds) if bare and seconds is not bare else "")
+    return table
 
 
-def acting(bench: Bench, table: Table, players: Table) -> None:
-    """Row ``+ acting`` of the table, and what acting alone takes."""
+def acting(bench: Bench, table: Table) -> list[Table]:
+    """The table with the row ``+ acting``, and a table of what acting alone takes."""
     agent, worlds = bench.agent, bench.worlds
     bench.compile_worlds()
     obs, _ = worlds.reset(seed=bench.config.seed)
@@ -141,10 +142,9 @@ def acting(bench: Bench, table: Table, players: Table) -> None:
         )
     with phase("timing + acting"):
         taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds)
-    seconds = taken.pop("+ acting")
-    table.rows["+ acting"] = [rate(seconds, worlds.num_envs, UNIT), milliseconds(seconds), ""]
-    for name, seconds in taken.items():
-        players.rows[name] = [milliseconds(seconds)]
+    _put(table, "+ acting", taken.pop("+ acting"), worlds.num_envs)
+    rows = {name: [milliseconds(seconds)] for name, seconds in taken.items()}
+    return [table, Table("acting", "Acting alone", ["ms per call"], rows)]
 
 
 def _act_and_step(bench: Bench, player: Any, obs: dict[str, Tensor], is_first: Tensor) -> Task:
@@ -189,8 +189,8 @@ class Observer:
         self.metrics.add(metrics)
 
 
-def learning(bench: Bench, table: Table) -> None:
-    """Row ``+ learning`` of the table: the interaction loop of a run, at its ratio of learning to acting."""
+def learning(bench: Bench, table: Table) -> Table:
+    """The table with the row ``+ learning``: the loop of a run, at its ratio of learning to acting."""
     bench.compile_worlds()
     agent, worlds = bench.agent, bench.worlds
     state = LoopState.begin(agent, worlds, bench.config.seed)
@@ -215,12 +215,9 @@ def learning(bench: Bench, table: Table) -> None:
         ).values()
     observer.episodes.flush(), observer.metrics.flush()
     steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
-    table.rows["+ learning"] = [
-        rate(taken, each * worlds.num_envs, UNIT),
-        milliseconds([seconds / each for seconds in taken]),
-        "",
-    ]
+    _put(table, "+ learning", [seconds / each for seconds in taken], worlds.num_envs)
     table.notes.append(f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step.")
+    return table
 
 
 def period(config: schema.Config) -> int:
@@ -232,6 +229,7 @@ def period(config: schema.Config) -> int:
 
 
 def steps_table() -> Table:
+    """The table that all layers share, still without rows."""
     return Table(
         "steps",
         "Policy steps per second",
@@ -244,11 +242,7 @@ def steps_table() -> Table:
     )
 
 
-def acting_table() -> Table:
-    return Table("acting", "Acting alone", ["ms per call"])
-
-
-def order(table: Table) -> None:
-    """Rows from the bare simulation to the whole run, in whatever order they were measured."""
-    names = ["physics", "+ render", "+ vector env", "+ acting", "+ learning"]
-    table.rows = {name: table.rows[name] for name in names if name in table.rows}
+def _put(table: Table, name: str, seconds: Sequence[float], num_envs: int, relative: Cell = "") -> None:
+    """Add a row; the bare simulation comes first and the whole run last, in whatever order they are measured."""
+    table.rows[name] = [rate(seconds, num_envs, UNIT), milliseconds(seconds), relative]
+    table.rows = {layer: table.rows[layer] for layer in LAYERS if layer in table.rows}

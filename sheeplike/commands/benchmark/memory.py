@@ -10,6 +10,7 @@ import warp
 
 from sheeplike.agents.agent import Agent
 from sheeplike.commands.benchmark.common import Bench
+from sheeplike.commands.benchmark.facts import values
 from sheeplike.commands.benchmark.measure import once
 from sheeplike.commands.benchmark.tables import Cell, Table
 
@@ -33,10 +34,12 @@ def memory(bench: Bench, after: str) -> Table:
         rows["the GPU, all programs on it, now"] = _mebibytes(total - free)
     rows["process, resident set"] = _mebibytes(_resident())
     if "agent" in vars(bench):
-        rows["of that, the agent's memory"] = _mebibytes(_remembered(bench.agent))
+        rows["the agent's memory, once full"] = _mebibytes(_remembered(bench.agent))
     table = Table("memory", f"Peak memory of {after}", [UNIT], {name: [cell] for name, cell in rows.items()})
     if bench.device.type == "cpu":
-        table.notes.append("On a CPU torch, JAX and Warp share the process; what has not been touched does not count.")
+        table.notes.append(
+            "On a CPU, torch, JAX and Warp share the process. Of the agent's memory, only what is filled counts there."
+        )
     return table
 
 
@@ -45,6 +48,9 @@ def _mebibytes(count: int) -> Cell:
 
 
 def _resident() -> int:
+    peaks = values("/proc/self/status", "VmHWM")
+    if peaks:  # Linux lets ru_maxrss begin with what the parent process had
+        return int(peaks[0].split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sheeplike.commands.benchmark.measure import Quantity
 
 Cell = Quantity | str
+READ = ("steps", "acting", "update", "breakdown", "memory", "growth")
+SPREAD = "Medians over rounds that were taken in turns; in brackets the quartiles. Warm-up is not counted."
 
 
 @dataclass
@@ -70,24 +72,27 @@ class Report:
         title: what was measured.
         facts: the command, the date, the machine; name to text.
         settings: of ``bench``, and the whole configuration; plain data.
-        tables: in the order in which they are read.
+        tables: by key.
     """
 
     title: str
     facts: dict[str, str]
     settings: dict[str, Any]
-    tables: list[Table] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    def add(self, tables: Iterable[Table]) -> None:
+        """Take in tables, or what has been added to them; they are kept in the order in which people read them."""
+        self.tables |= {table.key: table for table in tables}
+        self.tables = {key: self.tables[key] for key in READ if key in self.tables}
 
     def to_json(self) -> dict[str, Any]:
-        tables = {table.key: table.to_json() for table in self.tables}
+        tables = {key: table.to_json() for key, table in self.tables.items()}
         return {"title": self.title, "facts": self.facts, "settings": self.settings, "tables": tables}
 
     def to_markdown(self) -> str:
         facts = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in self.facts.items()), ""]
-        return "\n".join([f"# {self.title}", "", *facts, *(table.to_markdown() for table in self.tables), READING])
+        tables = [table.to_markdown() for table in self.tables.values()]
+        return "\n".join([f"# {self.title}", "", *facts, *tables, SPREAD, ""])
 
     def to_text(self) -> str:
-        return "\n".join([*(table.to_text() for table in self.tables), READING])
-
-
-READING = "Medians over interleaved rounds; in brackets the quartiles. Warm-up is not counted.\n"
+        return "\n".join([*(table.to_text() for table in self.tables.values()), SPREAD])

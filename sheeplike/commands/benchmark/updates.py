@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import schema
-from sheeplike.commands.agents import make_agent
 from sheeplike.commands.benchmark.common import Bench, without_wait
 from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
 from sheeplike.commands.benchmark.tables import Table
@@ -59,7 +58,7 @@ class Learner:
         if isinstance(config.agent, schema.DreamerV3):
             smallest = config.env.num_envs * (config.agent.batch_length + 2)
             config = replace(config, agent=replace(config.agent, replay_size=smallest, replay_ratio=1.0))
-        self.agent: Agent = make_agent(config, bench.worlds, bench.fabric)
+        self.agent: Agent = bench.make_agent(config)
         start = time.perf_counter()
         if mode != "off":  # the first updates, which are not counted, do it all
             self.agent.warm_up()
@@ -104,6 +103,7 @@ class Learner:
 
 def updates(bench: Bench, modes: Sequence[str]) -> Table:
     """One row for each way to make an update, taken in turns in one process."""
+    bench.forget_agent()
     cuda = bench.device.type == "cuda"
     counted = list(COUNTED) if cuda else ["operator calls"]
     table = Table("update", "One update", ["ms", "times as fast as eager", *counted, "s to compile"])
