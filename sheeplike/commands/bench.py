@@ -97,10 +97,10 @@ def _key(override: str) -> str:
 
 def _check_keys(overrides: list[str], own: set[str]) -> None:
     """Refuse a key that is a misspelt one of this command; all others are looked at with the configuration."""
-    known = {item.path for item in all_keys()} | set(GROUPS)
+    known = [*GROUPS, *(item.path for item in all_keys())]
     for key in map(_key, overrides):
-        match = nearest(key, sorted(own)) if key not in known and "." not in key else None
-        if match:
+        match = nearest(key, [*known, *own]) if key not in known and "." not in key else None
+        if match in own:
             raise CommandError(
                 f"unknown key {key!r}: nearest: {match}; python -m sheeplike bench --help lists every key"
             )

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.dreamer_v3.actor_critic import imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.agent import CONTEXT, compact
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.ppo import PPO
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Quantity, Task, interleaved, milliseconds
 from sheeplike.commands.benchmark.tables import Table
-from sheeplike.commands.benchmark.updates import Learner
+from sheeplike.commands.benchmark.updates import Learner, experiences
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.optimizers import update_slow
 
@@ -44,7 +43,7 @@ def breakdown(bench: Bench) -> Table:
     """The parts and the whole, taken in turns."""
     bench.forget_agent()
     with phase("building the parts of an update"):
-        learner = Learner(bench)
+        learner = Learner(bench, experiences(bench))
         parts = (ppo_parts if isinstance(learner.agent, PPO) else dreamer_parts)(learner.agent)
     tasks: dict[str, Task] = {name: _task(bench, part.run) for name, part in parts.items()}
     tasks[WHOLE] = learner.update
@@ -109,16 +108,7 @@ def dreamer_parts(agent: DreamerV3) -> dict[str, Part]:
         return critic.imagine(rssm, posterior.map(lambda x: x.flatten(0, 1)), agent.imagination_length)
 
     def behaviour(latent: Latent) -> list[Tensor]:
-        features, actions = imagined
-        with torch.no_grad():
-            reward, cont = world.reward(features).pred(), world.cont(features).prob()
-            slow, slow_replayed = critic.slow_value(features), critic.slow_value(latent.features)
-        judged = (critic.policy(features), critic.value(features), slow, critic.return_scale)
-        lam, entropy_scale = agent.return_lambda, agent.entropy_scale
-        losses, returns, _ = imagination_loss(actions, reward, cont, *judged, lam=lam, entropy_scale=entropy_scale)
-        real = (batch["is_last"], batch["is_terminal"], batch["reward"], returns[:, 0].unflatten(0, lead))
-        value = critic.value(latent.features)
-        return [*losses.values(), replay_value_loss(*real, value, slow_replayed, horizon=agent.horizon, lam=lam)]
+        return list(agent.behaviour_losses(*imagined, latent.features, batch)[0].values())
 
     with torch.no_grad(), agent.autocast():
         embed = encode()

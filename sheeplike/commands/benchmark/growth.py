@@ -18,6 +18,7 @@ from sheeplike.commands import schema
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity
 from sheeplike.commands.benchmark.tables import Cell, Table
+from sheeplike.commands.benchmark.updates import MODES, compiles
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 from sheeplike.monitor.progress import phase
@@ -58,10 +59,10 @@ def growth(bench: Bench, sources: Sources, command: Sequence[str]) -> Table:
     memory = ["torch, allocated", "JAX", "Warp", "process, resident set"] if cuda else ["process, resident set"]
     headings = [f"{name.partition(',')[0]}, MiB" for name in memory]
     table = Table("growth", "Growth", ["steps/s of the vector env", "ms per update", *headings])
-    # Compiling each of them would take longer than all the rest.
-    table.notes.append("Each row in a process of its own; updates are eager. Memory is the peak of that process.")
+    mode = update_mode(bench.config)
+    table.notes.append(f"Each row in a process of its own, whose peak of memory it has. Updates are {MODES[mode]}.")
     for change, part in rows(bench.config, sources):
-        own = [f"parts=[{part}]", "modes=[off]", f"rounds={LEAST_ROUNDS}", f"seconds={bench.seconds / 2:g}"]
+        own = [f"parts=[{part}]", f"modes=[{mode}]", f"rounds={LEAST_ROUNDS}", f"seconds={bench.seconds / 2:g}"]
         key = change.partition("=")[0]
         kept = [word for word in command if word.partition("=")[0].lstrip("+") != key]
         with phase(f"growth: {change}"):
@@ -72,10 +73,17 @@ def growth(bench: Bench, sources: Sources, command: Sequence[str]) -> Table:
             continue
         table.rows[change] = [
             _cell(tables, "steps", "+ vector env", "steps/s"),
-            _cell(tables, "update", "eager", "ms"),
+            _cell(tables, "update", MODES[mode], "ms"),
             *(_cell(tables, "memory", name, "MiB") for name in memory),
         ]
     return table
+
+
+def update_mode(config: Config) -> str:
+    """How updates are made in the rows: as in the run, but eager on a CPU, where compiling would take the longest."""
+    if not compiles() or config.fabric.accelerator == "cpu":
+        return "off"
+    return "graph" if config.compile == "auto" else config.compile
 
 
 def _bench(arguments: list[str]) -> tuple[dict[str, Any], str]:

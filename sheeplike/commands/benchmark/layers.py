@@ -29,6 +29,7 @@ from sheeplike.monitor.progress import phase
 ACTIONS = 16  # different ones, made before the clock starts and used in turns
 UNIT = "steps/s"
 LAYERS = ("physics", "+ render", "+ vector env", "+ acting", "+ learning")
+WARM_UP = 6  # calls of acting: a CUDA graph is captured after some that are not
 FEW = 16  # worlds of a small run, for which acting is timed in any case
 
 
@@ -65,39 +66,52 @@ class Actions:
         self.jax = [jax.device_put(one.astype(np.float32).reshape(-1), place) for one in drawn]
 
 
-def bare_loop(simulator: Simulator, actions: Sequence[jax.Array], seed: int) -> Task:
-    """The jitted step and nothing else; what it compiles, it compiles here."""
-    variation, state, _ = simulator.step(*simulator.start(seed), actions[0])  # ignored: every world begins an episode
-    steps = 0
+class BareLoop:
+    """The jitted step and nothing else; what it compiles, it compiles here.
 
-    def run(calls: int) -> float:
-        nonlocal variation, state, steps
+    Attributes:
+        output: of the last step.
+    """
+
+    def __init__(self, simulator: Simulator, actions: Sequence[jax.Array], seed: int) -> None:
+        self.simulator, self.actions, self.steps = simulator, actions, 0
+        # The step that begins all episodes ignores its actions, as the reset of the vector env does.
+        self.variation, self.state, self.output = simulator.step(*simulator.start(seed), actions[0])
+
+    def __call__(self, calls: int) -> float:
+        variation, state, step = self.variation, self.state, self.simulator.step
         start = time.perf_counter()
         for _ in range(calls):
-            variation, state, output = simulator.step(variation, state, actions[steps % ACTIONS])
-            steps += 1
+            variation, state, output = step(variation, state, self.actions[self.steps % ACTIONS])
+            self.steps += 1
         jax.block_until_ready(output)
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.variation, self.state, self.output = variation, state, output
+        return seconds
 
-    return run
 
+class VectorEnvLoop:
+    """The same worlds as torch sees them.
 
-def vector_env(bench: Bench, actions: Sequence[Tensor]) -> Task:
-    """The same worlds as torch sees them."""
-    bench.worlds.reset(seed=bench.config.seed)
-    steps = 0
+    Attributes:
+        obs: of the last step.
+    """
 
-    def run(calls: int) -> float:
-        nonlocal steps
+    def __init__(self, bench: Bench, actions: Sequence[Tensor]) -> None:
+        self.bench, self.actions, self.steps = bench, actions, 0
+        self.obs, _ = bench.worlds.reset(seed=bench.config.seed)
+
+    def __call__(self, calls: int) -> float:
+        step = self.bench.worlds.step
         start = time.perf_counter()
         for _ in range(calls):
-            _, reward, *_ = bench.worlds.step(actions[steps % ACTIONS])
-            steps += 1
+            obs, reward, *_ = step(self.actions[self.steps % ACTIONS])
+            self.steps += 1
         reward.sum().item()
-        bench.wait()
-        return time.perf_counter() - start
-
-    return run
+        self.bench.wait()
+        seconds = time.perf_counter() - start
+        self.obs = obs
+        return seconds
 
 
 def simulation(bench: Bench, parts: Sequence[str], table: Table) -> Table:
@@ -116,10 +130,10 @@ def simulation(bench: Bench, parts: Sequence[str], table: Table) -> Table:
             variation=simulator.sample_variation,
         )
         with phase("building kernels without rendering"):
-            tasks["physics"] = bare_loop(physics, actions.jax, seed)
+            tasks["physics"] = BareLoop(physics, actions.jax, seed)
     if "worlds" in parts:
-        tasks["+ render"] = bare_loop(worlds.simulator, actions.jax, seed)
-        tasks["+ vector env"] = vector_env(bench, actions.torch)
+        tasks["+ render"] = BareLoop(worlds.simulator, actions.jax, seed)
+        tasks["+ vector env"] = VectorEnvLoop(bench, actions.torch)
     with phase(f"timing {' and '.join(tasks)}"):
         taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds, alike=True)
     bare = taken.get("+ render")
@@ -140,8 +154,11 @@ def acting(bench: Bench, table: Table) -> list[Table]:
         tasks[f"{count} worlds"] = _act(
             bench, agent.player(count), {key: value[some] for key, value in obs.items()}, no[some]
         )
+    with phase("building acting"):
+        for task in tasks.values():
+            task(WARM_UP)
     with phase("timing + acting"):
-        taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds)
+        taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds, warm=True)
     _put(table, "+ acting", taken.pop("+ acting"), worlds.num_envs)
     rows = {name: [milliseconds(seconds)] for name, seconds in taken.items()}
     return [table, Table("acting", "Acting alone", ["ms per call"], rows)]
@@ -213,7 +230,6 @@ def learning(bench: Bench, table: Table) -> Table:
         (taken,) = interleaved(
             {"": lambda calls: run(calls * each)}, seconds=bench.seconds, rounds=bench.rounds, warm=True
         ).values()
-    observer.episodes.flush(), observer.metrics.flush()
     steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
     _put(table, "+ learning", [seconds / each for seconds in taken], worlds.num_envs)
     table.notes.append(f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step.")

@@ -90,7 +90,7 @@ def interleaved(
     for task in tasks.values() if not warm else ():
         task(1)
     estimate = {name: max(task(1), 1e-6) for name, task in tasks.items()}
-    slowest = max(estimate.values())
+    slowest = max(estimate.values(), default=seconds)
     rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(seconds / slowest)))
     share = seconds / rounds
     calls = {name: max(int(share / (slowest if alike else one)), 1) for name, one in estimate.items()}

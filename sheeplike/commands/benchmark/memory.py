@@ -9,6 +9,7 @@ import torch
 import warp
 
 from sheeplike.agents.agent import Agent
+from sheeplike.agents.ppo import PPO
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.facts import values
 from sheeplike.commands.benchmark.measure import once
@@ -65,5 +66,5 @@ def _warp(device: torch.device) -> Cell:
 
 def _remembered(agent: Agent) -> int:
     """Bytes of the replay or the rollout."""
-    held = getattr(agent, "replay", None) or agent.rollout
+    held = agent.rollout if isinstance(agent, PPO) else agent.replay
     return sum(ring.nbytes for ring in held.storage.values())

@@ -14,78 +14,62 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import schema
-from sheeplike.commands.benchmark.common import Bench, without_wait
+from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
 from sheeplike.commands.benchmark.tables import Table
+from sheeplike.commands.errors import CommandError
 from sheeplike.commands.schema import Config, keys_of
 from sheeplike.monitor.progress import phase
 
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}  # as `compile=` has them, and for people
 EXPERIENCES = 4  # different steps of all worlds, remembered in turns
-LEARNED = 2**30  # policy steps after which any agent learns if its memory is ready
-
-
-def possible_modes(device: torch.device) -> dict[str, str]:
-    """The ways to make an update, and why one cannot be had; an empty text where it can."""
-    if not compiles():
-        return {"off": "", "inductor": "agents have no such way", "graph": "agents have no such way"}
-    return {"off": "", "inductor": "", "graph": "" if device.type == "cuda" else "a CPU has no CUDA graphs"}
 
 
 def compiles() -> bool:
-    """Whether configurations say how an update is made."""
+    """Whether a configuration says how updates are made."""
     return any(key.name == "compile" for key in keys_of(Config))
 
 
+def in_mode(config: Config, mode: str) -> Config:
+    """The configuration of an agent whose updates are made in this way; eager, where there is no other."""
+    return replace(config, compile=mode) if compiles() else config
+
+
 class Learner:
-    """An agent that learns from steps of the right shapes, whatever they show: what an update costs does not depend
-    on it. Its replay is as small as can be, so that several fit beside each other.
+    """An agent with a replay that is as small as can be, so that several fit beside each other.
 
     Args:
         bench: what is measured.
+        steps: see :func:`experiences`.
         mode: one of :data:`MODES`.
 
     Attributes:
         agent: it can make an update now.
-        seconds: for compiling, where there is anything to compile.
+        cycle: updates that it makes before it remembers again.
+        seconds: for compiling and capturing.
     """
 
-    def __init__(self, bench: Bench, mode: str = "off") -> None:
-        self.bench = bench
-        config = without_wait(bench.config)
-        if compiles():
-            config = replace(config, compile=mode)
-        if isinstance(config.agent, schema.DreamerV3):
-            smallest = config.env.num_envs * (config.agent.batch_length + 2)
-            config = replace(config, agent=replace(config.agent, replay_size=smallest, replay_ratio=1.0))
+    def __init__(self, bench: Bench, steps: Sequence[Step], mode: str = "off") -> None:
+        self.bench, self.steps = bench, steps
+        config = in_mode(_small(bench.config), mode)
         self.agent: Agent = bench.make_agent(config)
-        start = time.perf_counter()
-        if mode != "off":  # the first updates, which are not counted, do it all
-            self.agent.warm_up()
-        self.seconds = time.perf_counter() - start
-        generator = torch.Generator(bench.device).manual_seed(config.seed)
-        self.experiences = [_experience(bench, generator) for _ in range(EXPERIENCES)]
-        self.policy_steps = 0
         # PPO makes all updates of a rollout before it can remember the next one.
         self.cycle = config.agent.epochs * config.agent.minibatches if isinstance(config.agent, schema.PPO) else 1
+        self.remembered = 0
+        start = time.perf_counter()
+        if mode != "off":  # there, the first update, which is never counted, does it all
+            self.agent.warm_up()
+        self.seconds = time.perf_counter() - start
         self.fill()
 
     def fill(self) -> None:
         """Remember until an update can be made."""
-        agent, count = self.agent, self.bench.worlds.num_envs
-        player = agent.player(count)
-        no = torch.zeros(count, dtype=torch.bool, device=self.bench.device)
-        nothing = torch.zeros(count, device=self.bench.device)
-        while not agent.updates_due(self.policy_steps):
-            obs = self.experiences[self.policy_steps // count % EXPERIENCES]
-            step = Step(obs, nothing, nothing, is_first=no, is_last=no, is_terminal=no)
-            step.action = player.act(obs, no)
-            step.extras = player.extras
-            agent.remember(step)
-            self.policy_steps += count
+        while not self.agent.updates_due(self.remembered * self.bench.worlds.num_envs):
+            self.agent.remember(self.steps[self.remembered % len(self.steps)])
+            self.remembered += 1
 
     def update(self, cycles: int) -> float:
-        """Make the updates of so many cycles, a :data:`Task`; the time that it takes to remember is left out."""
+        """Make the updates of so many cycles: a task as measurements take it, without the time of remembering."""
         seconds = 0.0
         for rest in range(cycles - 1, -1, -1):
             if self.cycle > 1:
@@ -101,25 +85,45 @@ class Learner:
         return seconds
 
 
+def experiences(bench: Bench) -> list[Step]:
+    """Steps of the right shapes for an agent to remember; what they show does not change what an update costs."""
+    player = bench.make_agent(in_mode(_small(bench.config), "off")).player(bench.worlds.num_envs)
+    generator = torch.Generator(bench.device).manual_seed(bench.config.seed)
+    no = torch.zeros(bench.worlds.num_envs, dtype=torch.bool, device=bench.device)
+    steps = []
+    for _ in range(EXPERIENCES):
+        obs = _random_observations(bench, generator)
+        step = Step(obs, player.act(obs, no), no.float(), is_first=no, is_last=no, is_terminal=no, extras=player.extras)
+        steps.append(step)
+    return steps
+
+
+def _small(config: Config) -> Config:
+    """The same updates on the smallest memory."""
+    agent = config.agent
+    if isinstance(agent, schema.PPO):
+        return config
+    smallest = config.env.num_envs * (agent.batch_length + 2)
+    return replace(config, learning_starts=0, agent=replace(agent, replay_size=smallest, replay_ratio=1.0))
+
+
 def updates(bench: Bench, modes: Sequence[str]) -> Table:
     """One row for each way to make an update, taken in turns in one process."""
     bench.forget_agent()
     cuda = bench.device.type == "cuda"
     counted = list(COUNTED) if cuda else ["operator calls"]
     table = Table("update", "One update", ["ms", "times as fast as eager", *counted, "s to compile"])
+    steps = experiences(bench)
     learners: dict[str, Learner] = {}
     for mode in modes:
-        problem = possible_modes(bench.device)[mode]
-        if not problem:
-            with phase(f"building the {MODES[mode]} update"):
-                problem = _build(bench, mode, learners)
+        with phase(f"building the {MODES[mode]} update"):
+            problem = _build(bench, steps, mode, learners)
         if problem:
             table.rows[MODES[mode]] = ["-"] * len(table.columns)
             table.notes.append(f"{MODES[mode]}: {problem}.")
+    tasks = {mode: learner.update for mode, learner in learners.items()}
     with phase("timing updates"):
-        taken = interleaved(
-            {mode: learner.update for mode, learner in learners.items()}, seconds=bench.seconds, rounds=bench.rounds
-        )
+        taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds)
     for mode, learner in learners.items():
         with phase(f"counting what the {MODES[mode]} update asks for"):
             counts = count(learner)
@@ -134,19 +138,19 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
     return table
 
 
-def _build(bench: Bench, mode: str, learners: dict[str, Learner]) -> str:
-    """Add the learner of a mode; returns why there is none."""
+def _build(bench: Bench, steps: Sequence[Step], mode: str, learners: dict[str, Learner]) -> str:
+    """Add the learner of a mode; returns why it cannot be had here, or nothing."""
+    if mode != "off" and not compiles():
+        return "these agents cannot be compiled"
     try:
-        learner = Learner(bench, mode)
+        learners[mode] = Learner(bench, steps, mode)
+    except CommandError as error:
+        return str(error)
     except Exception as error:
         if mode == "off":
             raise
         # Compilers fail in many ways; the other modes can be measured all the same.
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    found = learner.agent.compiled.mode if compiles() else "off"
-    if found != mode:
-        return f"the agent chose {MODES.get(found, found)} instead"
-    learners[mode] = learner
     return ""
 
 
@@ -193,7 +197,7 @@ def _quiet() -> Iterator[None]:
         os.close(kept)
 
 
-def _experience(bench: Bench, generator: torch.Generator) -> dict[str, Tensor]:
+def _random_observations(bench: Bench, generator: torch.Generator) -> dict[str, Tensor]:
     """Random observations of all worlds."""
     obs = {}
     for key, space in bench.worlds.single_observation_space.items():
