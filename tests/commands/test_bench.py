@@ -48,7 +48,7 @@ TINY = ("profile=cpu", "dry_run=true", "rounds=3", "seconds=0.2")
         ((*JOB, "modes=[grph]"), ["modes=[grph]", "of off, inductor, graph, or null", "nearest: modes=[graph]"]),
         ((*JOB, "rounds=0"), ["rounds=0: expected an integer of at least 1", "nearest: rounds=1"]),
         ((*JOB, "rounds=many"), ["rounds=many", "nearest: rounds=8"]),
-        ((*JOB, "seconds=0"), ["seconds=0: expected a number above 0", "nearest: seconds=8"]),
+        ((*JOB, "seconds=0"), ["seconds=0: expected a number above 0", "nearest: seconds=6"]),
         ((*JOB, "agent.batch_size=0"), ["agent.batch_size=0", "nearest: agent.batch_size=1"]),
         ((*JOB, "fabric.accelerator=cuda"), ["expected a GPU, but this machine shows no NVIDIA GPU"]),
         ((*JOB, f"out={sys.executable}/here"), ["/here: expected a directory that can be written"]),
@@ -214,6 +214,23 @@ def test_the_bare_loop_and_the_vector_env_do_the_same(tmp_path):
     assert len(seen) == 3
     assert bench.worlds.simulator.compilations == 1
     bench.worlds.close()
+
+
+@pytest.mark.slow
+def test_all_ways_to_make_an_update(tmp_path, capsys):
+    """Those that cannot be had here say why."""
+    found = measure(tmp_path, capsys, *JOB, "parts=[update]")
+    check(found)
+    rows, notes = found.rows("update"), found.data["tables"]["update"]["notes"]
+    assert list(rows) == ["eager", "compiled", "captured"]
+    for name in ("compiled", "captured"):
+        if rows[name]["ms"] == "-":
+            assert any(note.startswith(f"{name}: ") for note in notes)
+        else:
+            eager, taken = (rows[mode]["ms"]["samples"] for mode in ("eager", name))
+            faster = [a / b for a, b in zip(eager, taken, strict=True)]
+            assert rows[name]["times as fast as eager"]["samples"] == pytest.approx(faster)
+            assert rows[name]["operator calls"]["median"] < rows["eager"]["operator calls"]["median"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,7 +13,7 @@ from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
 from sheeplike.commands import schema
-from sheeplike.commands.errors import as_command_errors
+from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.schema import Config
 from sheeplike.commands.training import make_agent, make_envs, time_worlds
 from sheeplike.monitor.progress import phase
@@ -29,12 +30,14 @@ class Bench:
         fabric: launched.
         seconds: for each measurement, over all of its rounds.
         rounds: of each measurement, at most.
+        compile_seconds: what it took to compile and capture the first update of each mode.
     """
 
     config: Config
     fabric: Fabric
     seconds: float
     rounds: int
+    compile_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -52,8 +55,15 @@ class Bench:
         with phase("building the agent and trying one update"):
             # It learns as soon as its memory allows: a longer wait would only be a longer warm-up.
             agent = self.make_agent(without_wait(self.config))
-            agent.warm_up()
+            self.warm_up(agent)
         return agent
+
+    def warm_up(self, agent: Agent) -> None:
+        """Have the agent compile and capture its update."""
+        start = time.perf_counter()
+        agent.warm_up()
+        # A second agent of the same process finds all kernels there.
+        self.compile_seconds.setdefault(mode_of(agent), time.perf_counter() - start)
 
     def make_agent(self, config: Config) -> Agent:
         """Another agent for the same worlds."""
@@ -76,6 +86,24 @@ class Bench:
         """Return when torch's work, and with it all that it waits for, is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def in_mode(config: Config, mode: str) -> Config:
+    """The configuration of an agent whose updates are made in this way.
+
+    Raises:
+        CommandError: there is no such way.
+    """
+    if "compile" in config.__dataclass_fields__:
+        return replace(config, compile=mode)
+    if mode != "off":
+        raise CommandError("these agents cannot be compiled")
+    return config
+
+
+def mode_of(agent: Agent) -> str:
+    """How the agent's updates are made."""
+    return agent.compiled.mode if hasattr(agent, "compiled") else "off"
 
 
 def without_wait(config: Config) -> Config:

@@ -18,7 +18,7 @@ from sheeplike.commands import schema
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity
 from sheeplike.commands.benchmark.tables import Cell, Table
-from sheeplike.commands.benchmark.updates import MODES, compiles
+from sheeplike.commands.benchmark.updates import MODES
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 from sheeplike.monitor.progress import phase
@@ -81,9 +81,8 @@ def growth(bench: Bench, sources: Sources, command: Sequence[str]) -> Table:
 
 def update_mode(config: Config) -> str:
     """How updates are made in the rows: as in the run, but eager on a CPU, where compiling would take the longest."""
-    if not compiles() or config.fabric.accelerator == "cpu":
-        return "off"
-    return "graph" if config.compile == "auto" else config.compile
+    asked = "off" if config.fabric.accelerator == "cpu" else getattr(config, "compile", "off")
+    return "graph" if asked == "auto" else asked
 
 
 def _bench(arguments: list[str]) -> tuple[dict[str, Any], str]:

@@ -148,18 +148,21 @@ def acting(bench: Bench, table: Table) -> list[Table]:
     bench.compile_worlds()
     obs, _ = worlds.reset(seed=bench.config.seed)
     no = torch.zeros(worlds.num_envs, dtype=torch.bool, device=bench.device)
-    tasks = {"+ acting": _act_and_step(bench, agent.player(worlds.num_envs), obs, ~no)}
+    both = {"+ acting": _act_and_step(bench, agent.player(worlds.num_envs), obs, ~no)}
+    alone = {}
     for count in sorted({FEW, worlds.num_envs}):
         some = torch.arange(count, device=bench.device) % worlds.num_envs
-        tasks[f"{count} worlds"] = _act(
-            bench, agent.player(count), {key: value[some] for key, value in obs.items()}, no[some]
-        )
+        seen = {key: value[some] for key, value in obs.items()}
+        alone[f"{count} worlds"] = _act(bench, agent.player(count), seen, no[some])
     with phase("building acting"):
-        for task in tasks.values():
+        for task in (both | alone).values():
             task(WARM_UP)
+    budget = {"rounds": bench.rounds, "warm": True}
     with phase("timing + acting"):
-        taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds, warm=True)
-    _put(table, "+ acting", taken.pop("+ acting"), worlds.num_envs)
+        (taken,) = interleaved(both, seconds=bench.seconds, **budget).values()
+        _put(table, "+ acting", taken, worlds.num_envs)
+    with phase("timing acting alone"):
+        taken = interleaved(alone, seconds=bench.seconds / 4, **budget)
     rows = {name: [milliseconds(seconds)] for name, seconds in taken.items()}
     return [table, Table("acting", "Acting alone", ["ms per call"], rows)]
 

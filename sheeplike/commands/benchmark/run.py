@@ -20,7 +20,7 @@ from sheeplike.commands.benchmark.growth import growth
 from sheeplike.commands.benchmark.layers import acting, learning, simulation, steps_table
 from sheeplike.commands.benchmark.memory import memory
 from sheeplike.commands.benchmark.tables import Report, Table
-from sheeplike.commands.benchmark.updates import MODES, compiles, updates
+from sheeplike.commands.benchmark.updates import MODES, updates
 from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
@@ -50,13 +50,12 @@ def run(config: Config, asked: Settings, sources: Sources, arguments: Sequence[s
     settings = {"bench": asdict(asked), "config": asdict(config)}
     report = Report(f"Benchmark: {config.env.name}, {config.agent.name}", facts(command, fabric.device), settings)
     steps = steps_table()
-    modes = asked.modes or (tuple(MODES) if compiles() else ("off",))
     # The run as a whole comes first: of what it takes of the memory, nothing else has taken any before.
     plan: dict[tuple[str, ...], Callable[[Sequence[str]], list[Table]]] = {
         ("learning",): lambda parts: [learning(bench, steps)],
         ("physics", "worlds"): lambda parts: [simulation(bench, parts, steps)],
         ("acting",): lambda parts: acting(bench, steps),
-        ("update",): lambda parts: [updates(bench, modes)],
+        ("update",): lambda parts: [updates(bench, asked.modes or tuple(MODES))],
         ("breakdown",): lambda parts: [breakdown(bench)],
         ("growth",): lambda parts: [growth(bench, sources, rest)],
     }

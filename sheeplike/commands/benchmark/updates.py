@@ -14,25 +14,15 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import schema
-from sheeplike.commands.benchmark.common import Bench
+from sheeplike.commands.benchmark.common import Bench, in_mode
 from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
 from sheeplike.commands.benchmark.tables import Table
 from sheeplike.commands.errors import CommandError
-from sheeplike.commands.schema import Config, keys_of
+from sheeplike.commands.schema import Config
 from sheeplike.monitor.progress import phase
 
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}  # as `compile=` has them, and for people
 EXPERIENCES = 4  # different steps of all worlds, remembered in turns
-
-
-def compiles() -> bool:
-    """Whether a configuration says how updates are made."""
-    return any(key.name == "compile" for key in keys_of(Config))
-
-
-def in_mode(config: Config, mode: str) -> Config:
-    """The configuration of an agent whose updates are made in this way; eager, where there is no other."""
-    return replace(config, compile=mode) if compiles() else config
 
 
 class Learner:
@@ -46,7 +36,6 @@ class Learner:
     Attributes:
         agent: it can make an update now.
         cycle: updates that it makes before it remembers again.
-        seconds: for compiling and capturing.
     """
 
     def __init__(self, bench: Bench, steps: Sequence[Step], mode: str = "off") -> None:
@@ -56,10 +45,8 @@ class Learner:
         # PPO makes all updates of a rollout before it can remember the next one.
         self.cycle = config.agent.epochs * config.agent.minibatches if isinstance(config.agent, schema.PPO) else 1
         self.remembered = 0
-        start = time.perf_counter()
         if mode != "off":  # there, the first update, which is never counted, does it all
-            self.agent.warm_up()
-        self.seconds = time.perf_counter() - start
+            bench.warm_up(self.agent)
         self.fill()
 
     def fill(self) -> None:
@@ -131,17 +118,17 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
             milliseconds([seconds / learner.cycle for seconds in taken[mode]]),
             ratio(taken["off"], taken[mode]) if "off" in taken and mode != "off" else "",
             *(once(counts[name]) for name in counted),
-            once(learner.seconds, "s") if mode != "off" else "",
+            once(bench.compile_seconds[mode], "s") if mode != "off" else "",
         ]
     table.rows = {name: table.rows[name] for mode, name in MODES.items() if name in table.rows}
     table.notes.insert(0, _describe(bench.config))
+    if learners.keys() - {"off"}:
+        table.notes.append("To compile takes less where the caches of an earlier run are found.")
     return table
 
 
 def _build(bench: Bench, steps: Sequence[Step], mode: str, learners: dict[str, Learner]) -> str:
     """Add the learner of a mode; returns why it cannot be had here, or nothing."""
-    if mode != "off" and not compiles():
-        return "these agents cannot be compiled"
     try:
         learners[mode] = Learner(bench, steps, mode)
     except CommandError as error:
