@@ -17,6 +17,9 @@ Order inside ``step``, for every world at once:
     action            used       ignored       used
 """
 
+import atexit
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -72,7 +75,8 @@ class State(NamedTuple):
     memory: Memory
     statistics: Statistics
     key: jax.Array
-    """Typed PRNG key of the world; the keys of its episodes are folded from it."""
+    """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. Not the typed key
+    itself: JAX would then dispatch every step in Python, leaf by leaf."""
     episode: jax.Array
     """int32 (), episodes begun, the current one included."""
     ended: jax.Array
@@ -157,6 +161,7 @@ class Simulator:
         World ``i`` draws from ``fold_in(key(seed), i)``, whatever the number of worlds.
         """
         self.renderer.open()
+        _finish_before_exit()
         # Committed to the device like every state that a step returns: step would otherwise compile once for this state
         # and once more for its own.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
@@ -187,7 +192,7 @@ class Simulator:
             data=self._template,
             memory=memory,
             statistics=_zero_statistics(outcome.reward_terms),
-            key=key,
+            key=jax.random.key_data(key),
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
         )
@@ -209,7 +214,8 @@ class Simulator:
         data, memory = task.control(state.data, state.memory, action)
         data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
 
-        variation_key, reset_key = jax.random.split(jax.random.fold_in(state.key, state.episode))
+        episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
+        variation_key, reset_key = jax.random.split(episode_key)
         variation = _where(reset, self.sample_variation(variation_key), variation)
         model = self._model.tree_replace(variation)
         clean = self._clean(data, model)
@@ -307,6 +313,17 @@ class Simulator:
                 shape = "(D,)" if name in vectors else "()"
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
         return {name: value.shape for name, value in vectors.items()}
+
+
+@functools.cache
+def _finish_before_exit() -> None:
+    """At exit, waits for steps under way: on a CPU they call Warp in Python, and would hang where Python has gone."""
+
+    def finish() -> None:
+        with contextlib.suppress(Exception):  # of a device that failed, and has said so
+            jax.block_until_ready(jax.live_arrays())
+
+    atexit.register(finish)
 
 
 def check_capacity(task: Task) -> None:
