@@ -52,7 +52,7 @@ class Bench:
     @cached_property
     def agent(self) -> Agent:
         """The agent of the run with all of its memory, compiled as the configuration says."""
-        with phase("building the agent and trying one update"):
+        with phase("building the agent and its update"):
             # It learns as soon as its memory allows: a longer wait would only be a longer warm-up.
             agent = self.make_agent(without_wait(self.config))
             self.warm_up(agent)
