@@ -1,10 +1,13 @@
 """World models that learn from camera pixels, in a simulation that never leaves the accelerator.
 
-Importing the package is light: nothing heavy is loaded, and JAX is told not to reserve the GPU for itself.
+Importing the package is light: nothing heavy is loaded. JAX is told not to reserve the GPU for itself, and compilers
+where to keep what they build.
 """
 
 import os
 import sys
+
+from sheeplike import caches
 
 __version__ = "0.1.0"
 
@@ -32,3 +35,4 @@ def _share_gpu_memory() -> bool:
 
 
 xla_started_before_import = _share_gpu_memory()
+caches.persist()

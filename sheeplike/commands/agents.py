@@ -26,6 +26,7 @@ from sheeplike.memory import Rollout, SequenceReplay
 def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
     """The agent that the configuration describes, for these worlds."""
     place = {"num_envs": worlds.num_envs, "device": fabric.device, "autocast": fabric.autocast, "seed": config.seed}
+    place["compile"] = config.compile
     spaces = worlds.single_observation_space, worlds.single_action_space
     if isinstance(config.agent, schema.PPO):
         return PPO(*spaces, **_numbers(config.agent, vision=Vision(**asdict(config.agent.vision))), **place)
@@ -63,6 +64,18 @@ def gradient_steps(config: Config, begun: int) -> int:
         )
         return (ended - done) * a.epochs * a.minibatches
     return int(max(config.total_steps - max(config.learning_starts, begun), 0) * a.replay_ratio)
+
+
+def learning_begins(config: Config) -> int:
+    """Policy steps that a new run makes before the first gradient step; the next iteration may make one."""
+    a, worlds = config.agent, config.env.num_envs
+    last = a.rollout_length * worlds if isinstance(a, schema.PPO) else config.learning_starts
+    return last // worlds * worlds
+
+
+def name_collecting(config: Config) -> str:
+    """What a run does until the agent learns for the first time."""
+    return "collecting the first rollout" if isinstance(config.agent, schema.PPO) else "filling the replay"
 
 
 def describe_agent(config: Config, agent: DreamerV3 | PPO) -> dict[str, str]:

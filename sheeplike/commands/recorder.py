@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,26 @@ from sheeplike.commands.evaluation import films, summarize
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer
+from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, Taken
 from sheeplike.monitor.progress import Progress
 from sheeplike.monitor.video import open_loop_video
+
+
+@dataclass
+class Row:
+    """One row of the record, whose numbers the device may still have to compute.
+
+    Attributes:
+        step, gradient_steps, seconds: where the run stood at the log point.
+        known: what the host knew there.
+        taken: what the device has summed up to there.
+    """
+
+    step: int
+    gradient_steps: int
+    seconds: float
+    known: dict[str, float]
+    taken: tuple[Taken, ...] = ()
 
 
 class Recorder:
@@ -41,6 +58,7 @@ class Recorder:
         self.fps = envs.metadata["render_fps"]
         self.started = time.monotonic()
         self.latest: dict[str, float] = {}
+        self.pending: Row | None = None
         # Policy steps, gradient steps and time at the last log point.
         self.steps, self.gradients, self.mark = 0, 0, time.monotonic()
         self.updated = False
@@ -55,7 +73,7 @@ class Recorder:
         if not self.updated:
             self.updated = True
             self.logger.log_layout(metrics)
-            self.progress.restart_speed()
+            self.progress.stage("")
             self.progress.note(f"first gradient step {process_seconds():.0f} s after the start")
 
     # --- hooks ------------------------------------------------------------------------------------------------------
@@ -65,14 +83,26 @@ class Recorder:
         self.steps, self.gradients, self.mark = state.policy_steps, state.gradient_steps, time.monotonic()
 
     def log(self, state: LoopState) -> None:
-        """Write the means since the last call. The first read of device values is here."""
-        metrics = {**self.episodes.flush(), **self.metrics.flush()}
+        """Take the means since the last call, and write those of the last call.
+
+        One interval late, because reading a number waits for the device to come to it: by then it is far behind.
+        """
         seconds = max(time.monotonic() - self.mark, 1e-9)
-        metrics["time/env_sps"] = (state.policy_steps - self.steps) / seconds
-        metrics["time/grad_sps"] = (state.gradient_steps - self.gradients) / seconds
-        metrics |= self.agent.counters(state.policy_steps, state.gradient_steps)
-        self._write(metrics, state)
+        rates = {
+            "time/env_sps": (state.policy_steps - self.steps) / seconds,
+            "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
+        }
+        known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
+        row = self._row(state, known, self.episodes.take(), self.metrics.take())
+        self.flush()
+        self.pending = row
         self.begin(state)
+
+    def flush(self) -> None:
+        """Write the row that is still waiting, for which this may wait for the device."""
+        row, self.pending = self.pending, None
+        if row is not None:
+            self._put(row)
 
     def evaluated(self, result: Evaluation, state: LoopState) -> None:
         """Write the outcome of an evaluation, and its video where it was filmed."""
@@ -104,11 +134,20 @@ class Recorder:
         """Wall-clock time of the run, earlier parts of it included."""
         return time.monotonic() - self.started
 
+    def _row(self, state: LoopState, known: dict[str, float], *taken: Taken) -> Row:
+        return Row(state.policy_steps, state.gradient_steps, self.seconds, known, taken)
+
     def _write(self, metrics: dict[str, float], state: LoopState) -> None:
+        """Write what is known now, behind what has been waiting."""
+        self.flush()
         if metrics:
-            self.latest |= metrics
-            self.logger.log(metrics, step=state.policy_steps, gradient_steps=state.gradient_steps, seconds=self.seconds)
-            self.progress.update(state.policy_steps, self.latest)
+            self._put(self._row(state, metrics))
+
+    def _put(self, row: Row) -> None:
+        metrics = {name: value for taken in row.taken for name, value in taken.read().items()} | row.known
+        self.latest |= metrics
+        self.logger.log(metrics, step=row.step, gradient_steps=row.gradient_steps, seconds=row.seconds)
+        self.progress.show(self.latest)
 
 
 def process_seconds() -> float:
@@ -117,7 +156,12 @@ def process_seconds() -> float:
 
 
 def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config, state: LoopState) -> Path:
-    """Write a checkpoint of the whole run; returns its directory."""
+    """Write a checkpoint of the whole run, and all rows up to here, which nobody would write after a resume.
+
+    Returns:
+        The checkpoint's directory.
+    """
+    recorder.flush()
     step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
     counters = {"policy_steps": state.policy_steps, "gradient_steps": state.gradient_steps, "seconds": recorder.seconds}
     rng = {"torch": torch.get_rng_state()}

@@ -81,6 +81,11 @@ def create(run_dir: Path, config: Config) -> TextIO:
         raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
 
 
+def discard(run_dir: Path) -> None:
+    """Remove what :func:`create` began: the same command line can then be given again."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
 def lock(run_dir: Path) -> TextIO:
     """Claim a run directory until the file that is returned is closed, or the process ends in whatever way.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,17 +18,26 @@ from lightning.fabric import Fabric
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
-from sheeplike.commands.agents import describe_agent, gradient_steps, make_agent, plan_memory
+from sheeplike.commands.agents import (
+    describe_agent,
+    gradient_steps,
+    learning_begins,
+    make_agent,
+    name_collecting,
+    plan_memory,
+)
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.evaluation import play
 from sheeplike.commands.recorder import Recorder, restore, save
-from sheeplike.commands.run_directory import CHECKPOINTS, create, lock, update
+from sheeplike.commands.run_directory import CHECKPOINTS, create, discard, lock, update
 from sheeplike.commands.schema import Config
 from sheeplike.commands.train import stops_at_once
 from sheeplike.loop import Evaluation, Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+
+COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
 
 def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
@@ -59,11 +69,8 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
             print(plan_memory(config, worlds))
             agent = make_agent(config, worlds, fabric)
-        with as_command_errors(torch.OutOfMemoryError):
-            with phase("building simulation and rendering kernels"):
-                step_seconds = time_worlds(worlds)
-            with phase("trying one update"):
-                update_seconds = agent.warm_up()
+        with as_command_errors(torch.OutOfMemoryError), phase("building simulation and rendering kernels"):
+            step_seconds = time_worlds(worlds)
 
     held = held or create(run_dir, config)
     logger = RunLogger(run_dir, tensorboard=config.logger.tensorboard, purge_step=begun if resume else None)
@@ -77,7 +84,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             state = restore(parts, agent, worlds, recorder)
         update(run_dir, config)
         del parts  # or the replay would be held twice
-    banner({"sheeplike": describe(config, agent, worlds, run_dir, state, step_seconds, update_seconds)})
+    banner({"sheeplike": describe(config, agent, worlds, run_dir, state, step_seconds)})
     logger.log_text("config", f"```yaml\n{to_yaml(config)}```", state.policy_steps)
     logger.log_hyperparameters(asdict(config))
 
@@ -91,23 +98,53 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         (config.checkpoint.every, recorder.paused(save_checkpoint)),
     ]
     hooks = [Every(n, function, state.policy_steps // n) for n, function in intervals if n is not None]
+    worth_keeping = resume
     try:
         with interruptible() as stopped:
             recorder.begin(state)
-            train(agent, worlds, state, total_steps=config.total_steps, observer=recorder, hooks=hooks, stop=stopped)
+            proceed = partial(train, agent, worlds, state, observer=recorder, hooks=hooks, stop=stopped)
+            # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
+            soon = state.policy_steps + math.ceil(COLLECT_FIRST / step_seconds) * worlds.num_envs
+            progress.stage(name_collecting(config))
+            proceed(total_steps=min(learning_begins(config), soon))
+            if not stopped():
+                recorder.paused(partial(compile_update, config, agent, progress, step_seconds))(state)
+                proceed(total_steps=config.total_steps)
+        worth_keeping = True
         finished = state.policy_steps >= config.total_steps
         progress.close()
+        recorder.flush()
         every = config.checkpoint.every
         if every is None or not finished or state.policy_steps % every >= worlds.num_envs:  # else it is just saved
             with phase("saving"):
                 save_checkpoint(state)
     finally:
         progress.close()
+        with suppress(RuntimeError):  # a device that has failed keeps the last row
+            recorder.flush()
         logger.close()
         worlds.close()
         evaluator.close()
+        if not (worth_keeping or state.gradient_steps):
+            discard(run_dir)
         held.close()
     return finished
+
+
+def compile_update(config: Config, agent: Agent, progress: Progress, step_seconds: float, state: LoopState) -> None:
+    """Have the agent compile its update, and say how long the rest of the run will take.
+
+    Raises:
+        CommandError: there is not enough memory for it.
+    """
+    with as_command_errors(torch.OutOfMemoryError), phase("compiling the update"):
+        update_seconds = agent.warm_up()
+    iterations = (config.total_steps - state.policy_steps) / config.env.num_envs
+    seconds = iterations * step_seconds + gradient_steps(config, state.policy_steps) * update_seconds
+    progress.note(
+        f"about {format_seconds(seconds)} to go, at {update_seconds:.2g} s per gradient step; evaluation and videos "
+        "come on top"
+    )
 
 
 def launch(config: Config) -> Fabric:
@@ -184,13 +221,12 @@ def describe(
     run_dir: Path,
     state: LoopState,
     step_seconds: float,
-    update_seconds: float,
 ) -> dict[str, str]:
     """What is about to happen, name to text."""
     left = config.total_steps - state.policy_steps
     updates = gradient_steps(config, state.policy_steps)
     begun = f"continued from policy step {state.policy_steps:,}: " if state.policy_steps else ""
-    seconds = left / worlds.num_envs * step_seconds + updates * update_seconds
+    acting = format_seconds(left / worlds.num_envs * step_seconds)
     cuda = worlds.device.type == "cuda"
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     device = torch.cuda.get_device_name(worlds.device) if cuda else f"CPU, torch on {threads}"
@@ -199,8 +235,8 @@ def describe(
         "device": f"{device}; {config.fabric.precision}; profile {config.profile}",
         **describe_agent(config, agent),
         "run": f"{begun}{left:,} policy steps, {updates:,} gradient steps, in {run_dir}",
-        "time": f"about {format_seconds(seconds)}, at {worlds.num_envs / step_seconds:,.0f} policy steps/s simulated "
-        f"and {update_seconds:.2f} s per gradient step; evaluation and videos come on top",
+        "time": f"{acting} for acting, at {worlds.num_envs / step_seconds:,.0f} policy steps/s simulated; learning is "
+        "timed when it is compiled",
     }
 
 

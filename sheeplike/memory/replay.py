@@ -78,8 +78,9 @@ class SequenceReplay:
             hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
             have = f"{needed / 2**30:.1f} GiB of {self.device}, {free / 2**30:.1f} GiB are free"
             raise MemoryError(f"replay size {size}: needs {have}; {hint}")
+        # Empty: what was never added is never read, and filling gigabytes would cost seconds of every start.
         self.storage = {
-            key: torch.zeros((self.length, num_envs, *shape), dtype=dtype, device=self.device)
+            key: torch.empty((self.length, num_envs, *shape), dtype=dtype, device=self.device)
             for key, (shape, dtype) in spec.items()
         }
         self.added = 0  # steps ever added, per world

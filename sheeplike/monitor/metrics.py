@@ -1,17 +1,43 @@
-"""Metrics that stay on the device until they are written: adding waits for nothing, flushing makes one copy."""
+"""Metrics that stay on the device until they are written: adding and taking wait for nothing, reading copies once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
+class Taken:
+    """Numbers on their way to the host: the copy is queued behind the work that makes them, and waits for nothing.
+
+    Args:
+        values: ``(K,)``, on any device; not written again.
+        name: makes metrics of the ``K`` numbers.
+    """
+
+    def __init__(self, values: Tensor, name: Callable[[list[float]], dict[str, float]]) -> None:
+        self._name, self._copied = name, None
+        if values.is_cuda:
+            # Pinned: a copy into other memory would wait for the device here and now.
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._values = values
+
+    def read(self) -> dict[str, float]:
+        """The metrics, once the device has come so far: no wait at all where the device has long gone on."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._name(self._values.tolist())
+
+
 class MetricBuffer:
-    """Means of named device scalars over the calls of :meth:`add` since the last :meth:`flush`."""
+    """Means of named device scalars over the calls of :meth:`add` since the last :meth:`take`."""
 
     def __init__(self) -> None:
         # One pair of vectors, (sums, counts), for each set of names: a call costs a few kernels however many names.
@@ -46,21 +72,20 @@ class MetricBuffer:
             values, counts = sums + values, total + counts
         self._groups[names] = values, counts
 
-    def flush(self) -> dict[str, float]:
-        """Means since the last flush, by one device-to-host copy; NaN where every value was NaN."""
+    def take(self) -> Taken:
+        """Means since the last call; NaN where every value was NaN."""
         if not self._groups:
-            return {}
+            return Taken(torch.zeros(0), lambda _: {})
         device = next(reversed(self._groups.values()))[0].device  # A restored group may still be on the CPU.
         sums = torch.cat([sums.to(device) for sums, _ in self._groups.values()])
         counts = torch.cat([counts.to(device) for _, counts in self._groups.values()])
-        rows = torch.stack([sums, counts], 1).tolist()
         names = [name for group in self._groups for name in group]
         self._groups.clear()
-        totals: dict[str, tuple[float, float]] = {}
-        for name, (value, count) in zip(names, rows, strict=True):
-            before = totals.get(name, (0.0, 0.0))
-            totals[name] = before[0] + value, before[1] + count
-        return {name: value / count if count else math.nan for name, (value, count) in totals.items()}
+        return Taken(torch.cat([sums, counts]), lambda values: _means(names, values))
+
+    def flush(self) -> dict[str, float]:
+        """What :meth:`take` takes, read at once: this waits for the device."""
+        return self.take().read()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -75,7 +100,7 @@ class MetricBuffer:
 
 
 class EpisodeStatistics:
-    """Means over the episodes that ended since the last :meth:`flush`, in ``num_envs`` worlds on ``device``.
+    """Means over the episodes that ended since the last :meth:`take`, in ``num_envs`` worlds on ``device``.
 
     Sums are taken from ``info["episode"]``, whose running totals are final where an episode ends.
     """
@@ -119,24 +144,22 @@ class EpisodeStatistics:
         steps = [torch.ones_like(reward), reward, info["nonfinite"]]
         self._steps = self._steps + torch.stack(steps).double().sum(1)
 
-    def flush(self) -> dict[str, float]:
-        """Means over the episodes ended since the last flush, by one device-to-host copy.
+    def take(self) -> Taken:
+        """Means over the episodes ended since the last call.
 
         Always there: ``rollout/episodes``, ``health/nonfinite_worlds`` (worlds that were reset because they held a
         non-finite number) and, after a step, ``rollout/reward_mean`` (per step and world). Where an episode has ended:
         ``rollout/return_mean``, ``rollout/length_mean`` (control steps), ``rollout/success_rate`` and
         ``reward_terms/<name>`` (mean of episode sums).
         """
-        steps, reward, nonfinite, episodes, *sums = torch.cat([self._steps, self._ended]).tolist()
+        terms = self._terms
+        taken = Taken(torch.cat([self._steps, self._ended]), lambda values: _episode_means(terms, values))
         self._clear()
-        values = {"rollout/episodes": episodes, "health/nonfinite_worlds": nonfinite}
-        if steps:
-            values["rollout/reward_mean"] = reward / steps
-        if episodes:
-            names = ["rollout/return_mean", "rollout/length_mean", "rollout/success_rate"]
-            names += [f"reward_terms/{term}" for term in self._terms]
-            values |= {name: value / episodes for name, value in zip(names, sums, strict=True)}
-        return values
+        return taken
+
+    def flush(self) -> dict[str, float]:
+        """What :meth:`take` takes, read at once: this waits for the device."""
+        return self.take().read()
 
     def state_dict(self) -> dict[str, Any]:
         return {"terms": list(self._terms), "ended": self._ended.clone(), "steps": self._steps.clone()}
@@ -144,3 +167,24 @@ class EpisodeStatistics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._terms = tuple(state["terms"])
         self._ended, self._steps = state["ended"].to(self.device, copy=True), state["steps"].to(self.device, copy=True)
+
+
+def _means(names: list[str], values: list[float]) -> dict[str, float]:
+    """Sums and counts, in this order, to means; a name may be there twice, from two groups."""
+    totals: dict[str, tuple[float, float]] = {}
+    for name, value, count in zip(names, values[: len(names)], values[len(names) :], strict=True):
+        before = totals.get(name, (0.0, 0.0))
+        totals[name] = before[0] + value, before[1] + count
+    return {name: value / count if count else math.nan for name, (value, count) in totals.items()}
+
+
+def _episode_means(terms: tuple[str, ...], sums: list[float]) -> dict[str, float]:
+    steps, reward, nonfinite, episodes, *sums = sums
+    values = {"rollout/episodes": episodes, "health/nonfinite_worlds": nonfinite}
+    if steps:
+        values["rollout/reward_mean"] = reward / steps
+    if episodes:
+        names = ["rollout/return_mean", "rollout/length_mean", "rollout/success_rate"]
+        names += [f"reward_terms/{term}" for term in terms]
+        values |= {name: value / episodes for name, value in zip(names, sums, strict=True)}
+    return values

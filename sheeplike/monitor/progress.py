@@ -73,6 +73,7 @@ class Progress:
         self._start = self._last = (clock(), initial_steps)
         self._seen = initial_steps
         self._speed: float | None = None
+        self._stage = ("", self._start[0])
         self._written: float | None = None
         self._ended = False
         self._metrics: dict[str, float] = {}
@@ -84,7 +85,7 @@ class Progress:
             metrics: any; ``rollout/return_mean``, ``rollout/success_rate``, ``time/env_sps`` and ``time/grad_sps`` are
                 shown, and stay shown until a later call has newer ones.
         """
-        self._metrics |= {name: value for name, value in (metrics or {}).items() if name in _SHOWN}
+        self.show(metrics or {})
         self._seen = step
         now = self._clock()
         due = self._written is None or now - self._written >= self._interval
@@ -101,9 +102,18 @@ class Progress:
         else:
             _write(self._file, line + "\n")
 
-    def restart_speed(self) -> None:
-        """Forget the speed so far, when what follows will be slower or faster; the estimate begins anew."""
-        self._speed, self._last = None, (self._clock(), self._seen)
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Have newer metrics in the next line; see :meth:`update`."""
+        self._metrics |= {name: value for name, value in metrics.items() if name in _SHOWN}
+
+    def stage(self, name: str) -> None:
+        """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
+
+        Another stage has another speed: the estimate begins anew, and there is none before the run learns.
+        """
+        now = self._clock()
+        self._stage = (name, now)
+        self._speed, self._last = None, (now, self._seen)
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
@@ -128,13 +138,15 @@ class Progress:
     def _line(self, step: int) -> str:
         # The last iteration goes a little beyond the total where that is no multiple of the worlds.
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
-        parts = [f"{step:,}/{self.total_steps:,} policy steps ({fraction:.0%})"]
+        stage, since = self._stage
+        parts = [f"{stage} {format_seconds(self._clock() - since)}"] if stage else []
+        parts.append(f"{step:,}/{self.total_steps:,} policy steps ({fraction:.0%})")
         # A speed of 0 has not been measured yet.
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
         parts += [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._start[0])}")
-        elif self._speed:
+        elif self._speed and not stage:
             parts.append(f"ETA {format_seconds((self.total_steps - step) / self._speed)}")
         return " | ".join(parts)
 
@@ -146,10 +158,12 @@ def phase(name: str, *, after: float = 2.0, every: float | None = None, file: Te
     A phase that is over sooner prints nothing.
 
     Args:
-        every: seconds between updates; by default 1 in a terminal, where they share a line, and 10 elsewhere.
+        every: seconds between updates; by default 1 in a terminal, where they share a line. Elsewhere 10 at first, and
+            twice as long after each line.
         file: standard output by default.
     """
     terminal = _is_terminal(file)
+    longer = 2.0 if every is None and not terminal else 1.0
     every = every if every is not None else (1.0 if terminal else 10.0)
     start = time.monotonic()
     over = threading.Event()
@@ -161,9 +175,9 @@ def phase(name: str, *, after: float = 2.0, every: float | None = None, file: Te
 
     def watch() -> None:
         nonlocal announced
-        wait = after
+        wait, following = after, every
         while not over.wait(wait):
-            announced, wait = True, every
+            announced, wait, following = True, following, following * longer
             tell(f"… {format_seconds(time.monotonic() - start)}")
 
     watcher = threading.Thread(target=watch, name=f"phase {name}", daemon=True)

@@ -12,11 +12,13 @@ about compiling and capturing is here.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class Compilation:
             raise ValueError(f"compile=graph: CUDA graphs need a GPU, but the device is {device}; nearest: inductor")
         self.device = device
         self.mode = mode
+        self._shared: dict[Hashable, Callable] = {}
         if mode != "off" and (missing := _missing_backend(device)):
             if mode != "auto":
                 raise ValueError(f"compile={mode}: {missing}; nearest: off")
@@ -59,11 +62,17 @@ class Compilation:
             self.mode = "off"
         if self.mode == "auto":
             self.mode = "graph" if device.type == "cuda" else "inductor"
+        if self.mode == "inductor" and device.type == "cpu":
+            keep_freed_memory()
 
-    @property
-    def calls_to_warm_up(self) -> int:
-        """Calls of a step until one runs as all later ones will."""
-        return EAGER_CALLS + 2 if self.mode == "graph" else 2
+    def warm_up(self, step: Callable[[], object]) -> float:
+        """Call ``step`` until it runs as it always will; returns the seconds that the last call took."""
+        for _ in range(EAGER_CALLS + 2 if self.mode == "graph" else 2):
+            start = time.perf_counter()
+            step()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
 
     def paused(self) -> AbstractContextManager:
         """Within it compiled functions run plainly: for what is rare and has shapes of its own."""
@@ -91,6 +100,12 @@ class Compilation:
         """A whole step, of compiled and plain functions, as one CUDA graph where the mode says so."""
         return GraphedStep(function, self.device) if self.mode == "graph" else function
 
+    def shared_step(self, key: Hashable, function: Callable) -> Callable:
+        """:meth:`step`, made once for each ``key``: players come and go, their graphs stay."""
+        if key not in self._shared:
+            self._shared[key] = self.step(function)
+        return self._shared[key]
+
 
 class GraphedStep:
     """Runs ``function`` as a CUDA graph: one launch for all of its kernels.
@@ -99,9 +114,9 @@ class GraphedStep:
     next one captures it. All calls, these included, do what ``function`` does.
 
     Args:
-        function: tensors in, tensors out (nested in tuples and dicts). It must read and write nothing on the host, and
-            what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once: numbers
-            that are no tensors are baked in.
+        function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the
+            host, and what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once:
+            numbers that are no tensors are baked in.
         device: a CUDA device.
 
     Attributes:
@@ -124,12 +139,13 @@ class GraphedStep:
             self._capture(leaves, spec)
         elif spec != self._spec or any(a.shape != b.shape for a, b in zip(leaves, self._inputs, strict=True)):
             raise ValueError(f"a captured step was called with {spec}, expected {self._spec} of the same shapes")
-        torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
+        if leaves:
+            torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
         self._graph.replay()
         # The next replay writes its results to the same memory. Scalars are copied together: there are many.
         scalars = iter(self._scalars.clone().unbind())
         outputs = [next(scalars) if leaf.dim() == 0 else leaf.clone() for leaf in self._outputs]
-        return pytree.tree_unflatten(outputs, self._output_spec)
+        return pytree.tree_unflatten(outputs, self._output_spec) if outputs else None
 
     def _on_side_stream(self, inputs: tuple) -> Any:
         current = torch.cuda.current_stream(self.device)
@@ -138,8 +154,9 @@ class GraphedStep:
             outputs = self.function(*inputs)
         current.wait_stream(self._stream)
         for leaf in pytree.tree_leaves((inputs, outputs)):
-            leaf.record_stream(current)
-            leaf.record_stream(self._stream)
+            if leaf is not None:
+                leaf.record_stream(current)
+                leaf.record_stream(self._stream)
         return outputs
 
     def _capture(self, leaves: list[Tensor], spec: Any) -> None:
@@ -148,11 +165,28 @@ class GraphedStep:
         # Only this thread's calls are refused while capturing: XLA's threads may allocate at any time.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
-            self._outputs, self._output_spec = pytree.tree_flatten(outputs)
+            self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
             scalars = [leaf.float() for leaf in self._outputs if leaf.dim() == 0]
             self._scalars = torch.stack(scalars) if scalars else torch.zeros(0, device=self.device)
         self._graph = graph
         self.captures += 1
+
+
+def keep_freed_memory(keep: bool = True) -> None:
+    """Whether this process keeps the memory that it frees, or gives it back to the system as usual.
+
+    glibc maps every large tensor anew and unmaps it when it dies, and the system must clear each of its pages again: on
+    a CPU that took a third of an update. Elsewhere than with glibc this does nothing.
+    """
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # from malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(mmap_max, 0 if keep else 65_536)
+    # The larger ones are where glibc's own, which follow what is freed, settle.
+    mallopt(mmap_threshold, 32 * 2**20)
+    mallopt(trim_threshold, 2**31 - 1 if keep else 64 * 2**20)
 
 
 def _missing_backend(device: torch.device) -> str | None:

@@ -121,9 +121,13 @@ def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None]
     state = {p: dict(values) for p, values in optimizer.state.items()}
     options = [dict(group) for group in optimizer.param_groups]
     load(state_dict)
-    kept = [(state.get(p, {}), values) for p, values in optimizer.state.items()]
-    kept += list(zip(options, optimizer.param_groups, strict=True))
-    for before, loaded in kept:
+    for p, values in state.items():
+        if p not in optimizer.state:  # saved before the first step: as new, but in the same place
+            optimizer.state[p] = {name: value.zero_() for name, value in values.items()}
+    pairs = [(state.get(p, {}), values) for p, values in optimizer.state.items()]
+    for before, loaded in [*pairs, *zip(options, optimizer.param_groups, strict=True)]:
         for name, value in loaded.items():
             if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                 loaded[name] = before[name].copy_(value)
+            elif name in ("capturable", "foreach", "fused"):  # how this machine computes, not what was learnt
+                loaded[name] = before[name]

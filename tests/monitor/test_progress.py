@@ -201,7 +201,7 @@ def test_the_estimate_begins_anew_with_the_step_of_that_moment() -> None:
     progress.update(0)
     now[0] = 9.0
     progress.update(500)  # too soon for a line
-    progress.restart_speed()
+    progress.stage("")
     now[0] = 19.0
     progress.update(510)
     assert out.getvalue().splitlines()[-1].endswith("ETA 8 min 10 s")  # 490 steps at one a second

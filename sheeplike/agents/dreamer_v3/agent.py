@@ -9,7 +9,6 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Prediction, Ratio, Step
+from sheeplike.agents.agent import Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.report import open_loop
@@ -115,7 +114,7 @@ class DreamerV3:
         self.scales = {**LOSS_SCALES, **(loss_scales or {})}
         if unknown := self.scales.keys() - LOSS_SCALES.keys():
             raise ValueError(f"loss scale {sorted(unknown)[0]!r}: expected one of {', '.join(LOSS_SCALES)}")
-        with self._own_randomness():
+        with own_randomness(self.device):
             torch.manual_seed(seed)
             self.world_model = WorldModel(
                 self.keys, self.codec.width, size, unimix=unimix, free_nats=free_nats, horizon=horizon
@@ -134,7 +133,6 @@ class DreamerV3:
             seed=seed,
         )
         self.ratio = Ratio(replay_ratio, start=learning_starts)
-        self.steps_of_players: dict[int, list[Callable]] = {}  # for a number of worlds: the policy's mode, a sample
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -152,9 +150,6 @@ class DreamerV3:
 
     def player(self, num_envs: int) -> DreamerPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
-        if num_envs not in self.steps_of_players:
-            act = [partial(self.act, sample=sample) for sample in (False, True)]
-            self.steps_of_players[num_envs] = [self.compiled.step(function) for function in act]
         return DreamerPlayer(self, num_envs)
 
     @torch.no_grad()
@@ -282,7 +277,7 @@ class DreamerV3:
             return {}, {}
         # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
         state = self.replay.generator.get_state(), self.replay.fresh.copy()
-        with self._own_randomness(), torch.no_grad(), self.autocast(), self.compiled.paused():
+        with own_randomness(self.device), torch.no_grad(), self.autocast(), self.compiled.paused():
             data = self.replay.sample(min(self.batch_size, 6)).data
             self.replay.generator.set_state(state[0])
             self.replay.fresh = state[1]
@@ -301,19 +296,12 @@ class DreamerV3:
         state = copy.deepcopy(self.state_dict(replay=False))
         first = self.replay.gather(none[:1], none[:1])
         latents = {name: first.data[name].clone() for name in ("deter", "stoch")}
-        with self._own_randomness():
-            for _ in range(self.compiled.calls_to_warm_up):
-                start = time.perf_counter()
-                self._learn(none, none)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
+        with own_randomness(self.device):
+            seconds = self.compiled.warm_up(lambda: self._learn(none, none))
         self.replay.write_back(first.worlds, first.times, latents)
         self.load_state_dict(state)
-        return time.perf_counter() - start
-
-    def _own_randomness(self) -> AbstractContextManager:
-        """What is drawn inside does not move the random numbers that learning draws."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+        self.optimizer.zero_grad(set_to_none=False)
+        return seconds
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.keys.spaces else name]
@@ -359,7 +347,9 @@ class DreamerPlayer:
 
     def __init__(self, agent: DreamerV3, num_envs: int) -> None:
         self.agent = agent
-        self.steps = agent.steps_of_players[num_envs]
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
         self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
         self.extras = compact(self.latent)
