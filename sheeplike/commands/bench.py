@@ -16,7 +16,8 @@ from sheeplike.commands.sources import GROUPS, Sources
 from sheeplike.commands.validation import expectation
 
 PARTS = ("physics", "worlds", "acting", "learning", "update", "breakdown", "growth")
-ENDLESS = "total_steps=1000000000000"  # a benchmark has none, and must not be refused for too few
+# It ends by itself, and learns as soon as it can: waiting for longer would be nothing but warm-up.
+OWN_PACE = ("total_steps=1000000000000", "learning_starts=null")
 EXAMPLE = "python -m sheeplike bench env=franka_pick agent=dreamer_v3"
 
 
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> None:
     rest = [override for override in request.overrides if _key(override) not in own]
     asked = load_settings(Settings, [override for override in request.overrides if override not in rest])
     _check_keys(rest, own)
-    config = load([ENDLESS, *_recipe(rest, sources), *rest], sources)
+    config = load([*_recipe(rest, sources), *rest, *OWN_PACE], sources)
     if asked.out is None:
         name = f"{config.env.name}_{config.agent.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         asked = replace(asked, out=f"bench/{name}")
@@ -84,7 +85,8 @@ def usage() -> str:
     """The text of ``python -m sheeplike bench --help``."""
     defaults = {field.name: field.default for field in fields(Settings)}
     lines = [f"python -m sheeplike bench env=<task> agent=<algorithm> [key=value ...]: {cli.COMMANDS['bench']}"]
-    lines += ["", "Measures the run that the same keys would train; of it nothing is created.", "", "keys"]
+    lines += ["", "Measures the run that the same keys would train, which learns as soon as it can and ends by itself."]
+    lines += ["Nothing of that run is created.", "", "keys"]
     for item in keys_of(Settings):
         lines.append(f"  {item.name:<12} {item.rule.doc} ({expectation(item)}; default {show(defaults[item.name])})")
     lines += ["", "and those of train: python -m sheeplike train --help lists them", "", f"for example: {EXAMPLE}"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -126,7 +127,7 @@ def dreamer_parts(agent: DreamerV3) -> dict[str, Part]:
         agent.replay.write_back(fresh.worlds, fresh.times[:, CONTEXT:], compact(posterior))
 
     def learn(function: Callable[..., Any], *inputs: Any) -> Part:
-        return Part(lambda: _learn(agent, function, *inputs))
+        return Part(lambda: _learn(agent.autocast, function, *inputs))
 
     return {
         "replay: sampling and write-back": Part(replay),
@@ -134,7 +135,7 @@ def dreamer_parts(agent: DreamerV3) -> dict[str, Part]:
         "scan of the sequence": learn(observe, embed),
         "decoder and reconstruction loss": learn(decode, posterior),
         "reward, continue and KL losses": learn(model_losses, posterior, logits),
-        "imagination (forward only)": Part(lambda: _forward(agent, imagine)),
+        "imagination (forward only)": Part(lambda: _forward(agent.autocast, imagine)),
         "actor and critic losses": learn(behaviour, posterior),
         "optimizer and slow critic": Part(optimize),
     }
@@ -160,18 +161,18 @@ def ppo_parts(agent: PPO) -> dict[str, Part]:
     return {
         "advantages, once per rollout": Part(agent._prepare, each),
         "reading the minibatch, augmentation": Part(lambda: agent._observations(slot, world)),
-        "losses": Part(lambda: _learn(agent, losses)),
+        "losses": Part(lambda: _learn(nullcontext, losses)),  # it knows itself where precision is mixed
         "optimizer": Part(optimize),
     }
 
 
-def _forward(agent: DreamerV3 | PPO, function: Callable[..., Any], *inputs: Any) -> Any:
-    with agent.autocast():
+def _forward(precision: Callable[[], AbstractContextManager], function: Callable[..., Any], *inputs: Any) -> Any:
+    with precision():
         return function(*inputs)
 
 
-def _learn(agent: DreamerV3 | PPO, function: Callable[..., Any], *inputs: Any) -> None:
+def _learn(precision: Callable[[], AbstractContextManager], function: Callable[..., Any], *inputs: Any) -> None:
     """Forward and backward, with gradients for the parameters and for the inputs."""
     inputs = pytree.tree_map(lambda x: x.detach().requires_grad_(), inputs)
-    outputs = pytree.tree_leaves(_forward(agent, function, *inputs))
+    outputs = pytree.tree_leaves(_forward(precision, function, *inputs))
     sum(output.float().mean() for output in outputs if output.requires_grad).backward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,8 +12,7 @@ from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
-from sheeplike.commands import schema
-from sheeplike.commands.errors import CommandError, as_command_errors
+from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
 from sheeplike.commands.training import make_agent, make_envs, time_worlds
 from sheeplike.monitor.progress import phase
@@ -51,19 +50,16 @@ class Bench:
 
     @cached_property
     def agent(self) -> Agent:
-        """The agent of the run with all of its memory, compiled as the configuration says."""
-        with phase("building the agent and trying one update"):
-            # It learns as soon as its memory allows: a longer wait would only be a longer warm-up.
-            agent = self.make_agent(without_wait(self.config))
-            self.warm_up(agent)
-        return agent
+        """The agent of the run, with room for all that a run remembers."""
+        with phase("building the agent"):
+            return self.make_agent(self.config)
 
     def warm_up(self, agent: Agent) -> None:
-        """Have the agent compile and capture its update."""
+        """Have an agent that remembers enough compile and capture its update."""
         start = time.perf_counter()
         agent.warm_up()
         # A second agent of the same process finds all kernels there.
-        self.compile_seconds.setdefault(mode_of(agent), time.perf_counter() - start)
+        self.compile_seconds.setdefault(agent.compiled.mode, time.perf_counter() - start)
 
     def make_agent(self, config: Config) -> Agent:
         """Another agent for the same worlds."""
@@ -86,26 +82,3 @@ class Bench:
         """Return when torch's work, and with it all that it waits for, is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def in_mode(config: Config, mode: str) -> Config:
-    """The configuration of an agent whose updates are made in this way.
-
-    Raises:
-        CommandError: there is no such way.
-    """
-    if "compile" in config.__dataclass_fields__:
-        return replace(config, compile=mode)
-    if mode != "off":
-        raise CommandError("these agents cannot be compiled")
-    return config
-
-
-def mode_of(agent: Agent) -> str:
-    """How the agent's updates are made."""
-    return agent.compiled.mode if hasattr(agent, "compiled") else "off"
-
-
-def without_wait(config: Config) -> Config:
-    """The configuration with learning as soon as there is enough to learn from."""
-    return replace(config, learning_starts=0) if isinstance(config.agent, schema.DreamerV3) else config

@@ -81,8 +81,9 @@ def growth(bench: Bench, sources: Sources, command: Sequence[str]) -> Table:
 
 def update_mode(config: Config) -> str:
     """How updates are made in the rows: as in the run, but eager on a CPU, where compiling would take the longest."""
-    asked = "off" if config.fabric.accelerator == "cpu" else getattr(config, "compile", "off")
-    return "graph" if asked == "auto" else asked
+    if config.fabric.accelerator == "cpu":
+        return "off"
+    return "graph" if config.compile == "auto" else config.compile
 
 
 def _bench(arguments: list[str]) -> tuple[dict[str, Any], str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Step
 from sheeplike.commands import schema
+from sheeplike.commands.agents import learning_begins, name_collecting
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Task, interleaved, milliseconds, rate, ratio
 from sheeplike.commands.benchmark.tables import Cell, Table
@@ -224,7 +225,11 @@ def learning(bench: Bench, table: Table) -> Table:
         bench.wait()
         return time.perf_counter() - start
 
-    with phase("filling the agent's memory"):
+    with phase(name_collecting(bench.config)):
+        run(learning_begins(bench.config) // worlds.num_envs)
+    with phase("compiling the update" if agent.compiled.mode != "off" else "trying one update"):
+        bench.warm_up(agent)
+    with phase("the first updates"):
         while not state.gradient_steps:
             run(1)
     each = period(bench.config)

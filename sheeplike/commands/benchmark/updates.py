@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import schema
-from sheeplike.commands.benchmark.common import Bench, in_mode
+from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
 from sheeplike.commands.benchmark.tables import Table
 from sheeplike.commands.errors import CommandError
@@ -40,14 +40,14 @@ class Learner:
 
     def __init__(self, bench: Bench, steps: Sequence[Step], mode: str = "off") -> None:
         self.bench, self.steps = bench, steps
-        config = in_mode(_small(bench.config), mode)
+        config = replace(_small(bench.config), compile=mode)
         self.agent: Agent = bench.make_agent(config)
         # PPO makes all updates of a rollout before it can remember the next one.
         self.cycle = config.agent.epochs * config.agent.minibatches if isinstance(config.agent, schema.PPO) else 1
         self.remembered = 0
+        self.fill()
         if mode != "off":  # there, the first update, which is never counted, does it all
             bench.warm_up(self.agent)
-        self.fill()
 
     def fill(self) -> None:
         """Remember until an update can be made."""
@@ -74,7 +74,7 @@ class Learner:
 
 def experiences(bench: Bench) -> list[Step]:
     """Steps of the right shapes for an agent to remember; what they show does not change what an update costs."""
-    player = bench.make_agent(in_mode(_small(bench.config), "off")).player(bench.worlds.num_envs)
+    player = bench.make_agent(replace(_small(bench.config), compile="off")).player(bench.worlds.num_envs)
     generator = torch.Generator(bench.device).manual_seed(bench.config.seed)
     no = torch.zeros(bench.worlds.num_envs, dtype=torch.bool, device=bench.device)
     steps = []
