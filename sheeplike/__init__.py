@@ -1,6 +1,6 @@
 """World models that learn from camera pixels, in a simulation that never leaves the accelerator.
 
-Importing the package is light: nothing heavy is loaded. JAX is told not to reserve the GPU for itself, and all compilers
+Importing the package is light: nothing heavy is loaded. JAX is told not to reserve the GPU for itself, and compilers
 where to keep what they build.
 """
 

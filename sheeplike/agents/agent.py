@@ -13,9 +13,11 @@ Time alignment of a :class:`Step` (``T`` is the last step of an episode)::
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -135,3 +137,8 @@ class Ratio:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.counted, self.carry = max(int(state["counted"]), self.start), float(state["carry"])
+
+
+def own_randomness(device: torch.device) -> AbstractContextManager:
+    """What is drawn inside does not move the random numbers that learning and acting draw."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

@@ -26,6 +26,7 @@ from sheeplike.memory import Rollout, SequenceReplay
 def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
     """The agent that the configuration describes, for these worlds."""
     place = {"num_envs": worlds.num_envs, "device": fabric.device, "autocast": fabric.autocast, "seed": config.seed}
+    place["compile"] = config.compile
     spaces = worlds.single_observation_space, worlds.single_action_space
     if isinstance(config.agent, schema.PPO):
         return PPO(*spaces, **_numbers(config.agent, vision=Vision(**asdict(config.agent.vision))), **place)

@@ -96,6 +96,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
         raise CommandError(f"{path}: expected the configuration of a run")
     if isinstance(data.get("env"), dict):
         data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
+    data.setdefault("compile", "off")  # likewise
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:

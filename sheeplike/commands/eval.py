@@ -144,6 +144,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
 def acting(config: Config) -> Config:
     """The configuration of an agent that only acts: what it remembers is as small as can be."""
     agent = config.agent
+    config = replace(config, compile="off")  # compiling takes longer than playing
     if isinstance(agent, PPO):
         return replace(config, agent=replace(agent, rollout_length=1, minibatches=1))
     return replace(config, agent=replace(agent, replay_size=config.env.num_envs * (agent.batch_length + 2)))

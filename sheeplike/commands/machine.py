@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 
-from sheeplike.commands.errors import CommandError
+from sheeplike.commands.errors import CommandError, InvalidValue
 from sheeplike.commands.schema import Config
 
 
@@ -49,6 +49,8 @@ def check_accelerator(config: Config) -> None:
     Raises:
         CommandError: the run asks for a GPU and cannot have one.
     """
+    if config.compile == "graph" and config.fabric.accelerator == "cpu":
+        raise InvalidValue("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")
     problem = gpu_problem() if config.fabric.accelerator == "cuda" else None
     if problem:
         raise CommandError(

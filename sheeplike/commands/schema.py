@@ -205,6 +205,14 @@ class Config:
         ),
     ]
     run_dir: Annotated[str | None, Rule("where the run is kept; null: logs/<env>/<agent>/<exp>/seed_<seed>")]
+    compile: Annotated[
+        str,
+        Rule(
+            "off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
+            "auto: the fastest that the machine can do",
+            choices=("auto", "off", "inductor", "graph"),
+        ),
+    ]
     dry_run: Annotated[bool, Rule("pass through every stage once, in the shortest time")]
     log_every: Annotated[int, Rule("policy steps between two rows of metrics", at_least=1)]
     video_every: Annotated[

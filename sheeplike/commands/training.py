@@ -131,9 +131,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     return finished
 
 
-def compile_update(
-    config: Config, agent: Agent, progress: Progress, step_seconds: float, state: LoopState
-) -> None:
+def compile_update(config: Config, agent: Agent, progress: Progress, step_seconds: float, state: LoopState) -> None:
     """Have the agent compile its update, and say how long the rest of the run will take.
 
     Raises:

@@ -83,7 +83,8 @@ def expectation(item: Key) -> str:
     rule = item.rule
     if get_origin(item.type) is tuple:
         numbers = get_args(item.type)[0] is int
-        text = f"a list of one or more {f'integers of at least {rule.at_least}' if numbers else 'names'}"
+        names = f"of {', '.join(rule.choices)}" if rule.choices else "names"
+        text = f"a list of one or more {f'integers of at least {rule.at_least}' if numbers else names}"
     elif item.section:
         text = "a section"
     elif item.type is bool:
@@ -129,10 +130,11 @@ def _value(item: Key, value: Any) -> Any:
         return dict(value)
     if get_origin(item.type) is tuple:
         kind = get_args(item.type)[0]
-        listed = value if isinstance(value, list) else [value]
+        listed = value if isinstance(value, list | tuple) else [value]
         checked = [_scalar(kind, item.rule, one) if kind is int or isinstance(one, str) else None for one in listed]
         if not listed or None in checked:
-            raise InvalidValue(item.path, value, expectation(item))
+            close = [_nearest(kind, item.rule, one) for one in listed] if item.rule.choices else [None]
+            raise InvalidValue(item.path, value, expectation(item), None if None in close or not close else close)
         return tuple(checked)
     kind = int if _takes_pair(item) else item.type
     if _takes_pair(item) and isinstance(value, list) and len(value) == 2:

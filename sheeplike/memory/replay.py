@@ -84,6 +84,7 @@ class SequenceReplay:
             for key, (shape, dtype) in spec.items()
         }
         self.added = 0  # steps ever added, per world
+        self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # the same, for steps captured in a graph
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(seed)
@@ -121,14 +122,21 @@ class SequenceReplay:
         for key, value in step.items():
             self.storage[key][slot].copy_(value)
         self.added += 1
+        self.head.fill_(self.added)
         if self.online and self.added % self.sequence == 0:
             self.fresh.extend((world, self.added - self.sequence) for world in range(self.num_envs))
 
     def sample(self, batch: int) -> Sequences:
-        """Draw ``batch`` sequences: fresh ones first, then uniformly over all starts of all worlds.
+        """Draw ``batch`` sequences; see :meth:`draw` and :meth:`gather`."""
+        return self.gather(*self.draw(batch))
 
-        No sequence spans the write head. ``is_last`` is repaired where a stream was cut without one (the next step
-        begins an episode).
+    def draw(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Choose ``batch`` sequences: fresh ones first, then uniformly over all starts of all worlds.
+
+        No sequence spans the write head.
+
+        Returns:
+            ``(B,)`` int64 each: worlds, and times at which the sequences start.
 
         Raises:
             RuntimeError: fewer than ``sequence`` steps per world have been added.
@@ -148,6 +156,13 @@ class SequenceReplay:
             chosen = torch.tensor(fresh, dtype=torch.int64, pin_memory=self.device.type == "cuda")
             chosen = chosen.to(self.device, non_blocking=True)
             worlds[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
+        return worlds, starts
+
+    def gather(self, worlds: Tensor, starts: Tensor) -> Sequences:
+        """Read the sequences that :meth:`draw` chose; free of anything that the host would have to know.
+
+        ``is_last`` is repaired where a stream was cut without one (the next step begins an episode).
+        """
         times = starts[:, None] + torch.arange(self.sequence, device=self.device)
         rows = self._rows(worlds, times)
         data = {key: self._flat(key).index_select(0, rows.flatten()).unflatten(0, rows.shape) for key in self.storage}
@@ -162,12 +177,12 @@ class SequenceReplay:
         keeps its own values.
         """
         rows = self._rows(worlds, times).flatten()
-        alive = (times >= self.added - self.length).flatten()
+        alive = (times >= self.head - self.length).flatten()
         for key, value in values.items():
-            flat = self._flat(key)
-            value = value.flatten(0, 1).to(flat.dtype)
+            ring = self._flat(key)
+            value = value.flatten(0, 1).to(ring.dtype)
             keep = alive.view(-1, *[1] * (value.ndim - 1))
-            flat.index_copy_(0, rows, torch.where(keep, value, flat.index_select(0, rows)))
+            ring.index_copy_(0, rows, torch.where(keep, value, ring.index_select(0, rows)))
 
     def _rows(self, worlds: Tensor, times: Tensor) -> Tensor:
         return times % self.length * self.num_envs + worlds[:, None]
@@ -203,6 +218,7 @@ class SequenceReplay:
         for key, ring in self.storage.items():
             ring[:held].copy_(stored[key])
         self.added = added
+        self.head.fill_(added)
         self.fresh = deque((world, start) for world, start in state["fresh"])
         generator = state["generator"].cpu()
         # A GPU cannot go on with the random numbers of a CPU, nor the other way round.

@@ -1,4 +1,4 @@
-"""Metrics that stay on the device until they are written: adding and taking wait for nothing, reading makes one copy."""
+"""Metrics that stay on the device until they are written: adding and taking wait for nothing, reading copies once."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sheeplike.nn.pooling import max_pool
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
     "relu": F.relu,
@@ -105,7 +107,7 @@ class CNN(nn.Module):
         for conv in self.convs:
             x = self.activation(conv(x))
             if self.pool:
-                x = F.max_pool2d(x, 2)
+                x = max_pool(x)
         if self.head == "average":
             return x.mean((2, 3))
         if self.head == "max":

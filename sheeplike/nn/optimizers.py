@@ -6,7 +6,8 @@ momentum stays bounded; adaptive gradient clipping (Brock et al., 2021) bounds e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,10 @@ class LaProp(torch.optim.Optimizer):
                     "momentum": torch.zeros_like(p, memory_format=torch.preserve_format),
                     "square": torch.zeros_like(p, memory_format=torch.preserve_format),
                 }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state where it is: a captured update goes on working."""
+        load_in_place(self, super().load_state_dict, state_dict)
 
     def learning_rate(self) -> Tensor:
         """The learning rate of the next update, a 0-dim float32 device tensor."""
@@ -103,3 +108,26 @@ class LaProp(torch.optim.Optimizer):
 def update_slow(slow: nn.Module, fast: nn.Module, rate: float) -> None:
     """Move the parameters of ``slow`` towards those of ``fast`` by ``rate``, in place."""
     torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), rate)
+
+
+def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None], state_dict: dict[str, Any]) -> None:
+    """Restore an optimizer without moving its tensors, whose addresses a CUDA graph may hold.
+
+    Args:
+        optimizer: its parameters may have no state yet.
+        load: the optimizer's own ``load_state_dict``, which puts new tensors in place of the old ones.
+        state_dict: what the optimizer's ``state_dict`` returned.
+    """
+    state = {p: dict(values) for p, values in optimizer.state.items()}
+    options = [dict(group) for group in optimizer.param_groups]
+    load(state_dict)
+    for p, values in state.items():
+        if p not in optimizer.state:  # saved before the first step: as new, but in the same place
+            optimizer.state[p] = {name: value.zero_() for name, value in values.items()}
+    pairs = [(state.get(p, {}), values) for p, values in optimizer.state.items()]
+    for before, loaded in [*pairs, *zip(options, optimizer.param_groups, strict=True)]:
+        for name, value in loaded.items():
+            if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
+                loaded[name] = before[name].copy_(value)
+            elif name in ("capturable", "foreach", "fused"):  # how this machine computes, not what was learnt
+                loaded[name] = before[name]

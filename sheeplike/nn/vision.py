@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheeplike.nn.layers import BlockLinear, Linear, NormAct, init_truncated_normal_
+from sheeplike.nn.pooling import max_pool
 
 STAGES = (2, 3, 4, 4)  # channel multipliers; each stage halves the image
 KERNEL = 5
@@ -67,7 +68,8 @@ class UpsampleConv2d(Conv2d):
 
     Computed without ever making the doubled image. Two neighbouring taps of the 5x5 kernel often read the same source
     pixel, so for each of the four output phases the kernel collapses to 3x3 over the source image: one 3x3 convolution
-    to ``4 * O`` channels and a pixel shuffle do the same arithmetic with 9 instead of 25 products per output.
+    to ``4 * O`` channels, whose phases are then interleaved, does the same arithmetic with 9 instead of 25 products per
+    output.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -77,11 +79,13 @@ class UpsampleConv2d(Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         # The collapsed kernel is summed in float32; only the convolution itself may run in bfloat16.
         with torch.autocast(x.device.type, enabled=False):
-            kernel = torch.einsum("pak,qbl,oikl->opqiab", self.taps, self.taps, self.weight)
+            kernel = torch.einsum("pak,qbl,oikl->pqoiab", self.taps, self.taps, self.weight)
         kernel = kernel.reshape(-1, x.shape[-1], 3, 3)
-        bias = self.bias.repeat_interleave(4)
-        y = F.conv2d(x.permute(0, 3, 1, 2), kernel, bias, padding=1)  # (B, O*2*2, H, W)
-        return F.pixel_shuffle(y, 2).permute(0, 2, 3, 1)
+        # Channels in the order (phase row, phase column, O): an output pixel stays one run of memory, which
+        # F.pixel_shuffle, with its order (O, row, column), would have to gather number by number.
+        y = F.conv2d(x.permute(0, 3, 1, 2), kernel, self.bias.repeat(4), padding=1).permute(0, 2, 3, 1)
+        y = y.unflatten(-1, (2, 2, -1)).transpose(2, 3)  # (B, H, 2, W, 2, O)
+        return y.flatten(3, 4).flatten(1, 2)
 
 
 class ImageEncoder(nn.Module):
@@ -102,7 +106,7 @@ class ImageEncoder(nn.Module):
         x = image.float() / 255 - 0.5
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv(x).permute(0, 3, 1, 2)
-            x = norm(F.max_pool2d(x, 2).permute(0, 2, 3, 1))
+            x = norm(max_pool(x).permute(0, 2, 3, 1))
         return x.flatten(1)
 
 

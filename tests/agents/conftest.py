@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sheeplike.agents.agent import Agent, Player, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.agents.ppo import PPO
 from sheeplike.nn.distributions import OneHotCategorical
 
 IMAGE = 48
@@ -32,13 +33,13 @@ def observation_space(cameras: Collection[str], vectors: dict[str, int]) -> spac
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_space() -> Callable[..., spaces.Dict]:
     """Builds an observation space: :func:`observation_space`."""
     return observation_space
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_agent() -> Callable[..., DreamerV3]:
     """Builds an agent of a few thousand parameters; keywords override."""
 
@@ -58,7 +59,7 @@ def make_agent() -> Callable[..., DreamerV3]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def play() -> Callable[..., list[Step]]:
     """Lets an agent act on random observations and remember them; returns the steps.
 
@@ -102,6 +103,49 @@ def play() -> Callable[..., list[Step]]:
             played.append(step)
             ended = is_last
         return played
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_ppo(make_space: Callable[..., spaces.Dict]) -> Callable[..., PPO]:
+    """Builds an agent of a few thousand parameters that sees everything; keywords override."""
+
+    def make(
+        *,
+        cameras: Collection[str] = (),
+        vectors: dict[str, int] | None = None,
+        actions: gymnasium.spaces.Space | int = 2,
+        **options: Any,
+    ) -> PPO:
+        space = make_space(cameras, {"state": 5} if vectors is None else vectors)
+        actions = spaces.Box(-1, 1, (actions,), np.float32) if isinstance(actions, int) else actions
+        defaults = {"num_envs": 3, "observations": ("*",), "rollout_length": 8, "minibatches": 4, "epochs": 2}
+        defaults |= {"policy_layers": (16,), "value_layers": (16,)}
+        return PPO(space, actions, **(defaults | options))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fill(play: Callable[..., list[Step]]) -> Callable[..., list[Step]]:
+    """Plays until the agent's rollout is complete; returns the steps.
+
+    ``after`` are the steps of the last call, to go on from; times in ``last`` and ``terminal`` count from this call.
+    """
+
+    def run(
+        agent: PPO,
+        *,
+        last: Collection[tuple[int, int]] = (),
+        terminal: Collection[tuple[int, int]] = (),
+        seed: int = 0,
+        player: Player | None = None,
+        after: list[Step] | None = None,
+    ) -> list[Step]:
+        begin: Tensor | None = after[-1].is_last if after else None
+        missing = agent.rollout.length + 1 - agent.rollout.steps
+        return play(agent, missing, last=last, terminal=terminal, seed=seed, player=player, begin=begin)
 
     return run
 

@@ -67,14 +67,19 @@ class ActorCritic(nn.Module):
         Returns:
             features ``(B, length + 1, F)`` and actions ``(B, length + 1, A)``; the last action is never scored.
         """
-        features, actions = [], []
         latent = start.detach()
-        for step in range(length + 1):
-            features.append(latent.features)
-            actions.append(self.policy(features[-1]).sample())
-            if step < length:
-                latent = rssm.imagine(latent, actions[-1])
+        action = self.policy(latent.features).sample()
+        features, actions = [latent.features], [action]
+        for _ in range(length):
+            latent, feature, action = self.imagine_step(rssm, latent, action)
+            features.append(feature)
+            actions.append(action)
         return torch.stack(features, 1), torch.stack(actions, 1)
+
+    def imagine_step(self, rssm: RSSM, latent: Latent, action: Tensor) -> tuple[Latent, Tensor, Tensor]:
+        """From one imagined state to the next: its latent, its features ``(B, F)`` and the action chosen there."""
+        latent = rssm.imagine(latent, action)
+        return latent, latent.features, self.policy(latent.features).sample()
 
 
 def lambda_return(

@@ -8,9 +8,10 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Prediction, Ratio, Step
+from sheeplike.agents.agent import Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.report import open_loop
@@ -27,6 +28,7 @@ from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.memory import SequenceReplay
+from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
 CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
@@ -57,6 +59,7 @@ class DreamerV3:
         learning_rate, warmup, betas, eps, agc: see :class:`~sheeplike.nn.optimizers.LaProp`.
         slow_critic_rate: how far the slow critic moves towards the fast one after each update.
         unimix, policy_unimix: share of a uniform distribution in the latents, and in a discrete policy.
+        compile: how updates and acting are made fast; see :class:`~sheeplike.nn.compilation.Compilation`.
         autocast: makes the context of mixed precision, such as ``fabric.autocast``.
         seed: of parameters, latents and replay sampling.
 
@@ -93,6 +96,7 @@ class DreamerV3:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-20,
         agc: float = 0.3,
+        compile: str = "off",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
     ) -> None:
@@ -110,7 +114,7 @@ class DreamerV3:
         self.scales = {**LOSS_SCALES, **(loss_scales or {})}
         if unknown := self.scales.keys() - LOSS_SCALES.keys():
             raise ValueError(f"loss scale {sorted(unknown)[0]!r}: expected one of {', '.join(LOSS_SCALES)}")
-        with self._own_randomness():
+        with own_randomness(self.device):
             torch.manual_seed(seed)
             self.world_model = WorldModel(
                 self.keys, self.codec.width, size, unimix=unimix, free_nats=free_nats, horizon=horizon
@@ -129,12 +133,41 @@ class DreamerV3:
             seed=seed,
         )
         self.ratio = Ratio(replay_ratio, start=learning_starts)
+        self._compile(compile)
+
+    def _compile(self, mode: str) -> None:
+        """What is compiled and captured; everything else is written as if it were not."""
+        self.compiled = Compilation(mode, self.device)
+        world, critic = self.world_model, self.actor_critic
+        self.compiled.methods(world.encoder, "forward")
+        self.compiled.methods(world.rssm, "observe_step")
+        self.compiled.methods(world, "losses")
+        self.compiled.methods(critic, "imagine_step")
+        self.compiled.methods(self, "behaviour_losses", "_act")
+        self._learn = self.compiled.step(self._learn)
 
     # --- acting and remembering -------------------------------------------------------------------------------------
 
     def player(self, num_envs: int) -> DreamerPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
         return DreamerPlayer(self, num_envs)
+
+    @torch.no_grad()
+    def act(
+        self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool
+    ) -> tuple[Latent, Tensor]:
+        """From the state and action of the last step, and what is seen now, to the state and action of this one."""
+        with self.autocast():
+            return self._act(latent, action, obs, is_first, sample)
+
+    def _act(
+        self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, sample: bool
+    ) -> tuple[Latent, Tensor]:
+        step = {key: value.unsqueeze(1) for key, value in obs.items()}
+        latent, _ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))
+        latent = latent.map(lambda x: x.squeeze(1))
+        policy = self.actor_critic.policy(latent.features)
+        return latent, policy.sample() if sample else policy.mode()
 
     def remember(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
@@ -161,7 +194,11 @@ class DreamerV3:
 
         Static shapes, one backward pass, no host synchronisation. Returns 0-dim device tensors.
         """
-        sample = self.replay.sample(self.batch_size)
+        return self._learn(*self.replay.draw(self.batch_size))
+
+    def _learn(self, worlds: Tensor, starts: Tensor) -> dict[str, Tensor]:
+        """The gradient step on the sequences that ``worlds`` and ``starts``, ``(B,)`` int64, name in the replay."""
+        sample = self.replay.gather(worlds, starts)
         with self.autocast():
             losses, metrics, posterior = self.losses(sample.data)
         assert losses.keys() - set(self.keys.spaces) == self.scales.keys() - {"reconstruction"}, (
@@ -184,21 +221,34 @@ class DreamerV3:
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
         """All losses on sequences ``(B, CONTEXT + T, ...)``: losses by name, metrics, posterior states ``(B, T)``."""
-        world, critic = self.world_model, self.actor_critic
+        world = self.world_model
         # The context step gives the latent and the action that lead into the first trained step.
         start = self._expand(data["deter"][:, CONTEXT - 1], data["stoch"][:, CONTEXT - 1])
         previous_action = data["action"][:, CONTEXT - 1 : -1]
         batch = {key: value[:, CONTEXT:] for key, value in data.items()}
         posterior, logits = world.observe(start, previous_action, batch, batch["is_first"])
         losses, metrics = world.losses(posterior, logits, batch)
-
         # Imagination starts from every replayed state, sequences first, then time.
         starts = posterior.detach().map(lambda x: x.flatten(0, 1))
-        features, actions = critic.imagine(world.rssm, starts, self.imagination_length)
+        imagined = self.actor_critic.imagine(world.rssm, starts, self.imagination_length)
+        behaviour, info = self.behaviour_losses(*imagined, posterior.features, batch)
+        return losses | behaviour, metrics | info, posterior
+
+    def behaviour_losses(
+        self, features: Tensor, actions: Tensor, replayed: Tensor, batch: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Losses of actor and critic by name, and metrics.
+
+        Args:
+            features, actions: imagined, ``(B * T, I + 1, F)`` and ``(B * T, I + 1, A)``.
+            replayed: features ``(B, T, F)`` of the states in which imagination began, with gradient.
+            batch: ``reward``, ``is_last`` and ``is_terminal`` ``(B, T)`` of the same.
+        """
+        world, critic = self.world_model, self.actor_critic
         with torch.no_grad():
             reward, cont = world.reward(features).pred(), world.cont(features).prob()
-            slow = critic.slow_value(features)
-        imagined, returns, info = imagination_loss(
+            slow, slow_replayed = critic.slow_value(features), critic.slow_value(replayed)
+        losses, returns, metrics = imagination_loss(
             actions,
             reward,
             cont,
@@ -209,20 +259,17 @@ class DreamerV3:
             lam=self.return_lambda,
             entropy_scale=self.entropy_scale,
         )
-        with torch.no_grad():
-            slow = critic.slow_value(posterior.features)
-        losses |= imagined
         losses["replay_value"] = replay_value_loss(
             batch["is_last"],
             batch["is_terminal"],
             batch["reward"],
             returns[:, 0].unflatten(0, batch["reward"].shape),
-            critic.value(posterior.features),  # not detached: the critic shapes the representation
-            slow,
+            critic.value(replayed),  # not detached: the critic shapes the representation
+            slow_replayed,
             horizon=self.horizon,
             lam=self.return_lambda,
         )
-        return losses, metrics | info, posterior
+        return losses, metrics
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Open-loop prediction on replayed sequences: metrics, and the images of each camera."""
@@ -230,7 +277,7 @@ class DreamerV3:
             return {}, {}
         # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
         state = self.replay.generator.get_state(), self.replay.fresh.copy()
-        with self._own_randomness(), torch.no_grad(), self.autocast():
+        with own_randomness(self.device), torch.no_grad(), self.autocast(), self.compiled.paused():
             data = self.replay.sample(min(self.batch_size, 6)).data
             self.replay.generator.set_state(state[0])
             self.replay.fresh = state[1]
@@ -244,31 +291,17 @@ class DreamerV3:
         return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
 
     def warm_up(self) -> float:
-        """Time one forward and backward pass on empty sequences, in seconds; nothing of the agent changes.
-
-        The first of two passes lets the backend choose and build its kernels.
-        """
-        shape = (self.batch_size, self.replay.sequence)
-        empty = {
-            key: torch.zeros(*shape, *ring.shape[2:], dtype=ring.dtype, device=self.device)
-            for key, ring in self.replay.storage.items()
-        }
-        spread = self.actor_critic.return_scale.range.clone()
-        with self._own_randomness():
-            for _ in range(2):
-                start = time.perf_counter()
-                with self.autocast():
-                    losses, _, _ = self.losses(empty)
-                sum(loss.mean() for loss in losses.values()).backward()
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-        self.optimizer.zero_grad()
-        self.actor_critic.return_scale.range.copy_(spread)
-        return time.perf_counter() - start
-
-    def _own_randomness(self) -> AbstractContextManager:
-        """What is drawn inside does not move the random numbers that learning draws."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+        """Compile the update and time it on the first sequence in memory, in seconds; nothing of the agent changes."""
+        none = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
+        state = copy.deepcopy(self.state_dict(replay=False))
+        first = self.replay.gather(none[:1], none[:1])
+        latents = {name: first.data[name].clone() for name in ("deter", "stoch")}
+        with own_randomness(self.device):
+            seconds = self.compiled.warm_up(lambda: self._learn(none, none))
+        self.replay.write_back(first.worlds, first.times, latents)
+        self.load_state_dict(state)
+        self.optimizer.zero_grad(set_to_none=False)
+        return seconds
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.keys.spaces else name]
@@ -314,25 +347,22 @@ class DreamerPlayer:
 
     def __init__(self, agent: DreamerV3, num_envs: int) -> None:
         self.agent = agent
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
         self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
         self.extras = compact(self.latent)
 
-    @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
         """Actions after seeing ``obs (N, ...)``; worlds with ``is_first (N,)`` begin from the zero state.
 
         The authors evaluate with ``sample=True`` too; ``False`` takes the mode of the policy.
         """
-        agent = self.agent
-        with agent.autocast():
-            step = {key: obs[key].unsqueeze(1) for key in agent.keys.spaces}
-            latent, _ = agent.world_model.observe(self.latent, self.action.unsqueeze(1), step, is_first.unsqueeze(1))
-            self.latent = latent.map(lambda x: x.squeeze(1))
-            policy = agent.actor_critic.policy(self.latent.features)
-            self.action = policy.sample() if sample else policy.mode()
+        seen = {key: obs[key] for key in self.agent.keys.spaces}
+        self.latent, self.action = self.steps[sample](self.latent, self.action, seen, is_first)
         self.extras = compact(self.latent)
-        return agent.codec.to_env(self.action)
+        return self.agent.codec.to_env(self.action)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"deter": self.latent.deter, "stoch": self.latent.stoch, "action": self.action}

@@ -145,19 +145,20 @@ class RSSM(nn.Module):
             Posterior states ``(B, T, ...)`` and posterior logits ``(B, T, S, K)`` float32.
         """
         # Chosen, not multiplied by zero: that would keep a NaN alive.
-        first = is_first.unsqueeze(-1)  # (B, T, 1)
-        actions = self.embed_action(torch.where(first, 0.0, action))
+        actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
-        deters, stochs, logits = [], [], []
+        states, logits = [], []
         for t in range(action.shape[1]):
-            latent = latent.reset(is_first[:, t])
-            deter = self.advance(latent, actions[:, t])
-            logit = self.posterior(deter, embeds[:, t])
-            latent = Latent(deter, self.distribution(logit).sample())
-            deters.append(deter)
-            stochs.append(latent.stoch)
+            latent, logit = self.observe_step(latent, actions[:, t], embeds[:, t], is_first[:, t])
+            states.append(latent)
             logits.append(logit)
-        return Latent(torch.stack(deters, 1), torch.stack(stochs, 1)), torch.stack(logits, 1).float()
+        return Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True))), torch.stack(logits, 1).float()
+
+    def observe_step(self, latent: Latent, action: Tensor, embed: Tensor, first: Tensor) -> tuple[Latent, Tensor]:
+        """One step of :meth:`observe`: embedded action and observation ``(B, hidden)`` to latent and logits."""
+        deter = self.advance(latent.reset(first), action)
+        logit = self.posterior(deter, embed)
+        return Latent(deter, self.distribution(logit).sample()), logit
 
     def imagine(self, latent: Latent, action: Tensor) -> Latent:
         """One step without an observation: latents ``(B, ...)`` and actions ``(B, A)`` to the next latents."""

@@ -8,7 +8,7 @@ Shape letters: ``N`` worlds, ``T`` steps of a trajectory, ``B`` minibatch, ``A``
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,21 +17,15 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Prediction, Step
-from sheeplike.agents.ppo.losses import (
-    approximate_kl,
-    gae,
-    masked_mean,
-    masked_variance,
-    normalise,
-    policy_loss,
-    value_loss,
-)
+from sheeplike.agents.agent import Prediction, Step, own_randomness
+from sheeplike.agents.ppo.losses import gae, objective
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
 from sheeplike.agents.ppo.player import PPOPlayer
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
 from sheeplike.memory.replay import Spec
+from sheeplike.nn.compilation import Compilation
+from sheeplike.nn.optimizers import load_in_place
 
 SHIFT = 4  # pixels by which augmentation moves an image at most
 KL_CONTROLS = ("none", "early_stop", "adaptive_lr")
@@ -68,6 +62,7 @@ class PPO:
         kl_control: what holds the policy within ``kl_target`` nats of the one that acted: ``none``; ``early_stop``
             (beyond 1.5 times as much, the rest of the updates on this rollout changes nothing); or ``adaptive_lr`` (a
             smaller learning rate beyond twice as much, a larger one below half of it).
+        compile: how updates and acting are made fast; see :class:`~sheeplike.nn.compilation.Compilation`.
         autocast: context of the networks' arithmetic.
         seed: of the parameters and of minibatches and shifts.
 
@@ -107,6 +102,7 @@ class PPO:
         max_grad_norm: float = 1.0,
         kl_control: str = "none",
         kl_target: float = 0.01,
+        compile: str = "off",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
     ) -> None:
@@ -128,7 +124,7 @@ class PPO:
         self.keys = ObservationKeys(observation_space, sorted({*policy_keys.spaces, *value_keys.spaces}))
         self.augment = augment and bool(self.keys.images)
         self.codec = ActionCodec(action_space)
-        with self._own_randomness():
+        with own_randomness(self.device):
             torch.manual_seed(seed)
             self.networks = ActorCritic(
                 policy_keys,
@@ -144,7 +140,8 @@ class PPO:
             ).to(self.device)
         # Fused, with the learning rate on the device: a step can then be changed or skipped without asking the host.
         rate = torch.tensor(learning_rate, device=self.device)
-        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, eps=1e-5, fused=True)
+        options = {"eps": 1e-5, "fused": True, "capturable": self.device.type == "cuda"}
+        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, **options)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
@@ -156,12 +153,34 @@ class PPO:
         self.shift = self._draw_shift()
         self.updates = 0  # of the current rollout
         self.unknown = frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
+        # What the updates on one rollout share. It stays where it is: a captured update reads it there.
+        self.advantage, self.target, self.valid = torch.zeros(3, num_envs * rollout_length, device=self.device)
+        self.stopped = torch.zeros((), device=self.device)
+        self._compile(compile)
+
+    def _compile(self, mode: str) -> None:
+        """What is compiled and captured; everything else is written as if it were not."""
+        self.compiled = Compilation(mode, self.device)
+        self.compiled.methods(self.networks, "forward")
+        self.compiled.methods(self, "_advantages")
+        self.objective = self.compiled.kernels(objective)
+        self._learn = self.compiled.step(self._learn)
+        self._prepare = self.compiled.step(self._prepare)
 
     # --- acting and remembering -------------------------------------------------------------------------------------
 
     def player(self, num_envs: int) -> PPOPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
         return PPOPlayer(self, num_envs)
+
+    @torch.no_grad()
+    def act(self, seen: Mapping[str, Tensor], *, sample: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """What the policy does when it sees ``(N, ...)``: what a player's extras hold, and the action."""
+        with self.autocast():
+            policy, value = self.networks(seen)
+        drawn = policy.sample() if sample else policy.mode()
+        extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn), "value": value}
+        return extras, self.networks.to_env(drawn)
 
     def remember(self, step: Step) -> None:
         """Store one step of all worlds, with what the policy drew, its log-probability and the value.
@@ -211,12 +230,16 @@ class PPO:
 
     def _prepare(self) -> None:
         """Judge the actions of the rollout, with the values that were current when they were chosen."""
-        reward, value, last, terminal = map(self.rollout.trajectory, ("reward", "value", "is_last", "is_terminal"))
-        advantage, target = gae(
-            reward * self.reward_scaling, value, last, terminal, discount=self.discount, lam=self.gae_lambda
-        )
-        self.advantage, self.target, self.valid = advantage.flatten(), target.flatten(), (~last[:-1]).float().flatten()
-        self.stopped = torch.zeros((), device=self.device)
+        names = ("reward", "value", "is_last", "is_terminal")
+        judged = self._advantages(*(self.rollout.trajectory(name) for name in names))
+        for kept, value in zip((self.advantage, self.target, self.valid), judged, strict=True):
+            kept.copy_(value.flatten())
+        self.stopped.zero_()
+
+    def _advantages(self, reward: Tensor, value: Tensor, last: Tensor, terminal: Tensor) -> tuple[Tensor, ...]:
+        """Advantage, target and validity ``(T, N)`` of the steps of a trajectory ``(T + 1, N)``."""
+        reward = reward * self.reward_scaling
+        return *gae(reward, value, last, terminal, discount=self.discount, lam=self.gae_lambda), (~last[:-1]).float()
 
     def _finish(self) -> None:
         # Only now, or the ratio would compare actions chosen under two different normalisations.
@@ -267,29 +290,19 @@ class PPO:
         """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1."""
         with self.autocast():
             policy, value = self.networks(obs)
-        # On an ignored step the ratio is 1 by decree: one that overflowed would turn the masked sum into NaN.
-        log_prob = torch.where(valid.bool(), policy.log_prob(drawn), old_log_prob)
-        if self.normalise_advantage:
-            advantage = normalise(advantage, valid)
-        losses = {
-            "policy": policy_loss(log_prob, old_log_prob, advantage, self.clip),
-            "value": value_loss(value, old_value, target, self.value_clip),
-            "entropy": policy.entropy(),
-        }
-        with torch.no_grad():
-            ratio = (log_prob - old_log_prob).exp()
-            unexplained, spread = masked_variance(target - value, valid), masked_variance(target, valid)
-            metrics = {
-                "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), valid),
-                "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > self.clip).float(), valid),
-                "ppo/valid_fraction": valid.mean(),
-                "actor/entropy": masked_mean(losses["entropy"], valid),
-                "critic/value": masked_mean(value, valid),
-                "critic/explained_variance": 1 - unexplained / spread.clamp_min(1e-8),
-            }
-            if self.networks.distribution != "categorical":
-                metrics["actor/std"] = masked_mean(policy.std.mean(-1), valid)
-        return {name: masked_mean(loss, valid) for name, loss in losses.items()}, metrics
+        return self.objective(
+            policy,
+            value,
+            drawn,
+            old_log_prob,
+            old_value,
+            advantage,
+            target,
+            valid,
+            clip=self.clip,
+            value_clip=self.value_clip,
+            normalise_advantage=self.normalise_advantage,
+        )
 
     @property
     def learning_rate(self) -> Tensor:
@@ -299,7 +312,7 @@ class PPO:
     def _control_kl(self, kl: Tensor) -> Tensor:
         """Hold the policy near the one that acted; returns 1 where this step is to be skipped."""
         if self.kl_control == "early_stop":
-            self.stopped = torch.maximum(self.stopped, (kl > 1.5 * self.kl_target).float())
+            self.stopped.copy_(torch.maximum(self.stopped, (kl > 1.5 * self.kl_target).float()))
         elif self.kl_control == "adaptive_lr":
             rate = self.optimizer.param_groups[0]["lr"]
             factor = torch.where(kl > 2 * self.kl_target, 1 / LR_FACTOR, 1.0)
@@ -334,24 +347,17 @@ class PPO:
         return {}
 
     def warm_up(self) -> float:
-        """Time one forward and backward pass on an empty minibatch, in seconds; nothing of the agent changes."""
+        """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
         size = self.num_envs * self.rollout_length // self.minibatches
         index = torch.zeros(size, dtype=torch.int64, device=self.device)
-        one = torch.ones(size, device=self.device)
-        with self._own_randomness():
-            for _ in range(2):
-                start = time.perf_counter()
-                drawn = torch.zeros(size, self.codec.width, device=self.device)
-                losses, _ = self.losses(self._observations(index, index), drawn, one, one, one, one, one)
-                sum(losses.values()).backward()
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-        self.optimizer.zero_grad()
-        return time.perf_counter() - start
-
-    def _own_randomness(self) -> AbstractContextManager:
-        """What is drawn inside does not move the random numbers that acting draws."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+        state = copy.deepcopy((self.networks.state_dict(), self.optimizer.state_dict()))
+        with own_randomness(self.device):
+            self.compiled.warm_up(self._prepare)
+            seconds = self.compiled.warm_up(lambda: self._learn(index))
+        self.networks.load_state_dict(state[0])
+        load_in_place(self.optimizer, self.optimizer.load_state_dict, state[1])
+        self.optimizer.zero_grad(set_to_none=False)
+        return seconds
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -374,9 +380,7 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # load_state_dict moves moments to their device, but not this
-            group["lr"] = group["lr"].to(self.device)
+        load_in_place(self.optimizer, self.optimizer.load_state_dict, state["optimizer"])
         # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
         generator = state["generator"].cpu()
         if generator.shape == self.generator.get_state().shape:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sheeplike.nn.distributions import Normal, OneHotCategorical
+
 
 def gae(
     reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lam: float
@@ -79,3 +81,49 @@ def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """An estimate ``(B,)`` of KL(old || new), unbiased and never negative (Schulman 2020): ``r - 1 - log r``."""
     log_ratio = log_prob - old_log_prob
     return torch.expm1(log_ratio) - log_ratio
+
+
+def objective(
+    policy: Normal | OneHotCategorical,
+    value: Tensor,
+    drawn: Tensor,
+    old_log_prob: Tensor,
+    old_value: Tensor,
+    advantage: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    *,
+    clip: float,
+    value_clip: float | None,
+    normalise_advantage: bool,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Losses ``policy``, ``value`` and ``entropy``, and metrics, 0-dim each, over the steps where ``valid`` is 1.
+
+    Args:
+        policy, value: what the networks say now of ``B`` steps.
+        drawn, old_log_prob, old_value: what was drawn at the time, ``(B, A)``, and what they said of it then, ``(B,)``.
+        advantage, target, valid: ``(B,)``.
+    """
+    # On an ignored step the ratio is 1 by decree: one that overflowed would turn the masked sum into NaN.
+    log_prob = torch.where(valid.bool(), policy.log_prob(drawn), old_log_prob)
+    if normalise_advantage:
+        advantage = normalise(advantage, valid)
+    losses = {
+        "policy": policy_loss(log_prob, old_log_prob, advantage, clip),
+        "value": value_loss(value, old_value, target, value_clip),
+        "entropy": policy.entropy(),
+    }
+    with torch.no_grad():
+        ratio = (log_prob - old_log_prob).exp()
+        unexplained, spread = masked_variance(target - value, valid), masked_variance(target, valid)
+        metrics = {
+            "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), valid),
+            "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
+            "ppo/valid_fraction": valid.mean(),
+            "actor/entropy": masked_mean(losses["entropy"], valid),
+            "critic/value": masked_mean(value, valid),
+            "critic/explained_variance": 1 - unexplained / spread.clamp_min(1e-8),
+        }
+        if isinstance(policy, Normal):
+            metrics["actor/std"] = masked_mean(policy.std.mean(-1), valid)
+    return {name: masked_mean(loss, valid) for name, loss in losses.items()}, metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,9 @@ class PPOPlayer:
 
     def __init__(self, agent: PPO, num_envs: int) -> None:
         self.agent = agent
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         stack, stacked = agent.frame_stack, agent.keys.images if agent.frame_stack > 1 else []
         self.frames = {
             key: torch.zeros(num_envs, stack, *agent.keys.spaces[key].shape, dtype=torch.uint8, device=agent.device)
@@ -32,14 +36,10 @@ class PPOPlayer:
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
         """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
-        agent = self.agent
-        seen = {key: self._stack(key, obs[key], is_first) for key in agent.keys.images}
-        seen |= {key: obs[key] for key in agent.keys.vectors}
-        with agent.autocast():
-            policy, value = agent.networks(seen)
-        drawn = policy.sample() if sample else policy.mode()
-        self.extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn), "value": value}
-        return agent.networks.to_env(drawn)
+        seen = {key: self._stack(key, obs[key], is_first) for key in self.agent.keys.images}
+        seen |= {key: obs[key] for key in self.agent.keys.vectors}
+        self.extras, action = self.steps[sample](seen)
+        return action
 
     def _stack(self, key: str, frame: Tensor, is_first: Tensor) -> Tensor:
         """The newest frames ``(N, H, W, stack * C)``, oldest first; an episode's first frame fills the whole stack."""

@@ -133,7 +133,7 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
-        self._sample_variation = variation
+        self.sample_variation = variation
         model = mjx.put_model(task.model, device=device, impl="warp")
         # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
         quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
@@ -198,7 +198,7 @@ class Simulator:
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
         )
-        return self._sample_variation(key), state
+        return self.sample_variation(key), state
 
     def _step_all(self, variation: Variation, state: State, actions: jax.Array) -> tuple[State, Variation, Output]:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
@@ -218,7 +218,7 @@ class Simulator:
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
-        variation = _where(reset, self._sample_variation(variation_key), variation)
+        variation = _where(reset, self.sample_variation(variation_key), variation)
         model = self._model.tree_replace(variation)
         clean = self._clean(data, model)
         first, first_memory = task.reset(reset_key, clean)
@@ -279,7 +279,7 @@ class Simulator:
         return jnp.zeros(self.task.action_space.shape, jnp.float32)
 
     def _check_variation(self) -> None:
-        for path, value in jax.eval_shape(self._sample_variation, jax.random.key(0)).items():
+        for path, value in jax.eval_shape(self.sample_variation, jax.random.key(0)).items():
             batchable = _BATCH_DIM["Model"].get(path) or _BATCH_DIM["Option"].get(path.removeprefix("opt."))
             field = self._model
             for part in path.split("."):

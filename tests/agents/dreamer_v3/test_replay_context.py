@@ -155,17 +155,17 @@ def test_new_latents_are_written_back_to_their_worlds_and_times(agent: DreamerV3
     """40 steps in sequences of 7 leave 5 fresh ones per world; a batch of 4 takes those, which do not overlap."""
     before = {key: ring.clone() for key, ring in agent.replay.storage.items()}
     captured: dict[str, Any] = {}
-    sample, losses = agent.replay.sample, agent.losses
+    gather, losses = agent.replay.gather, agent.losses
 
-    def sample_spy(batch: int) -> Any:
-        captured["sample"] = sample(batch)
+    def gather_spy(worlds: Tensor, starts: Tensor) -> Any:
+        captured["sample"] = gather(worlds, starts)
         return captured["sample"]
 
     def losses_spy(data: dict[str, Tensor]) -> Any:
         captured["posterior"] = losses(data)
         return captured["posterior"]
 
-    agent.replay.sample, agent.losses = sample_spy, losses_spy
+    agent.replay.gather, agent.losses = gather_spy, losses_spy
     agent.update()
     worlds, times, posterior = captured["sample"].worlds, captured["sample"].times, captured["posterior"][2]
     changed = 0

@@ -1,0 +1,1 @@
+"""What ``bench`` measures, and how."""

@@ -1,0 +1,199 @@
+"""How plain code becomes fast: fused kernels by torch.compile, and a whole step as one CUDA graph.
+
+A model is written as if none of this existed. An agent names its hot functions once, where it is built, and everything
+about compiling and capturing is here.
+
+- Functions are compiled where the work is, not as one: the cell of a recurrent scan, one step of imagination, a loss.
+  A loop of 64 steps around a compiled cell compiles in the time of one step; unrolled by the compiler it takes minutes.
+- Shapes are static. What comes with another shape is compiled once more.
+- On a GPU the launches of the many small kernels cost more than the kernels: the whole update, backward pass and
+  optimizer included, is captured as one graph and launched at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+EAGER_CALLS = 3  # of a step, before it is captured
+MODES = ("auto", "off", "inductor", "graph")
+
+
+class Compilation:
+    """Makes functions fast in the way that ``mode`` names.
+
+    Args:
+        mode: ``off``: they stay as they are; ``inductor``: kernels are fused; ``graph``: that, and what is a whole step
+            becomes one CUDA graph; ``auto``: ``graph`` on a GPU, ``inductor`` on a CPU, and ``off``, with one line on
+            stderr, where torch cannot compile.
+        device: where the functions run.
+
+    Attributes:
+        mode: ``off``, ``inductor`` or ``graph``; ``auto`` has been resolved.
+
+    Raises:
+        ValueError: an unknown mode, or one that this device or machine cannot have.
+    """
+
+    def __init__(self, mode: str, device: torch.device) -> None:
+        if mode not in MODES:
+            raise ValueError(f"compile={mode!r}: expected one of {', '.join(MODES)}")
+        if mode == "graph" and device.type != "cuda":
+            raise ValueError(f"compile=graph: CUDA graphs need a GPU, but the device is {device}; nearest: inductor")
+        self.device = device
+        self.mode = mode
+        self._shared: dict[Hashable, Callable] = {}
+        if mode != "off" and (missing := _missing_backend(device)):
+            if mode != "auto":
+                raise ValueError(f"compile={mode}: {missing}; nearest: off")
+            print(f"sheeplike: not compiling, runs eagerly: {missing}", file=sys.stderr, flush=True)
+            self.mode = "off"
+        if self.mode == "auto":
+            self.mode = "graph" if device.type == "cuda" else "inductor"
+        if self.mode == "inductor" and device.type == "cpu":
+            keep_freed_memory()
+
+    def warm_up(self, step: Callable[[], object]) -> float:
+        """Call ``step`` until it runs as it always will; returns the seconds that the last call took."""
+        for _ in range(EAGER_CALLS + 2 if self.mode == "graph" else 2):
+            start = time.perf_counter()
+            step()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
+    def paused(self) -> AbstractContextManager:
+        """Within it compiled functions run plainly: for what is rare and has shapes of its own."""
+        return torch.compiler.set_stance("force_eager") if self.mode != "off" else nullcontext()
+
+    def kernels(self, function: Callable) -> Callable:
+        """``function`` with its kernels fused. It must be free of branches on device values."""
+        if self.mode == "off":
+            return function
+        options: dict[str, Any] = {
+            # Random numbers of torch's own generators: compiled or not, a seed means the same run.
+            "fallback_random": True,
+        }
+        if self.device.type == "cpu":
+            # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
+            options["cpp_wrapper"] = True
+        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+
+    def methods(self, owner: object, *names: str) -> None:
+        """Compile methods of ``owner``, where they are."""
+        for name in names:
+            setattr(owner, name, self.kernels(getattr(owner, name)))
+
+    def step(self, function: Callable) -> Callable:
+        """A whole step, of compiled and plain functions, as one CUDA graph where the mode says so."""
+        return GraphedStep(function, self.device) if self.mode == "graph" else function
+
+    def shared_step(self, key: Hashable, function: Callable) -> Callable:
+        """:meth:`step`, made once for each ``key``: players come and go, their graphs stay."""
+        if key not in self._shared:
+            self._shared[key] = self.step(function)
+        return self._shared[key]
+
+
+class GraphedStep:
+    """Runs ``function`` as a CUDA graph: one launch for all of its kernels.
+
+    The first calls run it as it is, on a stream of their own, so that everything is compiled, tuned and allocated; the
+    next one captures it. All calls, these included, do what ``function`` does.
+
+    Args:
+        function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the
+            host, and what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once:
+            numbers that are no tensors are baked in.
+        device: a CUDA device.
+
+    Attributes:
+        captures: graphs captured so far.
+    """
+
+    def __init__(self, function: Callable, device: torch.device) -> None:
+        self.function, self.device = function, device
+        self.captures = 0
+        self._calls = 0
+        self._stream = torch.cuda.Stream(device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(inputs)
+        if self._calls < EAGER_CALLS:
+            self._calls += 1
+            return self._on_side_stream(inputs)
+        if self._graph is None:
+            self._capture(leaves, spec)
+        elif spec != self._spec or any(a.shape != b.shape for a, b in zip(leaves, self._inputs, strict=True)):
+            raise ValueError(f"a captured step was called with {spec}, expected {self._spec} of the same shapes")
+        if leaves:
+            torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
+        self._graph.replay()
+        # The next replay writes its results to the same memory. Scalars are copied together: there are many.
+        scalars = iter(self._scalars.clone().unbind())
+        outputs = [next(scalars) if leaf.dim() == 0 else leaf.clone() for leaf in self._outputs]
+        return pytree.tree_unflatten(outputs, self._output_spec) if outputs else None
+
+    def _on_side_stream(self, inputs: tuple) -> Any:
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            outputs = self.function(*inputs)
+        current.wait_stream(self._stream)
+        for leaf in pytree.tree_leaves((inputs, outputs)):
+            if leaf is not None:
+                leaf.record_stream(current)
+                leaf.record_stream(self._stream)
+        return outputs
+
+    def _capture(self, leaves: list[Tensor], spec: Any) -> None:
+        self._inputs, self._spec = [leaf.clone() for leaf in leaves], spec
+        graph = torch.cuda.CUDAGraph()
+        # Only this thread's calls are refused while capturing: XLA's threads may allocate at any time.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
+            self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
+            scalars = [leaf.float() for leaf in self._outputs if leaf.dim() == 0]
+            self._scalars = torch.stack(scalars) if scalars else torch.zeros(0, device=self.device)
+        self._graph = graph
+        self.captures += 1
+
+
+def keep_freed_memory(keep: bool = True) -> None:
+    """Whether this process keeps the memory that it frees, or gives it back to the system as usual.
+
+    glibc maps every large tensor anew and unmaps it when it dies, and the system must clear each of its pages again: on
+    a CPU that took a third of an update. Elsewhere than with glibc this does nothing.
+    """
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # from malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(mmap_max, 0 if keep else 65_536)
+    # The larger ones are where glibc's own, which follow what is freed, settle.
+    mallopt(mmap_threshold, 32 * 2**20)
+    mallopt(trim_threshold, 2**31 - 1 if keep else 64 * 2**20)
+
+
+def _missing_backend(device: torch.device) -> str | None:
+    """What torch.compile lacks for this device, or None."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "torch.compile needs Triton for a GPU"
+    if not any(shutil.which(name) for name in ("g++", "clang++", "c++", "gcc", "clang", "cc")):
+        return "torch.compile needs a C++ compiler such as g++"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return None if header.is_file() else f"torch.compile needs Python's headers ({header}; package python3-dev)"

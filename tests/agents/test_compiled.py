@@ -1,0 +1,255 @@
+"""Compiled and captured, an agent does what it does eagerly; nothing is compiled anew once it has warmed up."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent, Step
+from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.ppo import PPO
+from sheeplike.nn.compilation import Compilation, GraphedStep
+
+UPDATES = 10
+# Fused kernels round differently, and ten updates carry that on. Where an update is divided by the root mean square of
+# its own gradient, a gradient of nearly nothing may even change its sign: so parameters are compared by their learning
+# rates of distance, not one by one relative to themselves.
+LOSSES = {"rtol": 2e-3, "atol": 2e-3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A compiler cache of this module's own: what is compiled here is compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        torch.compiler.reset()
+        yield
+    torch.compiler.reset()
+
+
+def learn(agent: Agent, seed: int) -> list[dict[str, Tensor]]:
+    """Ten updates with the random numbers of ``seed``, none of which may compile."""
+    torch.manual_seed(seed)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        return [{name: value.clone() for name, value in agent.update().items()} for _ in range(UPDATES)]
+
+
+def assert_same_learning(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> None:
+    for count, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert a.keys() == b.keys()
+        for name in a:
+            torch.testing.assert_close(
+                a[name].cpu(), b[name].cpu(), **LOSSES, msg=lambda text, n=name, c=count: f"{n}, update {c}: {text}"
+            )
+
+
+def assert_same_parameters(one: torch.nn.Module, other: torch.nn.Module, rate: float) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        away = (a.float().cpu() - b.float().cpu()).abs()
+        assert away.mean() < 0.02 * rate * UPDATES, name
+        assert away.max() < 2 * rate * UPDATES, name
+
+
+RATE = 1e-3
+
+
+# Compiling the networks of images takes minutes; everything else of the agent, one.
+@pytest.fixture(scope="module", params=[(), pytest.param(("front",), marks=pytest.mark.slow)], ids=["vector", "pixels"])
+def cameras(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def dreamers(
+    cameras: tuple[str, ...], make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
+) -> list[DreamerV3]:
+    """The same experience and the same parameters, eager and compiled; the compiled one has warmed up."""
+    eager = make_agent(cameras=cameras, learning_rate=RATE)
+    torch.manual_seed(3)
+    play(eager, 40, last={(7, 0), (20, 1)}, terminal={(30, 2)})
+    compiled = make_agent(cameras=cameras, learning_rate=RATE, compile="inductor")
+    compiled.load_state_dict(copy.deepcopy(eager.state_dict()))
+    compiled.warm_up()
+    return [eager, compiled]
+
+
+def test_ten_updates_of_dreamer_are_those_of_the_eager_agent(dreamers: list[DreamerV3]) -> None:
+    eager, compiled = dreamers
+    assert compiled.compiled.mode == "inductor"
+    assert_same_learning(*(learn(agent, seed=5) for agent in dreamers))
+    assert_same_parameters(eager.modules, compiled.modules, RATE)
+    # What was written back to the replay: bfloat16 of nearly the same numbers, and the same classes drawn.
+    ours, theirs = (agent.replay.storage for agent in dreamers)
+    torch.testing.assert_close(ours["deter"].float(), theirs["deter"].float(), rtol=0.02, atol=0.02)
+    assert (ours["stoch"] == theirs["stoch"]).float().mean() > 0.98
+
+
+def test_acting_of_dreamer_is_that_of_the_eager_agent(
+    dreamers: list[DreamerV3], play: Callable[..., list[Step]]
+) -> None:
+    dreamers[1].load_state_dict(copy.deepcopy(dreamers[0].state_dict()))
+    acted = []
+    for agent in dreamers:
+        torch.manual_seed(9)
+        acted.append(play(agent, 12, last={(4, 1)}, seed=2))
+    for one, other in zip(*acted, strict=True):
+        torch.testing.assert_close(one.action, other.action, rtol=1e-4, atol=1e-4)
+        assert torch.equal(one.extras["stoch"], other.extras["stoch"])
+
+
+def test_what_is_rare_compiles_nothing(dreamers: list[DreamerV3], cameras: tuple[str, ...]) -> None:
+    with torch.compiler.set_stance("fail_on_recompile"):
+        _, predictions = dreamers[1].report()
+    assert predictions.keys() == set(cameras)
+
+
+def test_ten_updates_of_ppo_are_those_of_the_eager_agent(
+    make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
+) -> None:
+    options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": RATE, "epochs": 3}
+    agents = [make_ppo(**options), make_ppo(**options, compile="inductor")]
+    agents[1].warm_up()
+    for agent in agents:
+        torch.manual_seed(4)
+        fill(agent, last={(3, 1)}, terminal={(5, 0)})
+    assert agents[1].compiled.mode == "inductor"
+    assert_same_learning(*(learn(agent, seed=5) for agent in agents))
+    assert_same_parameters(agents[0].networks, agents[1].networks, RATE)
+
+
+def test_an_unknown_mode_and_one_that_the_device_cannot_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="compile='fast': expected one of auto, off, inductor, graph"):
+        Compilation("fast", torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"compile=graph: .*device is cpu; nearest: inductor"):
+        Compilation("graph", torch.device("cpu"))
+
+
+def test_without_a_compiler_auto_is_eager_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Compilation("auto", torch.device("cpu")).mode == "inductor"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert Compilation("auto", torch.device("cpu")).mode == "off"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "sheeplike: not compiling, runs eagerly: torch.compile needs a C++ compiler such as g++"
+    with pytest.raises(ValueError, match=r"compile=inductor: torch.compile needs a C\+\+ compiler .*; nearest: off"):
+        Compilation("inductor", torch.device("cpu"))
+
+
+def test_without_pythons_headers_auto_is_eager_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert Compilation("auto", torch.device("cpu")).mode == "off"
+    assert "Python's headers" in capsys.readouterr().err
+
+
+def test_off_leaves_functions_as_they_are() -> None:
+    plain = Compilation("off", torch.device("cpu"))
+    assert plain.kernels(len) is len
+    assert plain.step(len) is len
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestGraph:
+    """On a GPU: a step as one CUDA graph."""
+
+    def test_a_captured_step_does_what_the_function_does(self) -> None:
+        device = torch.device("cuda")
+        total, seen = torch.zeros(3, device=device), []
+
+        def function(x: Tensor, more: dict[str, Tensor]) -> dict[str, Tensor]:
+            total.add_(x + more["y"])
+            return {"total": total * 1, "sum": total.sum(), "mean": total.mean()}
+
+        step = GraphedStep(function, device)
+        for count in range(1, 9):
+            x = torch.full((3,), float(count), device=device)
+            seen.append(step(x, {"y": torch.ones(3, device=device)}))
+        assert step.captures == 1
+        for count, out in enumerate(seen, 1):  # earlier results are not overwritten by later calls
+            expected = count * (count + 1) / 2 + count
+            assert out["total"].tolist() == [expected] * 3
+            assert (out["sum"].item(), out["mean"].item()) == (3 * expected, expected)
+
+    def test_random_numbers_are_those_of_the_plain_function(self) -> None:
+        device = torch.device("cuda")
+
+        def function(x: Tensor) -> Tensor:
+            return x + torch.rand(4, device=device)
+
+        drawn = []
+        for step in (function, GraphedStep(function, device)):
+            torch.manual_seed(1)
+            drawn.append([step(torch.zeros(4, device=device)).tolist() for _ in range(8)])
+        assert drawn[0] == drawn[1]
+
+    def test_other_shapes_are_refused(self) -> None:
+        step = GraphedStep(lambda x: x + 1, torch.device("cuda"))
+        for _ in range(5):
+            step(torch.zeros(2, device="cuda"))
+        with pytest.raises(ValueError, match="captured step"):
+            step(torch.zeros(3, device="cuda"))
+
+    @pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
+    def test_ten_captured_updates_are_those_of_the_eager_agent(
+        self,
+        kind: str,
+        make_agent: Callable[..., DreamerV3],
+        make_ppo: Callable[..., PPO],
+        play: Callable[..., list[Step]],
+        fill: Callable[..., list[Step]],
+    ) -> None:
+        learned, modules = [], []
+        for mode in ("off", "graph"):
+            options: dict[str, Any] = {"device": "cuda", "compile": mode, "learning_rate": 1e-3, "cameras": ("front",)}
+            torch.manual_seed(4)
+            if kind == "ppo":
+                agent = make_ppo(**options, epochs=3)
+                agent.warm_up()
+                torch.manual_seed(4)
+                fill(agent, last={(3, 1)}, terminal={(5, 0)})
+            else:
+                agent = make_agent(**options)
+                agent.warm_up()
+                torch.manual_seed(4)
+                play(agent, 40, last={(7, 0)}, terminal={(30, 2)})
+            learned.append(learn(agent, seed=5))
+            modules.append(agent.networks if kind == "ppo" else agent.modules)
+        assert agent._learn.captures == 1
+        assert_same_learning(*learned)
+        assert_same_parameters(*modules, rate=1e-3)
+
+    def test_an_update_is_a_handful_of_launches(
+        self, make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
+    ) -> None:
+        agent = make_agent(device="cuda", compile="graph", cameras=("front",))
+        play(agent, 40)
+        agent.warm_up()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for _ in range(4):
+                agent.update()
+            torch.cuda.synchronize()
+        calls = {event.key: event.count for event in profiler.key_averages() if "aunch" in event.key}
+        assert sum(count for name, count in calls.items() if "GraphLaunch" in name) <= 5 * 4, calls
+        assert agent._learn.captures == 1
+
+    def test_a_checkpoint_is_loaded_without_a_new_capture(
+        self, make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
+    ) -> None:
+        agents = [make_agent(device="cuda", compile="graph", learning_rate=1e-3, seed=seed) for seed in (0, 1)]
+        for agent in agents:
+            play(agent, 40)
+            agent.warm_up()
+        agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
+        assert_same_learning(*(learn(agent, seed=5) for agent in agents))
+        assert [agent._learn.captures for agent in agents] == [1, 1]
