@@ -112,11 +112,10 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             proceed(total_steps=min(learning_begins(config), soon))
             if not stopped():
                 recorder.paused(partial(compile_update, config, agent, progress, step_seconds))(state)
-                proceed(total_steps=config.total_steps)
-        worth_keeping = True
+            worth_keeping = True
+            proceed(total_steps=config.total_steps)
         finished = state.policy_steps >= config.total_steps
         progress.close()
-        recorder.flush()
         every = config.checkpoint.every
         if every is None or not finished or state.policy_steps % every >= worlds.num_envs:  # else it is just saved
             with phase("saving"):
@@ -128,7 +127,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         logger.close()
         worlds.close()
         evaluator.close()
-        if not (worth_keeping or state.gradient_steps):
+        if not worth_keeping:
             discard(run_dir)
         held.close()
     return finished
