@@ -38,7 +38,7 @@ class Settings:
         tuple[str, ...] | None,
         Rule("ways to make an update; null: all that are possible here", choices=("off", "inductor", "graph")),
     ] = None
-    seconds: Annotated[float, Rule("for each measurement, over its rounds", above=0)] = 6.0
+    seconds: Annotated[float, Rule("for each measurement, over its rounds", above=0)] = 5.0
     rounds: Annotated[int, Rule("of each measurement; fewer where a single call takes long", at_least=1)] = 8
     out: Annotated[str | None, Rule("where bench.md and bench.json go; null: bench/<env>_<agent>_<time>")] = None
 
