@@ -109,8 +109,8 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
             soon = state.policy_steps + math.ceil(COLLECT_FIRST / step_seconds) * worlds.num_envs
             progress.stage(name_collecting(config))
-            proceed(total_steps=min(learning_begins(config), soon))
-            if not stopped():
+            proceed(total_steps=min(learning_begins(config), soon, config.total_steps))
+            if not stopped() and state.policy_steps < config.total_steps:
                 recorder.paused(partial(compile_update, config, agent, progress, step_seconds))(state)
                 proceed(total_steps=config.total_steps)
         worth_keeping = True

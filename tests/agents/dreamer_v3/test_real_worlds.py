@@ -74,9 +74,7 @@ def test_an_agent_that_donates_would_be_noticed(make_agent: Callable[..., Dreame
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_warp_captures_no_graph_once_the_loop_has_settled(
-    make_agent: Callable[..., DreamerV3], collector: Any
-) -> None:
+def test_warp_captures_no_graph_once_the_loop_has_settled(make_agent: Callable[..., DreamerV3], collector: Any) -> None:
     agent, envs, state = begin(make_agent, collector, "cuda")
     forgetful = SimpleNamespace(stepped=lambda step, info: None, learned=lambda metrics: None)
     go_on(agent, envs, state, forgetful, 100)
