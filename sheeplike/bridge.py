@@ -26,24 +26,15 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 
 import sheeplike
 
-_DTYPES = {
-    "bool": torch.bool,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-}
-_TORCH_DTYPES = frozenset(_DTYPES.values())
-_EXPECTED = f"expected {', '.join(_DTYPES)}"
+_SHARED = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "bfloat16", "float32")
+_JAX_DTYPES = frozenset(jnp.dtype(name) for name in _SHARED)
+_TORCH_DTYPES = frozenset(getattr(torch, name) for name in _SHARED)
+_EXPECTED = f"expected {', '.join(_SHARED)}"
 _NARROWER = {torch.int64: "int32", torch.float64: "float32", torch.uint64: "uint32"}
 
 
@@ -83,7 +74,7 @@ def to_torch(array: jax.Array, *, writable: bool = True) -> torch.Tensor:
         raise TypeError(f"to_torch: got {_kind(array)}, expected a jax.Array (capsules can be read only once)")
     if isinstance(array, jax.core.Tracer):
         raise TypeError("to_torch: got a tracer inside of jit or vmap, expected a concrete array; call it outside")
-    if str(array.dtype) not in _DTYPES:
+    if array.dtype not in _JAX_DTYPES:
         is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
         hint = "; take the key's uint32 with jax.random.key_data" if is_key else ""
         raise TypeError(f"to_torch: array of dtype {array.dtype}: {_EXPECTED}{hint}")

@@ -33,7 +33,7 @@ from sheeplike.commands.recorder import Recorder, restore, save
 from sheeplike.commands.run_directory import CHECKPOINTS, create, discard, lock, update
 from sheeplike.commands.schema import Config
 from sheeplike.commands.train import stops_at_once
-from sheeplike.loop import Evaluation, Every, LoopState, train
+from sheeplike.loop import Evaluation, Every, LoopState, first_step, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
 
@@ -69,8 +69,11 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
             print(plan_memory(config, worlds))
             agent = make_agent(config, worlds, fabric)
-        with as_command_errors(torch.OutOfMemoryError), phase("building simulation and rendering kernels"):
-            step_seconds = time_worlds(worlds)
+        with as_command_errors(torch.OutOfMemoryError):
+            with phase("building simulation and rendering kernels"):
+                step_seconds = time_worlds(worlds)
+            with phase("compiling the policy"):
+                compile_policy(agent, worlds)
 
     held = held or create(run_dir, config)
     logger = RunLogger(run_dir, tensorboard=config.logger.tensorboard, purge_step=begun if resume else None)
@@ -106,8 +109,8 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
             soon = state.policy_steps + math.ceil(COLLECT_FIRST / step_seconds) * worlds.num_envs
             progress.stage(name_collecting(config))
-            proceed(total_steps=min(learning_begins(config), soon))
-            if not stopped():
+            proceed(total_steps=min(learning_begins(config), soon, config.total_steps))
+            if not stopped() and state.policy_steps < config.total_steps:
                 recorder.paused(partial(compile_update, config, agent, progress, step_seconds))(state)
                 proceed(total_steps=config.total_steps)
         worth_keeping = True
@@ -129,6 +132,12 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             discard(run_dir)
         held.close()
     return finished
+
+
+def compile_policy(agent: Agent, worlds: VectorEnv) -> None:
+    """Act once, with a player that nobody uses afterwards; what is compiled serves all of them."""
+    step = first_step(worlds.reset(seed=0)[0], worlds.num_envs)
+    agent.player(worlds.num_envs).act(step.obs, step.is_first)
 
 
 def compile_update(config: Config, agent: Agent, progress: Progress, step_seconds: float, state: LoopState) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,10 +79,8 @@ class SequenceReplay:
             hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
             have = f"{needed / 2**30:.1f} GiB of {self.device}, {free / 2**30:.1f} GiB are free"
             raise MemoryError(f"replay size {size}: needs {have}; {hint}")
-        # Empty: what was never added is never read, and filling gigabytes would cost seconds of every start.
         self.storage = {
-            key: torch.empty((self.length, num_envs, *shape), dtype=dtype, device=self.device)
-            for key, (shape, dtype) in spec.items()
+            key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()
         }
         self.added = 0  # steps ever added, per world
         self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # the same, for steps captured in a graph
@@ -224,6 +223,15 @@ class SequenceReplay:
         # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
         if generator.shape == self.generator.get_state().shape:
             self.generator.set_state(generator)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that a CPU does not fill before they are used: a ring of gigabytes would take seconds of every start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy asks for pages that the system promises to hand out as zeros; torch writes them itself.
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -1,5 +1,6 @@
 """Simulator and renderer on a toy scene of two bodies, whose numbers can be worked out by hand."""
 
+import sys
 from typing import NamedTuple
 
 import gymnasium
@@ -181,6 +182,31 @@ def test_frames_are_the_renderers_own_to_the_bit(drone):
         np.testing.assert_array_equal(np.round(np.asarray(rgb[name]) * 255), frames[f"pixels/{name}"])
         np.testing.assert_allclose(metres[name] * 1e3, frames[f"depth/{name}"], rtol=1e-5)
     assert len(np.unique(frames["pixels/above"])) > 2
+
+
+def test_a_step_is_dispatched_and_not_waited_for(drone):
+    """JAX's fast path: some work for each node of the tree, none in Python for each of two hundred leaves."""
+    simulator = drone.simulator
+    variation, state = simulator.start(0)
+    actions = jax.device_put(np.zeros(3, np.float32), simulator.device)
+    for _ in range(2):
+        variation, state, output = simulator.step(variation, state, actions)
+    jax.block_until_ready(output)
+    calls, waited = 0, []
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    for _ in range(3):
+        sys.setprofile(count)
+        variation, state, output = simulator.step(variation, state, actions)
+        sys.setprofile(None)
+        waited.append(output.reward.is_ready())
+        jax.block_until_ready(output)
+    assert calls / 3 < 10 * len(jax.tree.leaves(state))
+    assert not all(waited)
+    assert simulator.compilations == 1
 
 
 def test_cameras_come_in_the_order_asked_for(drone):

@@ -175,6 +175,7 @@ def test_a_ring_of_another_length_or_shape_is_refused_and_nothing_is_changed() -
         longer.load_state_dict(replay.state_dict())
     assert longer.added == 0
     other = SequenceReplay({**SMALL, "extra": ((), torch.float32)}, num_envs=2, size=24, sequence=4)
+    before = other.storage["value"].fill_(7.0).clone()
     with pytest.raises(ValueError, match="replay key 'extra': stored None"):
         other.load_state_dict(replay.state_dict())
-    assert not other.storage["value"].any()
+    assert torch.equal(other.storage["value"], before)

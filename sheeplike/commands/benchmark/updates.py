@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,8 +21,10 @@ from sheeplike.commands.benchmark.tables import Table
 from sheeplike.commands.errors import CommandError
 from sheeplike.commands.schema import Config
 from sheeplike.monitor.progress import phase
+from sheeplike.nn.compilation import keep_freed_memory
 
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}  # as `compile=` has them, and for people
+KEPT = "eager, freed memory kept"
 EXPERIENCES = 4  # different steps of all worlds, remembered in turns
 
 
@@ -39,7 +42,7 @@ class Learner:
     """
 
     def __init__(self, bench: Bench, steps: Sequence[Step], mode: str = "off") -> None:
-        self.bench, self.steps = bench, steps
+        self.bench, self.steps, self.mode = bench, steps, mode
         config = replace(_small(bench.config), compile=mode)
         self.agent: Agent = bench.make_agent(config)
         # PPO makes all updates of a rollout before it can remember the next one.
@@ -55,8 +58,14 @@ class Learner:
             self.agent.remember(self.steps[self.remembered % len(self.steps)])
             self.remembered += 1
 
-    def update(self, cycles: int) -> float:
-        """Make the updates of so many cycles: a task as measurements take it, without the time of remembering."""
+    def update(self, cycles: int, *, keep: bool | None = None) -> float:
+        """Make the updates of so many cycles: a task as measurements take it, without the time of remembering.
+
+        Args:
+            keep: on a CPU, whether freed memory is kept as compiled updates do; None: as this agent's own mode does.
+        """
+        if self.bench.device.type == "cpu":
+            keep_freed_memory(self.mode != "off" if keep is None else keep)
         seconds = 0.0
         for rest in range(cycles - 1, -1, -1):
             if self.cycle > 1:
@@ -109,6 +118,8 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
             table.rows[MODES[mode]] = ["-"] * len(table.columns)
             table.notes.append(f"{MODES[mode]}: {problem}.")
     tasks = {mode: learner.update for mode, learner in learners.items()}
+    if "off" in learners and len(learners) > 1 and not cuda:
+        tasks[KEPT] = partial(learners["off"].update, keep=True)
     with phase("timing updates"):
         taken = interleaved(tasks, seconds=bench.seconds, rounds=bench.rounds)
     for mode, learner in learners.items():
@@ -120,7 +131,12 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
             *(once(counts[name]) for name in counted),
             once(bench.compile_seconds[mode], "s") if mode != "off" else "",
         ]
-    table.rows = {name: table.rows[name] for mode, name in MODES.items() if name in table.rows}
+    if KEPT in taken:
+        learner, nothing = learners["off"], [""] * (len(counted) + 1)
+        quick = ratio(taken["off"], taken[KEPT])
+        table.rows[KEPT] = [milliseconds([seconds / learner.cycle for seconds in taken[KEPT]]), quick, *nothing]
+        table.notes.append(f"{KEPT}: with the part of compile=inductor that is not compiling.")
+    table.rows = {name: table.rows[name] for name in (*MODES.values(), KEPT) if name in table.rows}
     table.notes.insert(0, _describe(bench.config))
     if learners.keys() - {"off"}:
         table.notes.append("To compile takes less where the caches of an earlier run are found.")

@@ -17,6 +17,8 @@ Order inside ``step``, for every world at once:
     action            used       ignored       used
 """
 
+import atexit
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -72,7 +74,8 @@ class State(NamedTuple):
     memory: Memory
     statistics: Statistics
     key: jax.Array
-    """Typed PRNG key of the world; the keys of its episodes are folded from it."""
+    """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. Not the typed key
+    itself: JAX would then dispatch every step in Python, leaf by leaf."""
     episode: jax.Array
     """int32 (), episodes begun, the current one included."""
     ended: jax.Array
@@ -150,6 +153,9 @@ class Simulator:
         # appearance, so every leaf keeps its own only if the state comes first and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0)))
+        # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
+        self._newest: list[jax.Array] = []
+        atexit.register(_finish, self._newest)
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
@@ -172,6 +178,7 @@ class Simulator:
         """
         with jax.default_device(self.device):
             state, variation, output = self._compiled(variation, state, actions)
+        self._newest[:] = [output.reward]
         return variation, state, output
 
     @property
@@ -187,7 +194,7 @@ class Simulator:
             data=self._template,
             memory=memory,
             statistics=_zero_statistics(outcome.reward_terms),
-            key=key,
+            key=jax.random.key_data(key),
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
         )
@@ -209,7 +216,8 @@ class Simulator:
         data, memory = task.control(state.data, state.memory, action)
         data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
 
-        variation_key, reset_key = jax.random.split(jax.random.fold_in(state.key, state.episode))
+        episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
+        variation_key, reset_key = jax.random.split(episode_key)
         variation = _where(reset, self.sample_variation(variation_key), variation)
         model = self._model.tree_replace(variation)
         clean = self._clean(data, model)
@@ -307,6 +315,11 @@ class Simulator:
                 shape = "(D,)" if name in vectors else "()"
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
         return {name: value.shape for name, value in vectors.items()}
+
+
+def _finish(newest: list[jax.Array]) -> None:
+    with contextlib.suppress(Exception):  # of a device that failed, and has said so
+        jax.block_until_ready(newest)
 
 
 def check_capacity(task: Task) -> None:
