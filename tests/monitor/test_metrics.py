@@ -254,3 +254,44 @@ def test_cuda_adding_does_not_synchronise():
         torch.cuda.set_sync_debug_mode("default")
     assert buffer.flush() == {"loss": 1.0}
     assert statistics.flush()["rollout/episodes"] == 4.0
+
+
+# What has been taken, and not yet read
+
+
+def test_taking_reads_nothing_and_what_is_added_later_is_not_in_it(monkeypatch):
+    buffer, statistics = MetricBuffer(), EpisodeStatistics(2, "cpu")
+    buffer.add(tensors(loss=1.0))
+    statistics.add(*step((2.0, 4.0), ended=(True, True)))
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a tensor was read on the host")
+
+    with monkeypatch.context() as patch:
+        for name in READS:
+            patch.setattr(torch.Tensor, name, refuse)
+        with NoSync():
+            taken = [buffer.take(), statistics.take()]
+            buffer.add(tensors(loss=7.0))
+            statistics.add(*step((8.0, 8.0), ended=(True, False)))
+    assert taken[0].read() == {"loss": 1.0}
+    assert taken[1].read()["rollout/return_mean"] == 3.0
+    assert buffer.take().read() == {"loss": 7.0}
+    assert statistics.take().read()["rollout/episodes"] == 1.0
+    assert buffer.take().read() == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_taking_from_a_gpu_does_not_wait_for_it():
+    buffer = MetricBuffer()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        buffer.add({"loss": torch.ones((), device="cuda")})
+        taken = buffer.take()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not taken._copied.query(), "the device is still busy"
+    assert taken.read() == {"loss": 1.0}

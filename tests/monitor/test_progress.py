@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 import time
 
 import pytest
@@ -145,6 +146,30 @@ def test_a_slow_phase_is_named_with_its_time():
     assert lines[-1].startswith("building kernels took 0.")
 
 
+def test_lines_about_a_phase_become_rare_in_a_file(monkeypatch):
+    waits = []
+
+    class Impatient(threading.Event):
+        def wait(self, timeout=None):
+            if timeout is None:  # a thread's own, which says that it has started
+                return super().wait()
+            waits.append(timeout)
+            return super().wait(0)
+
+    monkeypatch.setattr(threading, "Event", Impatient)
+    out = io.StringIO()
+    with phase("compiling", file=out):
+        while len(waits) <= 5:
+            time.sleep(0.001)
+    assert waits[:5] == [2.0, 10.0, 20.0, 40.0, 80.0]
+    terminal = Terminal()
+    waits.clear()
+    with phase("compiling", file=terminal):
+        while len(waits) <= 5:
+            time.sleep(0.001)
+    assert waits[:5] == [2.0, 1.0, 1.0, 1.0, 1.0]
+
+
 def test_a_slow_phase_in_a_terminal_shares_a_line():
     out = Terminal()
     with phase("building kernels", after=0.05, every=0.05, file=out):
@@ -216,3 +241,20 @@ def test_a_speed_that_is_not_measured_yet_is_not_shown() -> None:
     assert "7 env steps/s" in line
     assert "success 0%" in line
     assert "(100%)" in line
+
+
+def test_a_stage_before_learning_is_named_with_its_time_and_without_an_estimate() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(1000, interval=0, file=out, clock=clock)
+    clock.now = 100.0
+    progress.stage("filling the replay")
+    for clock.now, step in ((100.0, 10), (115.0, 30)):
+        progress.update(step)
+    progress.stage("")
+    clock.now = 125.0
+    progress.update(40)
+    assert out.getvalue().splitlines() == [
+        "filling the replay 0 s | 10/1,000 policy steps (1%)",
+        "filling the replay 15 s | 30/1,000 policy steps (3%)",
+        "40/1,000 policy steps (4%) | ETA 16 min 00 s",
+    ]
