@@ -109,9 +109,9 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
             soon = state.policy_steps + math.ceil(COLLECT_FIRST / step_seconds) * worlds.num_envs
             progress.stage(name_collecting(config))
-            proceed(total_steps=min(learning_begins(config), soon))
-            if not stopped():
-                recorder.paused(partial(compile_update, config, agent, progress, step_seconds))(state)
+            proceed(total_steps=min(learning_begins(config), soon, config.total_steps))
+            if not stopped() and state.policy_steps < config.total_steps:
+                recorder.paused(partial(compile_update, config, agent, progress, step_seconds, stopped))(state)
             worth_keeping = True
             proceed(total_steps=config.total_steps)
         finished = state.policy_steps >= config.total_steps
@@ -139,14 +139,26 @@ def compile_policy(agent: Agent, worlds: VectorEnv) -> None:
     agent.player(worlds.num_envs).act(step.obs, step.is_first)
 
 
-def compile_update(config: Config, agent: Agent, progress: Progress, step_seconds: float, state: LoopState) -> None:
+def compile_update(
+    config: Config,
+    agent: Agent,
+    progress: Progress,
+    step_seconds: float,
+    stopped: Callable[[], bool],
+    state: LoopState,
+) -> None:
     """Have the agent compile its update, and say how long the rest of the run will take.
 
     Raises:
         CommandError: there is not enough memory for it.
     """
-    with as_command_errors(torch.OutOfMemoryError), phase("compiling the update"):
-        update_seconds = agent.warm_up()
+    try:
+        with as_command_errors(torch.OutOfMemoryError), phase("compiling the update"):
+            update_seconds = agent.warm_up()
+    except Exception:
+        if stopped():  # Ctrl-C reaches the compilers too: they are processes of their own
+            return
+        raise
     iterations = (config.total_steps - state.policy_steps) / config.env.num_envs
     seconds = iterations * step_seconds + gradient_steps(config, state.policy_steps) * update_seconds
     progress.note(

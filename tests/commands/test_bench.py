@@ -48,7 +48,7 @@ TINY = ("profile=cpu", "dry_run=true", "rounds=3", "seconds=0.2")
         ((*JOB, "modes=[grph]"), ["modes=[grph]", "of off, inductor, graph, or null", "nearest: modes=[graph]"]),
         ((*JOB, "rounds=0"), ["rounds=0: expected an integer of at least 1", "nearest: rounds=1"]),
         ((*JOB, "rounds=many"), ["rounds=many", "nearest: rounds=8"]),
-        ((*JOB, "seconds=0"), ["seconds=0: expected a number above 0", "nearest: seconds=6"]),
+        ((*JOB, "seconds=0"), ["seconds=0: expected a number above 0", "nearest: seconds=5"]),
         ((*JOB, "agent.batch_size=0"), ["agent.batch_size=0", "nearest: agent.batch_size=1"]),
         ((*JOB, "fabric.accelerator=cuda"), ["expected a GPU, but this machine shows no NVIDIA GPU"]),
         ((*JOB, f"out={sys.executable}/here"), ["/here: expected a directory that can be written"]),

@@ -296,12 +296,13 @@ class DreamerV3:
         state = copy.deepcopy(self.state_dict(replay=False))
         first = self.replay.gather(none[:1], none[:1])
         latents = {name: first.data[name].clone() for name in ("deter", "stoch")}
-        with own_randomness(self.device):
-            seconds = self.compiled.warm_up(lambda: self._learn(none, none))
-        self.replay.write_back(first.worlds, first.times, latents)
-        self.load_state_dict(state)
-        self.optimizer.zero_grad(set_to_none=False)
-        return seconds
+        try:
+            with own_randomness(self.device):
+                return self.compiled.warm_up(lambda: self._learn(none, none))
+        finally:
+            self.replay.write_back(first.worlds, first.times, latents)
+            self.load_state_dict(state)
+            self.optimizer.zero_grad(set_to_none=False)
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.keys.spaces else name]

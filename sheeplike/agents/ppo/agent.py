@@ -351,13 +351,14 @@ class PPO:
         size = self.num_envs * self.rollout_length // self.minibatches
         index = torch.zeros(size, dtype=torch.int64, device=self.device)
         state = copy.deepcopy((self.networks.state_dict(), self.optimizer.state_dict()))
-        with own_randomness(self.device):
-            self.compiled.warm_up(self._prepare)
-            seconds = self.compiled.warm_up(lambda: self._learn(index))
-        self.networks.load_state_dict(state[0])
-        load_in_place(self.optimizer, self.optimizer.load_state_dict, state[1])
-        self.optimizer.zero_grad(set_to_none=False)
-        return seconds
+        try:
+            with own_randomness(self.device):
+                self.compiled.warm_up(self._prepare)
+                return self.compiled.warm_up(lambda: self._learn(index))
+        finally:
+            self.networks.load_state_dict(state[0])
+            load_in_place(self.optimizer, self.optimizer.load_state_dict, state[1])
+            self.optimizer.zero_grad(set_to_none=False)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
