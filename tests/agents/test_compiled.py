@@ -30,7 +30,11 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         torch.compiler.reset()
+        # Compiled for one thread from the start: other numbers of threads would compile anew.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         yield
+        torch.set_num_threads(threads)
     torch.compiler.reset()
 
 
