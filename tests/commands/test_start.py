@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -24,36 +26,51 @@ QUIET = ("video_every=null", "eval.every=null", "checkpoint.every=null", "logger
 WORLDS = 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config() -> Config:
     """Two worlds, which begin to learn at 32 policy steps; of 64."""
     return load(["exp=dreamer_v3", "env=cartpole_balance", "dry_run=true", "total_steps=64", *QUIET], Sources([]))
 
 
+class Run(NamedTuple):
+    directory: Path
+    events: list[str]
+    """What happened to worlds and agent once the run had its state, in order."""
+    output: str
+
+
+def watched(config: Config, directory: Path) -> Run:
+    """Train, and watch."""
+    events: list[str] = []
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+
+        def tell(kind: type, method: str) -> None:
+            original = getattr(kind, method)
+            patch.setattr(kind, method, lambda self, *args: events.append(method) or original(self, *args))
+
+        for kind, method in ((MjxVectorEnv, "step"), (DreamerV3, "warm_up"), (DreamerV3, "update")):
+            tell(kind, method)
+        begin = LoopState.begin
+        patch.setattr(LoopState, "begin", lambda *args: events.clear() or begin(*args))
+        assert training.run(config, directory)
+    return Run(directory, events, output.getvalue())
+
+
+@pytest.fixture(scope="module")
+def finished(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of 64 policy steps."""
+    return watched(config, tmp_path_factory.mktemp("runs") / "run")
+
+
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens to worlds and agent from the moment that the run has its state, in order."""
-    happened: list[str] = []
-
-    def told(kind: type, method: str) -> None:
-        original = getattr(kind, method)
-        monkeypatch.setattr(kind, method, lambda self, *args: happened.append(method) or original(self, *args))
-
-    for kind, method in ((MjxVectorEnv, "step"), (DreamerV3, "warm_up"), (DreamerV3, "update")):
-        told(kind, method)
-    begin = LoopState.begin
-    monkeypatch.setattr(LoopState, "begin", lambda *args: happened.clear() or begin(*args))
-    return happened
-
-
-@pytest.fixture
-def no_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets every later update fail to compile."""
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates cannot be compiled."""
 
     def fail(agent: DreamerV3) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee the documentation")
 
-    return lambda: monkeypatch.setattr(DreamerV3, "warm_up", fail)
+    monkeypatch.setattr(DreamerV3, "warm_up", fail)
 
 
 def rows(run_dir: Path) -> list[dict[str, float]]:
@@ -62,47 +79,42 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in found]
 
 
-def test_the_worlds_begin_and_the_update_is_compiled_when_the_replay_is_full(
-    config: Config, events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """When it is compiled changes nothing of a run: where filling takes long, it is before the replay is full."""
-    assert training.run(config, tmp_path / "run")
-    compiled = events.index("warm_up")
-    assert events[:compiled] == ["step"] * (learning_begins(config) // WORLDS)
-    assert events.count("warm_up") == 1
-    assert events.index("update") > compiled
-    output = capsys.readouterr().out
-    assert output.index("filling the replay") < output.index("s per gradient step") < output.index("first gradient")
+def test_the_worlds_begin_and_the_update_is_compiled_when_the_replay_is_full(config: Config, finished: Run) -> None:
+    compiled = finished.events.index("warm_up")
+    assert finished.events[:compiled] == ["step"] * (learning_begins(config) // WORLDS)
+    assert finished.events.count("warm_up") == 1
+    assert finished.events.index("update") > compiled
+    told = [finished.output.index(words) for words in ("filling the replay", "s per gradient step", "first gradient")]
+    assert told == sorted(told)
+    assert [row["step"] for row in rows(finished.directory)] == [32, 64]
 
+
+def test_when_the_update_is_compiled_changes_nothing(
+    config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where filling the replay takes long, the update is compiled before it is full."""
     monkeypatch.setattr(training, "COLLECT_FIRST", 0)
-    assert training.run(config, tmp_path / "eager")
-    assert events[0] == "warm_up"
-    assert rows(tmp_path / "eager") == rows(tmp_path / "run")
-    assert [row["step"] for row in rows(tmp_path / "run")] == [32, 64]
+    early = watched(config, tmp_path / "run")
+    assert early.events[0] == "warm_up"
+    assert rows(early.directory) == rows(finished.directory)
 
 
-def test_a_run_that_cannot_learn_is_refused_and_leaves_nothing(
-    config: Config, no_memory: Callable[[], None], tmp_path: Path
-) -> None:
-    no_memory()
+@pytest.mark.usefixtures("no_memory")
+def test_a_run_that_cannot_learn_is_refused_and_leaves_nothing(config: Config, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"^CUDA out of memory. Tried to allocate 20.00 GiB.$"):
         training.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert run_directory.check(replace(config, run_dir=str(tmp_path / "run"), dry_run=False)) == tmp_path / "run"
 
 
-def test_a_run_that_cannot_go_on_learning_keeps_what_it_has(
-    config: Config, no_memory: Callable[[], None], tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    assert training.run(config, run_dir)
-    before = rows(run_dir)
-    no_memory()
+@pytest.mark.usefixtures("no_memory")
+def test_a_run_that_cannot_go_on_learning_keeps_what_it_has(config: Config, finished: Run) -> None:
+    before = rows(finished.directory)
     with pytest.raises(CommandError, match="CUDA out of memory"):
-        training.run(replace(config, total_steps=80), run_dir, resume=True)
-    assert run_directory.checkpoint_steps(run_dir) == [64]
-    assert rows(run_dir) == before
-    run_directory.lock(run_dir).close()  # nobody holds it
+        training.run(replace(config, total_steps=80), finished.directory, resume=True)
+    assert run_directory.checkpoint_steps(finished.directory) == [64]
+    assert rows(finished.directory) == before
+    run_directory.lock(finished.directory).close()  # nobody holds it
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Simulator and renderer on a toy scene of two bodies, whose numbers can be worked out by hand."""
 
+import atexit
 import sys
 from typing import NamedTuple
 
@@ -207,6 +208,18 @@ def test_a_step_is_dispatched_and_not_waited_for(drone):
     assert calls / 3 < 10 * len(jax.tree.leaves(state))
     assert not all(waited)
     assert simulator.compilations == 1
+
+
+def test_the_process_ends_after_the_last_step_has(monkeypatch):
+    """A step calls Warp in Python: it would never end if Python had gone, and neither would the process."""
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append((function, arguments)))
+    simulator = MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, variation=colour).simulator
+    actions = jax.device_put(np.zeros(3, np.float32), simulator.device)
+    worlds = simulator.step(*simulator.start(0), actions)
+    (finish, arguments), *_ = [entry for entry in at_exit if entry[0].__module__ == Simulator.__module__]
+    finish(*arguments)
+    assert all(leaf.is_ready() for leaf in jax.tree.leaves(worlds))
 
 
 def test_cameras_come_in_the_order_asked_for(drone):

@@ -22,18 +22,26 @@ MEASURED = 15
 UPDATES = 1 / WORLDS  # per policy step: one in every iteration
 
 
+def make_worlds(device: str) -> MjxVectorEnv:
+    return sheeplike.envs.make("cartpole_balance", num_envs=WORLDS, image_size=48, episode_length=9, device=device)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> MjxVectorEnv:
+    return make_worlds("cpu")
+
+
 def begin(
-    make_agent: Callable[..., DreamerV3], collector: Any, device: str, **options: Any
-) -> tuple[DreamerV3, MjxVectorEnv, LoopState]:
-    """Worlds and agent after ``SETTLED`` iterations, in which the agent has begun to learn."""
-    envs = sheeplike.envs.make("cartpole_balance", num_envs=WORLDS, image_size=48, episode_length=9, device=device)
+    make_agent: Callable[..., DreamerV3], collector: Any, envs: MjxVectorEnv, **options: Any
+) -> tuple[DreamerV3, LoopState]:
+    """An agent that has begun to learn, after ``SETTLED`` iterations in these worlds."""
     agent = make_agent(
         cameras=("fixed",), vectors={}, actions=1, num_envs=WORLDS, replay_ratio=UPDATES, device=envs.device, **options
     )
     state = LoopState.begin(agent, envs, seed=0)
     go_on(agent, envs, state, collector, SETTLED)
     assert state.gradient_steps > 0
-    return agent, envs, state
+    return agent, state
 
 
 def go_on(agent: DreamerV3, envs: MjxVectorEnv, state: LoopState, collector: Any, iterations: int) -> None:
@@ -45,37 +53,40 @@ def addresses(envs: MjxVectorEnv) -> list[int]:
 
 
 def test_the_state_stays_where_it_is_while_the_agent_holds_what_it_delivers(
-    make_agent: Callable[..., DreamerV3], collector: Any, no_host_reads: Callable[[], Any]
+    make_agent: Callable[..., DreamerV3], worlds: MjxVectorEnv, collector: Any, no_host_reads: Callable[[], Any]
 ) -> None:
     """Over several episodes, updates and a ring that wraps, with every step kept alive by the observer."""
-    agent, envs, state = begin(make_agent, collector, "cpu", replay_size=WORLDS * 20)
-    before, learned = addresses(envs), state.gradient_steps
+    agent, state = begin(make_agent, collector, worlds, replay_size=WORLDS * 20)
+    before, learned = addresses(worlds), state.gradient_steps
     assert len(set(before)) == len(before)
     for _ in range(MEASURED):
         with no_host_reads():
-            go_on(agent, envs, state, collector, 1)
-        assert addresses(envs) == before
+            go_on(agent, worlds, state, collector, 1)
+        assert addresses(worlds) == before
         delivered = [*state.step.obs.values(), state.step.reward]
         assert set(before).isdisjoint(tensor.data_ptr() for tensor in delivered)
     assert agent.replay.added > agent.replay.length
     assert state.gradient_steps - learned == MEASURED
-    assert envs.simulator.compilations == 1
+    assert worlds.simulator.compilations == 1
 
 
-def test_an_agent_that_donates_would_be_noticed(make_agent: Callable[..., DreamerV3], collector: Any) -> None:
+def test_an_agent_that_holds_the_state_itself_would_be_noticed(
+    make_agent: Callable[..., DreamerV3], worlds: MjxVectorEnv, collector: Any
+) -> None:
     """A tensor that views a part of the state moves that part: the test above can fail."""
-    agent, envs, state = begin(make_agent, collector, "cpu")
-    before = addresses(envs)
-    held = torch.from_dlpack(envs._state.data.qpos)
-    go_on(agent, envs, state, collector, 1)
-    assert addresses(envs) != before
+    agent, state = begin(make_agent, collector, worlds)
+    before = addresses(worlds)
+    held = torch.from_dlpack(worlds._state.data.qpos)
+    go_on(agent, worlds, state, collector, 1)
+    assert addresses(worlds) != before
     assert held.isfinite().all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_warp_captures_no_graph_once_the_loop_has_settled(make_agent: Callable[..., DreamerV3], collector: Any) -> None:
-    agent, envs, state = begin(make_agent, collector, "cuda")
+    envs = make_worlds("cuda")
+    agent, state = begin(make_agent, collector, envs)
     forgetful = SimpleNamespace(stepped=lambda step, info: None, learned=lambda metrics: None)
     go_on(agent, envs, state, forgetful, 100)
     before = addresses(envs)
@@ -89,7 +100,8 @@ def test_warp_captures_no_graph_once_the_loop_has_settled(make_agent: Callable[.
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_loop_does_not_wait_for_the_worlds(make_agent: Callable[..., DreamerV3], collector: Any) -> None:
-    agent, envs, state = begin(make_agent, collector, "cuda")
+    envs = make_worlds("cuda")
+    agent, state = begin(make_agent, collector, envs)
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
