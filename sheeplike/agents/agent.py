@@ -68,7 +68,7 @@ class Player(Protocol):
 
 
 class Agent(Protocol):
-    """Learns from the steps that it is given. None of its methods but ``report`` waits for the device."""
+    """Learns from the steps that it is given. Only ``report`` and ``warm_up`` wait for the device."""
 
     def player(self, num_envs: int) -> Player:
         """A fresh player; training and evaluation never share one."""
@@ -89,7 +89,7 @@ class Agent(Protocol):
         """Metrics that the host knows without asking the device."""
 
     def warm_up(self) -> float:
-        """Run one update on empty data, changing nothing; returns the seconds that an update takes."""
+        """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes."""
 
     def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay``, all but what it has seen."""

@@ -27,7 +27,7 @@ from sheeplike.commands.validation import from_data, unknown_key, validate
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
-RESUMABLE = {"total_steps", "log_every", "video_every", "eval", "checkpoint", "logger"}
+RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "eval", "checkpoint", "logger"}
 
 
 AGENTS = {kind_name(section): section for section in get_args(Agent)}

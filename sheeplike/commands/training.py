@@ -30,12 +30,13 @@ from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.evaluation import play
 from sheeplike.commands.recorder import Recorder, restore, save
-from sheeplike.commands.run_directory import CHECKPOINTS, create, discard, lock, update
+from sheeplike.commands.run_directory import CHECKPOINTS, checkpoint_steps, create, discard, lock, update
 from sheeplike.commands.schema import Config
 from sheeplike.commands.train import stops_at_once
 from sheeplike.loop import Evaluation, Every, LoopState, first_step, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+from sheeplike.nn.compilation import EAGER_CALLS
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
@@ -115,6 +116,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
             worth_keeping = True
             proceed(total_steps=config.total_steps)
         finished = state.policy_steps >= config.total_steps
+        recorder.flush()
         progress.close()
         every = config.checkpoint.every
         if every is None or not finished or state.policy_steps % every >= worlds.num_envs:  # else it is just saved
@@ -127,16 +129,17 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         logger.close()
         worlds.close()
         evaluator.close()
-        if not worth_keeping:
+        if not (worth_keeping or checkpoint_steps(run_dir)):
             discard(run_dir)
         held.close()
     return finished
 
 
 def compile_policy(agent: Agent, worlds: VectorEnv) -> None:
-    """Act once, with a player that nobody uses afterwards; what is compiled serves all of them."""
-    step = first_step(worlds.reset(seed=0)[0], worlds.num_envs)
-    agent.player(worlds.num_envs).act(step.obs, step.is_first)
+    """Act until that is compiled, and captured where it is, with a player that nobody uses afterwards."""
+    step, player = first_step(worlds.reset(seed=0)[0], worlds.num_envs), agent.player(worlds.num_envs)
+    for _ in range(EAGER_CALLS + 1):
+        player.act(step.obs, step.is_first)
 
 
 def compile_update(

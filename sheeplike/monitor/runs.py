@@ -22,7 +22,18 @@ import yaml
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
 # Sections of a configuration that do not make another experiment: runs that differ in these alone are averaged.
 INCIDENTAL = frozenset(
-    {"seed", "run_dir", "dry_run", "profile", "total_steps", "log_every", "video_every", "checkpoint", "logger"}
+    {
+        "seed",
+        "compile",
+        "run_dir",
+        "dry_run",
+        "profile",
+        "total_steps",
+        "log_every",
+        "video_every",
+        "checkpoint",
+        "logger",
+    }
     | {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
 )
 ACTION_REPEAT = "env.action_repeat"

@@ -13,6 +13,7 @@ about compiling and capturing is here.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.util
 import shutil
 import sys
@@ -116,7 +117,7 @@ class GraphedStep:
     Args:
         function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the
             host, and what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once:
-            numbers that are no tensors are baked in.
+            numbers that are no tensors are baked in, and 0-dim outputs are float32.
         device: a CUDA device.
 
     Attributes:
@@ -137,8 +138,11 @@ class GraphedStep:
             return self._on_side_stream(inputs)
         if self._graph is None:
             self._capture(leaves, spec)
-        elif spec != self._spec or any(a.shape != b.shape for a, b in zip(leaves, self._inputs, strict=True)):
-            raise ValueError(f"a captured step was called with {spec}, expected {self._spec} of the same shapes")
+        elif spec != self._spec or list(map(_kind, leaves)) != list(map(_kind, self._inputs)):
+            raise ValueError(
+                f"a captured step was called with {list(map(_kind, leaves))} in {spec}: expected "
+                f"{list(map(_kind, self._inputs))} in {self._spec}"
+            )
         if leaves:
             torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
         self._graph.replay()
@@ -162,14 +166,29 @@ class GraphedStep:
     def _capture(self, leaves: list[Tensor], spec: Any) -> None:
         self._inputs, self._spec = [leaf.clone() for leaf in leaves], spec
         graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls are refused while capturing: XLA's threads may allocate at any time.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
-            self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
-            scalars = [leaf.float() for leaf in self._outputs if leaf.dim() == 0]
-            self._scalars = torch.stack(scalars) if scalars else torch.zeros(0, device=self.device)
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # what Python frees during a capture, an older graph for one, would break it
+        try:
+            # A capture that fails would leave its stream behind as the current one. Only this thread's calls are
+            # refused while capturing: XLA's threads may allocate at any time.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(self.device)),
+                torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
+                self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
+                scalars = [leaf.float() for leaf in self._outputs if leaf.dim() == 0]
+                self._scalars = torch.stack(scalars) if scalars else torch.zeros(0, device=self.device)
+        finally:
+            if collecting:
+                gc.enable()
         self._graph = graph
         self.captures += 1
+
+
+def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return leaf.shape, leaf.dtype
 
 
 def keep_freed_memory(keep: bool = True) -> None:

@@ -142,6 +142,8 @@ class PPO:
         rate = torch.tensor(learning_rate, device=self.device)
         options = {"eps": 1e-5, "fused": True, "capturable": self.device.type == "cuda"}
         self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, **options)
+        # It is told to be capturable whether or not it will be captured; that needs no warning.
+        self.optimizer._warned_capturable_if_run_uncaptured = True
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
