@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     check_accelerator(config)
     asked = replace(asked, out=str(_check_out(Path(asked.out).expanduser())))
     print("loading torch and JAX", flush=True)
-    from sheeplike.commands.train import stops_at_once
+    from sheeplike.commands.preemption import stops_at_once
 
     # What has been measured is saved already: there is nothing to wait for after Ctrl-C.
     with stops_at_once():

@@ -27,7 +27,7 @@ from sheeplike.commands.validation import from_data, unknown_key, validate
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
-RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "eval", "checkpoint", "logger"}
+RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "eval", "checkpoint", "faults", "logger"}
 
 
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
@@ -97,6 +97,9 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     if isinstance(data.get("env"), dict):
         data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
     data.setdefault("compile", "off")  # likewise
+    data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
+    if isinstance(data.get("fabric"), dict):
+        data["fabric"].setdefault("deterministic", False)
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
@@ -112,6 +115,19 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
         return validate(data)
     except CommandError as error:
         raise CommandError(f"{error} (in {path})") from None
+
+
+def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """What differs between two configurations: dotted key to both values; ``run_dir`` apart, which may have moved."""
+    old, new = (_flat(dataclasses.asdict(dataclasses.replace(config, run_dir=None))) for config in (before, after))
+    return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in section.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def load_settings(cls: type[T], arguments: Sequence[str]) -> T:

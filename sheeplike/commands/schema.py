@@ -177,11 +177,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Faults:
+    max_skipped: Annotated[
+        int, Rule("updates in a row skipped for a non-finite loss or gradient, before the run goes back", at_least=1)
+    ]
+    max_rollbacks: Annotated[int, Rule("times that it goes back to its last checkpoint before it halts", at_least=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fabric:
     accelerator: Annotated[str, Rule("auto, cpu, or cuda, also called gpu", choices=("auto", "cpu", "cuda", "gpu"))]
     precision: Annotated[str, Rule("of the learner's arithmetic", choices=("32-true", "bf16-mixed"))]
     threads: Annotated[
         int | None, Rule("torch's threads on a CPU; null: all cores but one, which the simulation has", at_least=1)
+    ]
+    deterministic: Annotated[
+        bool, Rule("the same bits in every run on a GPU too, where that costs speed; a CPU gives them anyway")
     ]
 
 
@@ -222,6 +233,7 @@ class Config:
     agent: Annotated[Agent, Rule("the algorithm and its numbers")]
     eval: Annotated[Eval, Rule("evaluation in worlds of its own")]
     checkpoint: Annotated[Checkpoint, Rule("checkpoints")]
+    faults: Annotated[Faults, Rule("what happens when numbers are no longer finite")]
     fabric: Annotated[Fabric, Rule("device and precision")]
     logger: Annotated[Logger, Rule("where metrics go beside metrics.jsonl")]
 

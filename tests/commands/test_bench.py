@@ -194,7 +194,7 @@ def test_ppo(tmp_path, capsys):
 
 def test_the_bare_loop_and_the_vector_env_do_the_same(tmp_path):
     """The same episodes, frames and ends included, from one compiled step."""
-    from sheeplike.commands.training import launch
+    from sheeplike.commands.building import launch
 
     arguments = ["exp=dreamer_v3", JOB[0], "profile=cpu", "env.num_envs=2", "env.options.episode_length=4", "seed=3"]
     config = load(arguments, Sources())

@@ -21,10 +21,10 @@ from sheeplike.commands.benchmark.layers import acting, learning, simulation, st
 from sheeplike.commands.benchmark.memory import memory
 from sheeplike.commands.benchmark.tables import Report, Table
 from sheeplike.commands.benchmark.updates import MODES, updates
+from sheeplike.commands.building import launch
 from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
-from sheeplike.commands.training import launch
 from sheeplike.monitor.progress import format_seconds
 
 if TYPE_CHECKING:
