@@ -97,6 +97,8 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     if isinstance(data.get("env"), dict):
         data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
     data.setdefault("compile", "off")  # likewise
+    if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
+        data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:

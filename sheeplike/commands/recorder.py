@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -155,11 +154,24 @@ def process_seconds() -> float:
     return time.monotonic() - STARTED
 
 
-def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config, state: LoopState) -> Path:
-    """Write a checkpoint of the whole run, and all rows up to here, which nobody would write after a resume.
+def save(
+    writer: checkpoint.Writer,
+    agent: Agent,
+    envs: Any,
+    recorder: Recorder,
+    config: Config,
+    state: LoopState,
+    *,
+    wait: bool = False,
+) -> None:
+    """Save the whole run in the background, and all rows up to here, which nobody would write after a resume.
 
-    Returns:
-        The checkpoint's directory.
+    Args:
+        wait: until it is on the disk.
+
+    Raises:
+        OSError: the disk, if asked to wait.
+        checkpoint.NonFinite: the agent is not worth saving.
     """
     recorder.flush()
     step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
@@ -167,7 +179,7 @@ def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config
     rng = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         rng["cuda"] = torch.cuda.get_rng_state()
-    learned = agent.state_dict(replay=config.checkpoint.replay)
+    learned = agent.state_dict(replay=config.checkpoint.replay, history=False)
     acting = agent.state_dict(replay=False).keys()
     parts = {
         "agent": {name: learned[name] for name in acting},
@@ -181,13 +193,16 @@ def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config
     meta = {"env": config.env.name, "agent": config.agent.name}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
-    return checkpoint.save(root, state.policy_steps, parts, meta, config.checkpoint.keep)
+    journals = {"memory": agent.journals} if config.checkpoint.replay else {}
+    writer.save(state.policy_steps, parts, meta, journals, finite=("agent",), wait=wait)
 
 
 def restore(parts: dict[str, Any], agent: Agent, envs: Any, recorder: Recorder) -> LoopState:
     """Put a checkpoint back into freshly built objects; returns where the run stood."""
     device = envs.device
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
+    for name, stored in parts.get("journals", {}).get("memory", {}).items():
+        stored.copy_to(agent.journals[name])
     envs.load_state_dict(parts["envs"])
     recorder.episodes.load_state_dict(parts["monitor"]["episodes"])
     recorder.metrics.load_state_dict(parts["monitor"]["metrics"])

@@ -84,7 +84,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     if parts is None:
         state = LoopState.begin(agent, worlds, config.seed)
     else:
-        with as_command_errors(ValueError, KeyError):
+        with as_command_errors(ValueError, KeyError, checkpoint.Corrupt):
             state = restore(parts, agent, worlds, recorder)
         update(run_dir, config)
         del parts  # or the replay would be held twice
@@ -93,7 +93,16 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     logger.log_hyperparameters(asdict(config))
 
     evaluator = Evaluator(config, agent, fabric.device)
-    save_checkpoint = partial(save, run_dir / CHECKPOINTS, agent, worlds, recorder, config)
+    with as_command_errors(OSError, checkpoint.InUse):
+        writer = checkpoint.Writer(
+            run_dir / CHECKPOINTS,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            config=to_yaml(config),
+            device=fabric.device.type,
+            report=progress.note,
+        )
+    save_checkpoint = partial(save, writer, agent, worlds, recorder, config)
     intervals = [
         (worlds.num_envs, lambda state: progress.update(state.policy_steps)),
         (config.log_every, recorder.log),
@@ -104,7 +113,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
     hooks = [Every(n, function, state.policy_steps // n) for n, function in intervals if n is not None]
     worth_keeping = resume
     try:
-        with interruptible() as stopped:
+        with interruptible() as stopped, as_command_errors(checkpoint.NonFinite):
             recorder.begin(state)
             proceed = partial(train, agent, worlds, state, observer=recorder, hooks=hooks, stop=stopped)
             # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
@@ -118,10 +127,9 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         finished = state.policy_steps >= config.total_steps
         recorder.flush()
         progress.close()
-        every = config.checkpoint.every
-        if every is None or not finished or state.policy_steps % every >= worlds.num_envs:  # else it is just saved
-            with phase("saving"):
-                save_checkpoint(state)
+        with phase("saving"), as_command_errors(OSError):
+            if not writer.holds(state.policy_steps):
+                save_checkpoint(state, wait=True)
     finally:
         progress.close()
         with suppress(RuntimeError):  # a device that has failed keeps the last row
@@ -129,6 +137,7 @@ def run(config: Config, run_dir: Path, *, resume: bool = False) -> bool:
         logger.close()
         worlds.close()
         evaluator.close()
+        writer.close()
         if not (worth_keeping or checkpoint_steps(run_dir)):
             discard(run_dir)
         held.close()
