@@ -91,10 +91,27 @@ class Agent(Protocol):
     def warm_up(self) -> float:
         """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes."""
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay``, all but what it has seen."""
+    @property
+    def journals(self) -> dict[str, Any]:
+        """What it has seen and will never change, name to ``sheeplike.checkpoint.Journal``, of which a checkpoint writes
+        only what is new; empty where that is little.
+        """
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs.
+
+        Args:
+            replay: with what it has seen.
+            history: with what :attr:`journals` hold of that. Without it, tensors may be the agent's own, which change
+                as it goes on.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        After a state without history, every step of the journals has to be written into :attr:`journals` before the
+        agent goes on.
+        """
 
 
 class Ratio:

@@ -100,6 +100,8 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
     if isinstance(data.get("fabric"), dict):
         data["fabric"].setdefault("deterministic", False)
+    if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
+        data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -96,7 +97,6 @@ class Experiment:
         self.config, self.run_dir = planned.config, planned.run_dir
         self.resumed = self.kept = planned.resume
         self.rollbacks = 0
-        self._saved = -1  # policy steps of the newest checkpoint
         self._compiled = False
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
             with building():
@@ -171,8 +171,8 @@ class Experiment:
             OSError: it cannot be written, with ``wait``.
         """
         parts, meta, journals = snapshot.take(self.agent, self.worlds, self.recorder, self.config, self.state)
-        self.writer.save(self.policy_steps, parts, meta, journals, wait=wait)
-        self._saved, self.kept = self.policy_steps, True
+        self.writer.save(self.policy_steps, parts, meta, journals, finite=("agent",), wait=wait)
+        self.kept = True
 
     def close(self) -> None:
         """Let go of everything, without saving. Calling it again does nothing."""
@@ -185,24 +185,24 @@ class Experiment:
         # What is in the middle of an iteration cannot be saved; after an error anywhere else it is worth it.
         with self._ending:
             self.progress.close()
-            if not self._busy and self._saved != self.policy_steps:
+            if not self._busy:
                 self._save_at_the_end()
         if self.stop():
             self.stop.tell_others()
 
     # --- how it begins ----------------------------------------------------------------------------------------------
 
-    def _build(self, stack: ExitStack) -> checkpoint.Checkpoint | None:
-        """Everything but the state; returns the checkpoint to go on from."""
-        config, found = self.config, None
+    def _build(self, stack: ExitStack) -> dict[str, Any] | None:
+        """Everything but the state; returns the parts of the checkpoint to go on from."""
+        config, parts = self.config, None
         fabric = launch(config)
         torch.manual_seed(config.seed)
         with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
             if self.resumed:
                 stack.enter_context(lock(self.run_dir))
                 with phase("reading the checkpoint"):
-                    found = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
-                begun = found.meta["step"]
+                    meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
+                begun = meta["step"]
                 if begun >= config.total_steps:
                     raise CommandError(
                         f"resume={self.run_dir}: finished at {begun} policy steps; expected a larger total_steps="
@@ -219,30 +219,35 @@ class Experiment:
                 compile_policy(self.agent, self.worlds)
         self.evaluator = Evaluator(config, self.agent, fabric.device)
         stack.callback(self.evaluator.close)
-        return found
+        return parts
 
-    def _begin(self, found: checkpoint.Checkpoint | None, stack: ExitStack) -> None:
+    def _begin(self, parts: dict[str, Any] | None, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
         config = self.config
-        begun = None if found is None else found.meta["step"]
-        settings = config.checkpoint
-        self.writer = checkpoint.Writer(
-            self.run_dir / CHECKPOINTS, keep_last=settings.keep_last, keep_best=settings.keep_best
-        )
-        stack.callback(self.writer.close)
+        begun = None if parts is None else parts["loop"]["counters"]["policy_steps"]
         self.progress = Progress(config.total_steps, initial_steps=begun or 0)
         stack.callback(self.progress.close)
+        with as_command_errors(OSError, checkpoint.InUse):
+            self.writer = checkpoint.Writer(
+                self.run_dir / CHECKPOINTS,
+                keep_last=config.checkpoint.keep_last,
+                keep_best=config.checkpoint.keep_best,
+                config=to_yaml(config),
+                device=self.worlds.device.type,
+                report=self.progress.note,
+            )
+        stack.callback(self.writer.close)
         self.logger = RunLogger(self.run_dir, tensorboard=config.logger.tensorboard, purge_step=begun)
         stack.callback(lambda: self.logger.close())  # of that moment: going back opens another
         self.recorder = Recorder(self.agent, self.worlds, self.logger, self.progress)
         stack.callback(self._last_row)
         torch.manual_seed(config.seed)
-        if found is None:
+        if parts is None:
             self.state = LoopState.begin(self.agent, self.worlds, config.seed)
         else:
-            with as_command_errors(ValueError, KeyError):
-                self.state = snapshot.restore(found, self.agent, self.worlds, self.recorder)
-            self._saved = self.policy_steps
+            with as_command_errors(ValueError, KeyError, checkpoint.Corrupt):
+                self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
+            parts.clear()  # or part of it would be held twice
             update(self.run_dir, config)
         soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.worlds.num_envs
         self._compile_at = min(learning_begins(config), soon)
@@ -324,7 +329,8 @@ class Experiment:
     def _save_at_the_end(self) -> None:
         try:
             with phase("saving"):
-                self.save()
+                if not self.writer.holds(self.policy_steps):
+                    self.save()
         except (OSError, checkpoint.NonFinite) as error:
             steps = checkpoint_steps(self.run_dir)
             newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
@@ -349,17 +355,16 @@ class Experiment:
         try:
             if self.rollbacks >= faults.max_rollbacks:
                 raise FileNotFoundError(f"after {self.rollbacks} returns to a checkpoint")
-            found = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
+            meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
         except (FileNotFoundError, checkpoint.Corrupt) as error:
             raise Halted(f"{told}; halted: {error}") from None
         self.rollbacks += 1
         self.progress.note(f"{told}; going back to policy step {found.meta['step']:,}")
         self.recorder.pending = None
         self.logger.close()
-        self.logger = RunLogger(self.run_dir, tensorboard=self.config.logger.tensorboard, purge_step=found.meta["step"])
+        self.logger = RunLogger(self.run_dir, tensorboard=self.config.logger.tensorboard, purge_step=meta["step"])
         self.recorder.logger = self.logger
-        self.state = snapshot.restore(found, self.agent, self.worlds, self.recorder)
-        self._saved = self.policy_steps
+        self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
         # The same random numbers would lead to the same place.
         seed = self.config.seed + 7919 * self.rollbacks
         torch.manual_seed(seed)

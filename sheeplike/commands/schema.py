@@ -170,7 +170,8 @@ class Eval:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     every: Annotated[int | None, Rule("policy steps between two checkpoints; null: only at the end", at_least=1)]
-    keep: Annotated[int, Rule("newest checkpoints kept; the best is kept beside them", at_least=1)]
+    keep_last: Annotated[int, Rule("newest checkpoints kept", at_least=1)]
+    keep_best: Annotated[int, Rule("checkpoints kept beside them for having the highest eval/return_mean", at_least=0)]
     replay: Annotated[
         bool, Rule("save the replay or the rollout too; without it a resumed run starts with an empty one")
     ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,6 @@ from gymnasium.vector import VectorEnv
 
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.commands.config import to_yaml
 from sheeplike.commands.recorder import Recorder
 from sheeplike.commands.schema import Config
 from sheeplike.loop import LoopState
@@ -22,8 +21,8 @@ from sheeplike.loop import LoopState
 
 def take(
     agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, checkpoint.Journal]]:
-    """The parts of a checkpoint, what its manifest tells, and what is written bit by bit.
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Mapping[str, checkpoint.Journal]]]:
+    """The parts of a checkpoint, what its manifest tells, and journals of what is only appended to.
 
     All rows up to here are written first: nobody would write them after a resume.
     """
@@ -42,31 +41,29 @@ def take(
         },
         "rng": random_state(),
     }
-    journals: dict[str, checkpoint.Journal] = {}
+    journals: dict[str, Mapping[str, checkpoint.Journal]] = {}
     if config.checkpoint.replay:
         # What the agent has seen is a file of its own, which an evaluation need not read.
         learned = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in learned.items() if name not in acting}
-        journals = agent.journals
-    meta = {
-        "env": config.env.name,
-        "agent": config.agent.name,
-        "config_sha256": hashlib.sha256(to_yaml(config).encode()).hexdigest(),
-    }
+        journals["memory"] = agent.journals
+    meta = {"env": config.env.name, "agent": config.agent.name}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, journals
 
 
-def restore(found: checkpoint.Checkpoint, agent: Agent, envs: VectorEnv, recorder: Recorder) -> LoopState:
+def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: Recorder) -> LoopState:
     """Put a checkpoint back into objects that were built for it; returns where the run stood.
 
     Raises:
         ValueError, KeyError: it is of another agent or of other worlds.
+        Corrupt: what it remembers has been removed or altered since it was verified.
     """
-    parts, device = found.parts, envs.device
+    device = envs.device
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
-    found.replay(agent.journals)
+    for name, stored in parts.get("journals", {}).get("memory", {}).items():
+        stored.copy_to(agent.journals[name])
     envs.load_state_dict(parts["envs"])
     monitor, loop = parts["monitor"], parts["loop"]
     recorder.episodes.load_state_dict(monitor["episodes"])

@@ -27,11 +27,12 @@ from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.memory import SequenceReplay
+from sheeplike.memory import ReplayJournal, SequenceReplay
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
 CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
+LATENTS = ("deter", "stoch")  # stored with every step, and refreshed by every update
 LOSS_SCALES = {"reconstruction": 1.0, "reward": 1.0, "continue": 1.0, "dyn": 1.0, "rep": 0.1} | {
     "policy": 1.0,
     "value": 1.0,
@@ -131,6 +132,7 @@ class DreamerV3:
             sequence=batch_length + CONTEXT,
             device=self.device,
             seed=seed,
+            refreshed=LATENTS,
         )
         self.ratio = Ratio(replay_ratio, start=learning_starts)
         self._compile(compile)
@@ -295,7 +297,7 @@ class DreamerV3:
         none = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
         state = copy.deepcopy(self.state_dict(replay=False))
         first = self.replay.gather(none[:1], none[:1])
-        latents = {name: first.data[name].clone() for name in ("deter", "stoch")}
+        latents = {name: first.data[name].clone() for name in LATENTS}
         try:
             with own_randomness(self.device):
                 return self.compiled.warm_up(lambda: self._learn(none, none))
@@ -321,14 +323,20 @@ class DreamerV3:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring."""
+    @property
+    def journals(self) -> dict[str, ReplayJournal]:
+        """What was seen and done; the latents, which every update refreshes, are part of the state."""
+        return {"replay": self.replay.journal}
+
+    def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, without
+        ``history`` the ring is without what :attr:`journals` hold."""
         state = {
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
         }
-        return state | ({"replay": self.replay.state_dict()} if replay else {})
+        return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""

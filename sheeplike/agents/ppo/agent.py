@@ -364,7 +364,12 @@ class PPO:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+    @property
+    def journals(self) -> dict[str, Any]:
+        """None: a rollout is small, and part of the state."""
+        return {}
+
+    def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` a new rollout begins.
 
         Raises:
