@@ -27,7 +27,7 @@ from sheeplike.commands.validation import from_data, unknown_key, validate
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
-RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "eval", "checkpoint", "logger"}
+RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "watchdog", "eval", "checkpoint", "logger"}
 
 
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
@@ -97,6 +97,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     if isinstance(data.get("env"), dict):
         data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
     data.setdefault("compile", "off")  # likewise
+    data.setdefault("watchdog", 600.0)
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
