@@ -20,6 +20,7 @@ import re
 import shutil
 import uuid
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -28,9 +29,11 @@ from typing import Any, BinaryIO
 import torch
 
 from sheeplike import __version__
+from sheeplike.files import open_regular, read_text
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 2**24  # bytes; one takes about a thousand
 _TEMPORARY = ".tmp-"
 _RETIRED = ".old-"
 _NAME = re.compile(r"step_(\d{12,})")
@@ -124,7 +127,7 @@ def load(
             raise Corrupt(f"{path / MANIFEST}: names {name!r}, which is no file name")
         if only is None or name.removesuffix(".pt") in only:
             parts[name.removesuffix(".pt")] = _read_part(path / name, expected, map_location)
-    return {"step": manifest["step"], "versions": manifest["versions"], **manifest["meta"]}, parts
+    return {**manifest["meta"], "step": manifest["step"], "versions": manifest["versions"]}, parts
 
 
 def load_latest(
@@ -156,7 +159,7 @@ def best(root: Path | str) -> Path | None:
     for path in list_checkpoints(root):
         with contextlib.suppress(Corrupt):
             score = _read_manifest(path / MANIFEST)["meta"].get("score")
-            if isinstance(score, int | float) and math.isfinite(score):
+            if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
                 scores[path] = score
     return max(scores, key=scores.__getitem__, default=None)
 
@@ -218,18 +221,37 @@ def _write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_part(path: Path, expected: dict[str, Any], map_location: torch.device | str) -> Any:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected["bytes"]:
                 raise Corrupt(f"{path}: has {size} bytes, expected {expected['bytes']}")
             if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
                 raise Corrupt(f"{path}: was altered, its SHA-256 is not the manifest's")
             file.seek(0)
+            _check_archive(file)
             return torch.load(file, map_location=map_location, weights_only=True, mmap=False)
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
     except pickle.UnpicklingError as error:
         raise Corrupt(f"{path}: refused by weights_only: {str(error).splitlines()[0]}") from error
+    except Corrupt:
+        raise
+    except Exception as error:  # torch and zipfile raise whatever they stumble over
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise  # which says nothing of the file
+        reason = (str(error).splitlines() or [""])[0]
+        raise Corrupt(f"{path}: is no file of a checkpoint: {type(error).__name__}: {reason}") from error
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Refuse an archive with compressed entries, which torch never writes: a small file could fill the memory."""
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return
+    with zipfile.ZipFile(file) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("holds compressed entries")
+    file.seek(0)
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -242,17 +264,25 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path, LARGEST_MANIFEST))
         digest = manifest.pop("sha256")
         written = manifest["format"]
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{path}: is no manifest: {error!r}") from None
     if digest != _digest(manifest):
         raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
     if written != FORMAT:
         raise Corrupt(f"{path}: has format {written}, expected {FORMAT}: written by another version of sheeplike")
+    kinds = {"step": int, "files": dict, "versions": dict, "meta": dict}
+    for name, kind in kinds.items():
+        if type(manifest.get(name)) is not kind:
+            raise Corrupt(f"{path}: is no manifest: {name} is no {kind.__name__}")
+    if manifest["step"] < 0 or any(
+        type(entry) is not dict or {"bytes", "sha256"} - entry.keys() for entry in manifest["files"].values()
+    ):
+        raise Corrupt(f"{path}: is no manifest: a negative step, or files without their size and SHA-256")
     return manifest
 
 
