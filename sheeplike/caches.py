@@ -2,7 +2,8 @@
 
 Warp's kernels, XLA's executables and Inductor's kernels take minutes to build on a new machine. They are kept in
 ``~/.cache/sheeplike`` (``XDG_CACHE_HOME`` is respected), or wherever ``SHEEPLIKE_CACHE_DIR`` says; whoever has set a
-library's own variable keeps that place. Many processes may share them: Warp and Inductor rename whole files into place,
+library's own variable keeps that place. Whoever can write there can have code run here, so a place that belongs to
+somebody else, or that others can write to, is not used: what is compiled is then kept for this process alone. Many processes may share them: Warp and Inductor rename whole files into place,
 and JAX drops an entry that it cannot read, with a warning, and compiles.
 
 JAX's cache may be used although the step of the simulation calls back into Warp. The compiled step holds nothing of a
@@ -12,9 +13,16 @@ target for each of them by the time that it has the key: it traced the step.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import stat
 import sys
+import tempfile
 import zlib
+
+VARIABLES = ("WARP_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
+_ROOT, _UNMAPPED = 0, 65534  # the latter: whoever owns the host's directories, as a container sees it
 
 
 def persist() -> None:
@@ -22,12 +30,21 @@ def persist() -> None:
 
     Does nothing where the directory could not be written: each library then has its own way.
     """
+    if all(name in os.environ for name in VARIABLES):  # by the user, or by the process that started this one
+        return
     root = os.environ.get("SHEEPLIKE_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "sheeplike"
     )
-    root = os.path.abspath(root)
+    root = os.path.realpath(root)  # a link may lead elsewhere by the time that the libraries follow it
     if not _writable(root):
         return
+    if danger := _danger(root):
+        print(
+            f"sheeplike: compiled code is not kept: {danger}, who could have code run here; nearest: "
+            "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>",
+            file=sys.stderr,
+        )
+        root = _temporary()
     settings: dict[str, str | float] = {"WARP_CACHE_PATH": os.path.join(root, "warp")}
     if processor := _processor():
         settings["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(root, "inductor", processor)
@@ -48,6 +65,62 @@ def _writable(path: str) -> bool:
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+
+
+def _danger(root: str) -> str:
+    """Who else could change what lies in ``root``, or put something else in its place; empty where nobody could."""
+    if not hasattr(os, "geteuid"):  # Windows has other rules
+        return ""
+    mine, trusted = os.geteuid(), {os.geteuid(), _ROOT}
+    for path in (root, *(os.path.join(root, name) for name in ("warp", "inductor", "jax"))):
+        if os.path.lexists(path):
+            about = os.lstat(path)
+            if stat.S_ISLNK(about.st_mode) or about.st_uid not in trusted:
+                return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
+            if others := _writers(about):
+                return f"{path} can be written by {others}"
+    path, made = root, os.path.lexists(root)
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        if not os.path.lexists(path):
+            continue
+        about = os.lstat(path)
+        if about.st_uid not in trusted | {_UNMAPPED}:
+            return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
+        # In a directory such as /tmp nobody can rename what belongs to another, but anybody can make what is not there.
+        if (others := _writers(about)) and not (made and about.st_mode & stat.S_ISVTX):
+            return f"{path} can be written by {others}"
+        made = True
+    return ""
+
+
+def _writers(about: os.stat_result) -> str:
+    """Who may write beside the owner; a group that is the owner's alone, as many systems have, does not count."""
+    if about.st_mode & stat.S_IWOTH:
+        return "every user"
+    if about.st_mode & stat.S_IWGRP and about.st_gid != _ROOT:
+        import grp
+        import pwd
+
+        try:
+            group, owner = grp.getgrgid(about.st_gid), pwd.getpwuid(about.st_uid)
+        except KeyError:
+            return f"group {about.st_gid}"
+        if group.gr_name != owner.pw_name or set(group.gr_mem) - {owner.pw_name}:
+            return f"group {group.gr_name}"
+    return ""
+
+
+def _temporary() -> str:
+    """A directory that nobody else can enter, for as long as this process lives."""
+    root, process = tempfile.mkdtemp(prefix="sheeplike-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # and not in a fork of it
+            shutil.rmtree(root, ignore_errors=True)
+
+    atexit.register(remove)
+    return root
 
 
 def _processor() -> str:

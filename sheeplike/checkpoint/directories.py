@@ -51,7 +51,7 @@ def ranking(root: Path | str) -> list[Path]:
     for path in list_checkpoints(root):
         with contextlib.suppress(Corrupt):
             score = read_manifest(path / MANIFEST)["meta"].get("score")
-            if isinstance(score, int | float) and math.isfinite(score):
+            if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
                 scores.setdefault(score, path)
     return [scores[score] for score in sorted(scores, reverse=True)]
 

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import platform
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from sheeplike import __version__
+from sheeplike.files import open_regular, read_text
 
 try:
     import fcntl
@@ -25,6 +27,7 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
 FORMAT = 2
 READABLE = (1, 2)  # 1 had no journals: all that an agent had seen was in one part
 MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 2**24  # bytes; one takes a few thousand
 _PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang")
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -99,7 +102,7 @@ def open_verified(path: Path, expected: Mapping[str, Any]) -> BinaryIO:
         Corrupt: it is missing, cut short or altered.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115, for the caller
+        file = open_regular(path)
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
@@ -125,11 +128,28 @@ def read_part(file: BinaryIO, path: Path, map_location: torch.device | str = "cp
         Corrupt: it holds what ``weights_only`` refuses, or cannot be read.
     """
     try:
+        _check_archive(file)
         return torch.load(file, map_location=map_location, weights_only=True, mmap=False)
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
     except pickle.UnpicklingError as error:
         raise Corrupt(f"{path}: refused by weights_only: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # torch and zipfile raise whatever they stumble over
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise  # which says nothing of the file
+        reason = (str(error).splitlines() or [""])[0]
+        raise Corrupt(f"{path}: is no file of a checkpoint: {type(error).__name__}: {reason}") from error
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Refuse an archive with compressed entries, which torch never writes: a small file could fill the memory."""
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return
+    with zipfile.ZipFile(file) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("holds compressed entries")
+    file.seek(0)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -149,12 +169,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         UnknownFormat: it is whole, and of another format.
     """
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path, LARGEST_MANIFEST))
         digest = manifest.pop("sha256")
         written = manifest["format"]
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{path}: is no manifest: {error!r}") from None
     if digest != digest_of(manifest):
         raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
@@ -165,6 +185,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: has format {written}{by}; this is sheeplike {__version__}, which reads formats "
             f"{' and '.join(map(str, READABLE))}"
         )
+    kinds = {"step": int, "files": dict, "versions": dict, "meta": dict}
+    for name, kind in kinds.items():
+        if type(manifest.get(name)) is not kind:
+            raise Corrupt(f"{path}: is no manifest: {name} is no {kind.__name__}")
+    if manifest["step"] < 0 or any(
+        type(entry) is not dict or {"bytes", "sha256"} - entry.keys() for entry in manifest["files"].values()
+    ):
+        raise Corrupt(f"{path}: is no manifest: a negative step, or files without their size and SHA-256")
     return manifest
 
 

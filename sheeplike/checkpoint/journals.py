@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sheeplike.checkpoint.directories import list_checkpoints
 from sheeplike.checkpoint.files import MANIFEST, Corrupt, copy_file, digest_of, open_verified, read_manifest, read_part
+from sheeplike.files import open_regular
 
 CHUNK_BYTES = 64 * 2**20
 
@@ -219,7 +220,7 @@ class Stored:
             raise ValueError(f"{self.path}: a journal of {self.end} time steps, expected {journal.end}")
         for name, start, _ in self.chunks:
             try:
-                with open(self.path / name, "rb") as file:
+                with open_regular(self.path / name) as file:
                     steps = read_part(file, self.path / name)
             except OSError as error:
                 raise Corrupt(f"{self.path / name}: cannot be read: {error.strerror or error}") from None

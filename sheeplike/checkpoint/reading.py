@@ -150,4 +150,4 @@ def _load(
     if stored:
         parts[JOURNALS] = stored
     written = {key: manifest.get(key) for key in ("step", "versions", "device", "config_sha256")}
-    return {**written, **manifest["meta"]}, parts
+    return {**manifest["meta"], **written}, parts

@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train an agent; the default command",
     "eval": "evaluate the agent of a run: return and success with their intervals, and videos",
     "compare": "read finished runs: which agent is better, and how sure that is",
+    "export": "write the weights of a run's agent as safetensors, with what it takes to load them",
     "bench": "measure how fast simulation, acting and learning are on this machine",
 }
 FLAGS = {

@@ -21,13 +21,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sheeplike.commands import machine
 from sheeplike.commands.errors import CommandError, InvalidValue, unknown
+from sheeplike.commands.saved import read_config
 from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
 from sheeplike.commands.validation import from_data, unknown_key, validate
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
-RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "eval", "checkpoint", "faults", "logger"}
+RESUMABLE = {
+    "total_steps",
+    "compile",
+    "log_every",
+    "video_every",
+    "watchdog",
+    "eval",
+    "checkpoint",
+    "faults",
+    "logger",
+}
 
 
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
@@ -90,10 +101,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     Raises:
         CommandError: the file or a change is not valid.
     """
-    with _one_line(f"{path}: "):
-        data = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    if not isinstance(data, dict):
-        raise CommandError(f"{path}: expected the configuration of a run")
+    data = read_config(path)
     if isinstance(data.get("env"), dict):
         data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
     data.setdefault("compile", "off")  # likewise
@@ -102,6 +110,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
         data["fabric"].setdefault("deterministic", False)
     if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
         data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
+    data.setdefault("watchdog", 600.0)
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
@@ -238,7 +247,7 @@ def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dic
     """The composed configuration as plain data, and the name chosen from each group."""
     paths = [str(path).replace("\\", "\\\\").replace("'", "\\'") for path in sources.directories[1:]]
     searchpath = "hydra.searchpath=[{}]".format(",".join(f"'file://{path}'" for path in paths))
-    with _one_line(sources=sources):
+    with _one_line(sources):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = compose("config", [*line, searchpath], return_hydra_config=True)
@@ -257,17 +266,17 @@ def _default(error: InvalidValue, line: Sequence[str], sources: Sources) -> Any:
 
 
 @contextmanager
-def _one_line(where: str = "", sources: Sources | None = None) -> Iterator[None]:
+def _one_line(sources: Sources) -> Iterator[None]:
     """Turn the errors of Hydra, OmegaConf and YAML into one line."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError) as error:
         missing = re.search(r"You must specify '([\w/]+)'", str(error))
-        if missing and sources:
+        if missing:
             group = missing[1]
             raise CommandError(
                 f"{group}= is missing: expected one of {', '.join(sources.choices(group))}; "
                 "for example: python -m sheeplike exp=dreamer_v3 env=franka_pick"
             ) from None
         text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
-        raise CommandError(where + text) from None
+        raise CommandError(text) from None

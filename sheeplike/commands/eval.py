@@ -9,15 +9,17 @@ import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from sheeplike.commands import cli, machine
 from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, nearest, show
-from sheeplike.commands.schema import PPO, Config, Rule, keys_of
+from sheeplike.commands.schema import PPO, Agent, Config, Rule, keys_of
 from sheeplike.commands.validation import expectation
 
 if TYPE_CHECKING:
     from sheeplike.loop import Evaluation
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +53,14 @@ def main(arguments: list[str]) -> None:
     if request.help:
         print(usage())
         return
-    from sheeplike.commands.config import load_saved, load_settings, to_yaml  # Hydra, which help does without
-    from sheeplike.commands.run_directory import checkpoint_steps, config_file
-
-    runs = [override for override in request.overrides if override.startswith("run=")]
-    asked = load_settings(Settings, [override for override in request.overrides if override not in runs])
-    if request.config_dirs:
-        raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
-    if not runs:
-        raise CommandError("run= is missing: expected the directory of a run: python -m sheeplike eval run=<run_dir>")
-    run_dir = Path(runs[-1].partition("=")[2].strip("'\"")).expanduser()
-    config = load_saved(config_file(run_dir, "run"), [])
+    run_dir, config, asked = named_run("eval", request, Settings)
     if request.print_config:
+        from sheeplike.commands.config import to_yaml
+
         print(to_yaml(config), end="")
         return
-    if not checkpoint_steps(run_dir):
-        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
     num_envs = _worlds(asked, config)
-    path = _checkpoint(run_dir, asked.checkpoint, checkpoint_steps(run_dir))
+    path = choose_checkpoint(run_dir, asked.checkpoint)
     asked = replace(asked, num_envs=num_envs, accelerator=_accelerator(asked, config))
     print("loading torch and JAX", flush=True)
     evaluate_run(run_dir, path, config, asked)
@@ -76,11 +68,40 @@ def main(arguments: list[str]) -> None:
 
 def usage() -> str:
     """The text of ``python -m sheeplike eval --help``."""
-    defaults = {field.name: field.default for field in fields(Settings)}
-    lines = [f"python -m sheeplike eval run=<run_dir> [key=value ...]: {cli.COMMANDS['eval']}", "", "keys"]
-    for item in keys_of(Settings):
+    return describe_keys("eval", Settings, "The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
+
+
+def describe_keys(command: str, settings: type, outcome: str) -> str:
+    """The help of a command that takes a run and ``settings``, a dataclass of keys."""
+    defaults = {field.name: field.default for field in fields(settings)}
+    lines = [f"python -m sheeplike {command} run=<run_dir> [key=value ...]: {cli.COMMANDS[command]}", "", "keys"]
+    for item in keys_of(settings):
         lines.append(f"  {item.name:<12} {item.rule.doc} ({expectation(item)}; default {show(defaults[item.name])})")
-    return "\n".join([*lines, "", "The result is printed, and saved in <run_dir>/eval/ as JSON and GIF."])
+    return "\n".join([*lines, "", outcome])
+
+
+def named_run(command: str, request: cli.Request, settings: type[T]) -> tuple[Path, Config, T]:
+    """The directory of the run that a command line names, its configuration, and the keys beside it.
+
+    Raises:
+        CommandError: a key is not valid, or there is no such run with a checkpoint.
+    """
+    from sheeplike.commands.config import load_saved, load_settings  # Hydra, which help does without
+    from sheeplike.commands.run_directory import checkpoint_steps, config_file
+
+    runs = [override for override in request.overrides if override.startswith("run=")]
+    asked = load_settings(settings, [override for override in request.overrides if override not in runs])
+    if request.config_dirs:
+        raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
+    if not runs:
+        raise CommandError(
+            f"run= is missing: expected the directory of a run: python -m sheeplike {command} run=<run_dir>"
+        )
+    run_dir = Path(runs[-1].partition("=")[2].strip("'\"")).expanduser()
+    config = load_saved(config_file(run_dir, "run"), [])
+    if not request.print_config and not checkpoint_steps(run_dir):
+        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
+    return run_dir, config, asked
 
 
 def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settings) -> None:
@@ -121,7 +142,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
     try:
         # Older checkpoints hold there what the agent had seen as well.
         agent.load_state_dict({name: parts["agent"][name] for name in agent.state_dict(replay=False)})
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise CommandError(f"run={run_dir}: the checkpoint is not of the agent in its config.yaml: {error}") from error
     with phase("playing"):
         result = play(agent, worlds, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
@@ -144,11 +165,15 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
 
 def acting(config: Config) -> Config:
     """The configuration of an agent that only acts: what it remembers is as small as can be."""
-    agent = config.agent
-    config = replace(config, compile="off")  # compiling takes longer than playing
+    # Compiling takes longer than playing.
+    return replace(config, compile="off", agent=acting_agent(config.agent, config.env.num_envs))
+
+
+def acting_agent(agent: Agent, num_envs: int) -> Agent:
+    """The numbers of an agent that only acts."""
     if isinstance(agent, PPO):
-        return replace(config, agent=replace(agent, rollout_length=1, minibatches=1))
-    return replace(config, agent=replace(agent, replay_size=config.env.num_envs * (agent.batch_length + 2)))
+        return replace(agent, rollout_length=1, minibatches=1)
+    return replace(agent, replay_size=num_envs * (agent.batch_length + 2))
 
 
 def describe(metrics: dict[str, float], asked: Settings) -> dict[str, str]:
@@ -189,13 +214,14 @@ def _accelerator(asked: Settings, config: Config) -> str:
     return "cpu" if wanted == "cpu" or problem else "cuda"
 
 
-def _checkpoint(run_dir: Path, name: str, steps: list[int]) -> Path | None:
+def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
     """The directory that ``checkpoint=`` means; None: the newest that is whole."""
     if name == "last":
         return None
     from sheeplike.checkpoint import best, list_checkpoints  # torch
-    from sheeplike.commands.run_directory import CHECKPOINTS
+    from sheeplike.commands.run_directory import CHECKPOINTS, checkpoint_steps
 
+    steps = checkpoint_steps(run_dir)
     found = list_checkpoints(run_dir / CHECKPOINTS)
     if name == "best":
         path = best(run_dir / CHECKPOINTS)

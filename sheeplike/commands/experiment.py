@@ -345,7 +345,8 @@ class Experiment:
         Raises:
             Halted: ``faults.max_rollbacks`` are used up, or there is no checkpoint.
         """
-        self.writer.wait()
+        with suppress(OSError):
+            self.writer.wait()
         step, faults = self.policy_steps, self.config.faults
         told = f"{faults.max_skipped} updates in a row were not finite at policy step {step:,}; "
         try:

@@ -23,6 +23,7 @@ import yaml
 
 from sheeplike.commands.config import RESUMABLE, changes, load, load_saved, to_yaml
 from sheeplike.commands.errors import CommandError, nearest, show
+from sheeplike.commands.saved import refuse_links
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 
@@ -197,7 +198,7 @@ def config_file(run_dir: Path, key: str) -> Path:
     """The configuration of the run that ``key=<run_dir>`` names.
 
     Raises:
-        CommandError: there is no such run.
+        CommandError: there is no such run, or a link in it leads elsewhere.
     """
     file = run_dir / CONFIG_FILE
     if not file.is_file():
@@ -205,6 +206,7 @@ def config_file(run_dir: Path, key: str) -> Path:
         match = nearest(str(run_dir), runs)
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
+    refuse_links(run_dir, key)
     return file
 
 

@@ -230,6 +230,9 @@ class Config:
     video_every: Annotated[
         int | None, Rule("policy steps between two videos of the world model; null: none", at_least=1)
     ]
+    watchdog: Annotated[
+        float | None, Rule("seconds without an iteration before all threads' stacks are printed; null: never", above=0)
+    ]
     env: Annotated[Env, Rule("the task and its worlds")]
     agent: Annotated[Agent, Rule("the algorithm and its numbers")]
     eval: Annotated[Eval, Rule("evaluation in worlds of its own")]

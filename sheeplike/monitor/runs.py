@@ -31,6 +31,7 @@ INCIDENTAL = frozenset(
         "total_steps",
         "log_every",
         "video_every",
+        "watchdog",
         "checkpoint",
         "logger",
     }

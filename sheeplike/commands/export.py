@@ -1,0 +1,280 @@
+"""``python -m sheeplike export run=<run_dir> [key=value …]``: an agent's weights for others to load, without pickle.
+
+A directory with ``weights.safetensors``, the agent's networks by the names of their parameters, and ``model.json``:
+what was trained on which task, the agent's numbers and the spaces it acts in. Both are data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from sheeplike.commands import cli
+from sheeplike.commands.errors import CommandError, as_command_errors
+from sheeplike.commands.eval import acting_agent, choose_checkpoint, describe_keys, named_run
+from sheeplike.commands.schema import PPO, Config, DreamerV3, Rule
+from sheeplike.commands.validation import from_data
+from sheeplike.files import read_text
+
+if TYPE_CHECKING:
+    import torch
+    from gymnasium import spaces
+
+    from sheeplike.agents.agent import Agent
+
+FORMAT = 1
+WEIGHTS, MODEL = "weights.safetensors", "model.json"
+LIMIT = 2**20  # bytes of model.json; it takes about three thousand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The keys of this command, beside ``run``."""
+
+    checkpoint: Annotated[
+        str, Rule("last; best: of those kept, the one with the highest eval/return_mean; or its policy steps")
+    ] = "last"
+    to: Annotated[str | None, Rule("a new directory for the files; null: <run_dir>/export/step_<steps>")] = None
+
+
+def main(arguments: list[str]) -> None:
+    """Write an agent's weights and what describes them.
+
+    Raises:
+        CommandError: there is nothing to export, or the directory is taken; nothing was written.
+    """
+    request = cli.parse(f"run={word}" if "=" not in word and not word.startswith("-") else word for word in arguments)
+    if request.help:
+        print(usage())
+        return
+    run_dir, config, asked = named_run("export", request, Settings)
+    if request.print_config:
+        from sheeplike.commands.config import to_yaml
+
+        print(to_yaml(config), end="")
+        return
+    path = choose_checkpoint(run_dir, asked.checkpoint)
+    place = None if asked.to is None else Path(asked.to).expanduser()
+    if place is not None:
+        _check_free(place)
+    print("loading torch and JAX", flush=True)
+    place = export_run(run_dir, path, config, place)
+    print(
+        f"saved: {place}\nload it:\n"
+        "  from sheeplike.commands.export import load_agent\n"
+        f"  player = load_agent({str(place)!r}).player(num_envs=1)\n"
+        "  action = player.act(observations, is_first)"
+    )
+
+
+def usage() -> str:
+    """The text of ``python -m sheeplike export --help``."""
+    outcome = (
+        f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.\n"
+        f"safetensors.torch.load_file reads the weights alone."
+    )
+    return describe_keys("export", Settings, outcome)
+
+
+def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | None) -> Path:
+    """Write the agent of a checkpoint.
+
+    Args:
+        path: the checkpoint; None: the newest that is whole.
+        config: of the run.
+        place: the directory to make; None: in the run's own.
+
+    Returns:
+        The directory.
+
+    Raises:
+        CommandError: the checkpoint is damaged or of another agent, or the directory is taken or cannot be written.
+    """
+    import torch
+
+    from sheeplike import checkpoint
+    from sheeplike.commands.training import make_envs
+    from sheeplike.monitor.progress import phase
+
+    with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
+        meta, weights = _read_weights(run_dir, path)
+        place = place or run_dir / "export" / f"step_{meta['step']:012d}"
+        _check_free(place)
+        with phase("building a world"):  # which says what the agent sees and does
+            worlds = make_envs(config, 1, torch.device("cpu"))
+        space, actions = worlds.single_observation_space, worlds.single_action_space
+        worlds.close()
+        agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
+    _load(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
+    seen = {key: _space_to_data(one) for key, one in agent.keys.spaces.items()}
+    model = {
+        "format": FORMAT,
+        "step": meta["step"],
+        "run": {"exp": config.exp, "seed": config.seed},
+        "env": asdict(config.env),
+        "agent": asdict(config.agent),
+        "precision": config.fabric.precision,
+        "observations": seen,
+        "actions": _space_to_data(actions),
+        "versions": meta["versions"],
+    }
+    with as_command_errors(OSError):
+        _write(place, weights, model)
+    return place
+
+
+def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | str = "cpu") -> Agent:
+    """The agent that :func:`export_run` wrote, ready to act: ``load_agent(place).player(num_envs=1)``.
+
+    Needs neither the task nor JAX. Nothing that the files hold is run.
+
+    Args:
+        num_envs: worlds that it could learn from; a player has a number of its own.
+
+    Raises:
+        CommandError: a file is missing, damaged or not what it should be.
+    """
+    import torch
+    from gymnasium import spaces
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(place) / MODEL
+    try:
+        # A download may be a link into a cache of downloads.
+        model = json.loads(read_text(file.resolve(), LIMIT))
+        if not isinstance(model, dict) or model.get("format") != FORMAT:
+            raise ValueError(f"expected the description of an agent, of format {FORMAT}")
+        kinds = {"dreamer_v3": DreamerV3, "ppo": PPO}
+        section = from_data(kinds[model["agent"]["name"]], model["agent"])
+        seen = spaces.Dict({key: _space_from_data(one) for key, one in model["observations"].items()})
+        actions = _space_from_data(model["actions"])
+        agent = _build(section, seen, actions, model["precision"], num_envs, torch.device(device))
+        expected = model["weights"]["sha256"]
+        with (Path(place) / WEIGHTS).open("rb") as weights:
+            if hashlib.file_digest(weights, "sha256").hexdigest() != expected:
+                raise CommandError(f"{Path(place) / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
+        tensors = load_file(Path(place) / WEIGHTS, device="cpu")
+    except OSError as error:
+        raise CommandError(f"{error.filename or file}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise CommandError(f"{Path(place) / WEIGHTS}: {error}") from None
+    except CommandError as error:
+        raise CommandError(f"{error} (in {place})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CommandError(f"{file}: is no description of an agent: {type(error).__name__}: {error}") from None
+    _load(agent, tensors, f"{Path(place) / WEIGHTS}: is not of the agent in {MODEL}")
+    return agent
+
+
+def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a checkpoint says of itself, and the parameters and buffers of its agent's networks."""
+    import torch
+
+    from sheeplike import checkpoint
+    from sheeplike.commands.run_directory import CHECKPOINTS
+
+    root, only = run_dir / CHECKPOINTS, ("agent",)
+    meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
+    weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
+    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")
+    return meta, dict(weights)
+
+
+def _build(
+    agent: DreamerV3 | PPO,
+    space: spaces.Dict,
+    actions: spaces.Space,
+    precision: str,
+    num_envs: int,
+    device: torch.device,
+) -> Agent:
+    """An agent that only acts."""
+    import torch
+
+    from sheeplike.commands.agents import make_agent
+
+    mixed = partial(torch.autocast, device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext
+    section = acting_agent(agent, num_envs)
+    return make_agent(
+        SimpleNamespace(agent=section, compile="off", seed=0, learning_starts=0),
+        SimpleNamespace(num_envs=num_envs, single_observation_space=space, single_action_space=actions),
+        SimpleNamespace(device=device, autocast=mixed),
+    )
+
+
+def _load(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> None:
+    networks = getattr(agent, "networks", None) or agent.modules
+    try:
+        networks.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise CommandError(f"{problem}: {error}") from error
+
+
+def _check_free(place: Path) -> None:
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        free = next(
+            name for count in range(2, 10_000) if not (name := place.with_name(f"{place.name}_{count}")).exists()
+        )
+        raise CommandError(f"{place} exists already: expected to=<another directory>; nearest: to={free}")
+
+
+def _write(place: Path, weights: Mapping[str, torch.Tensor], model: dict[str, Any]) -> None:
+    """All files or none: they are written beside the directory, and renamed."""
+    from safetensors.torch import save_file
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fresh = place.parent / f".tmp-{uuid.uuid4().hex}"
+    try:
+        fresh.mkdir()
+        # Each tensor in memory of its own, as safetensors demands.
+        save_file({name: value.detach().clone().contiguous() for name, value in weights.items()}, fresh / WEIGHTS)
+        with (fresh / WEIGHTS).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        with (fresh / MODEL).open("w", encoding="utf-8") as file:
+            described = {"file": WEIGHTS, "sha256": digest, "tensors": len(weights)}
+            file.write(json.dumps(model | {"weights": described}, indent=1, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(fresh, place)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _space_to_data(space: spaces.Space) -> dict[str, Any]:
+    """A space as JSON has it; null stands for a bound that is infinite."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n)}
+    bounds = {"low": float(space.low.min()), "high": float(space.high.max())}
+    finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
+    return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **finite}
+
+
+def _space_from_data(data: dict[str, Any]) -> spaces.Space:
+    import numpy as np
+    from gymnasium import spaces
+
+    if data["type"] == "Discrete":
+        return spaces.Discrete(data["n"])
+    shape, dtype = tuple(data["shape"]), data["dtype"]
+    if data["type"] != "Box" or dtype not in ("uint8", "float32") or not all(0 < side <= 2**16 for side in shape):
+        raise ValueError(f"{data}: expected a Box of uint8 or float32 with sides from 1 to 65536, or a Discrete space")
+    if math.prod(shape) > 2**24:
+        raise ValueError(f"a space of {shape}: expected at most {2**24} numbers")
+    low, high = -np.inf if data["low"] is None else data["low"], np.inf if data["high"] is None else data["high"]
+    return spaces.Box(low, high, shape, dtype)

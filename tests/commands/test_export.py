@@ -1,0 +1,201 @@
+"""``export``: the weights of a run as safetensors, from which the same agent can be made without the task."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sheeplike import checkpoint
+from sheeplike.__main__ import main
+from sheeplike.agents.agent import Agent
+from sheeplike.commands.config import load
+from sheeplike.commands.errors import CommandError
+from sheeplike.commands.export import load_agent
+from sheeplike.commands.run_directory import create
+from sheeplike.commands.sources import Sources
+
+AGENTS = {
+    "dreamer_v3": ["exp=dreamer_v3", "agent.observations=[pixels/*,state]"],
+    "ppo": ["exp=ppo", "agent.value_observations=[pixels/*,state]", "agent.frame_stack=2"],
+}
+
+
+@pytest.fixture(scope="module", params=AGENTS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Agent]:
+    """A run with checkpoints at 64 and 128 policy steps, of an agent whose every parameter has moved; that agent."""
+    from lightning.fabric import Fabric
+    from sheeplike.commands.training import make_agent, make_envs
+
+    run_dir = tmp_path_factory.mktemp("runs") / "mine"
+    arguments = [*AGENTS[request.param], "env=cartpole_balance", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
+    config = load(arguments, Sources())
+    worlds = make_envs(config, config.env.num_envs, torch.device("cpu"))
+    agent = make_agent(config, worlds, Fabric(accelerator="cpu", devices=1))
+    create(run_dir, config).close()
+    for step in (64, 128):
+        with torch.no_grad():
+            for tensor in agent.state_dict(replay=False)["modules"].values():
+                tensor.add_(torch.randn(tensor.shape) * 0.1 if tensor.is_floating_point() else 1)
+        # A transposed view and a tensor that shares memory: neither is what safetensors takes.
+        state = agent.state_dict(replay=False)
+        state["modules"] = {
+            name: value.t().contiguous().t() if value.ndim == 2 else value for name, value in state["modules"].items()
+        }
+        checkpoint.save(run_dir / "checkpoints", step, {"agent": state, "envs": {}}, {"score": -step}, keep=9)
+    return run_dir, agent
+
+
+@pytest.fixture
+def run_dir(trained: tuple[Path, Agent], tmp_path: Path) -> Path:
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def experience(agent: Agent) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    seen = {
+        key: torch.randint(256, (3, *space.shape), dtype=torch.uint8)
+        if space.dtype == "uint8"
+        else torch.randn(3, *space.shape)
+        for key, space in agent.keys.spaces.items()
+    }
+    return seen, torch.tensor([True, False, False])
+
+
+def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
+    trained: tuple[Path, Agent], run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["export", f"run={run_dir}"])
+    place = run_dir / "export/step_000000000128"
+    assert sorted(path.name for path in place.iterdir()) == ["model.json", "weights.safetensors"]
+    agent, expected = trained[1], trained[1].state_dict(replay=False)["modules"]
+    tensors = load_file(place / "weights.safetensors")
+    assert tensors.keys() == expected.keys()
+    for name, value in expected.items():
+        assert tensors[name].dtype == value.dtype
+        assert torch.equal(tensors[name], value), name
+
+    # As printed, in three lines; and without JAX, which a robot may not have.
+    *_, one, two, three = capsys.readouterr().out.splitlines()
+    names: dict[str, object] = {}
+    for line in (one, two.replace("num_envs=1", "num_envs=3")):
+        exec(line.strip(), names)
+    loaded, player = names["load_agent"](place), agent.player(3)
+    assert loaded.keys.spaces == agent.keys.spaces
+    obs, is_first = experience(agent)
+    for _ in range(3):
+        names |= {"observations": obs, "is_first": is_first}
+        torch.manual_seed(0)
+        exec(three.strip(), names)
+        torch.manual_seed(0)
+        assert torch.equal(names["action"], player.act(obs, is_first))
+        obs, is_first = experience(agent)
+    code = f"import sys\n{one.strip()}\n{two.strip()}\nassert not {{'jax', 'mujoco', 'warp'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+    model = json.loads((place / "model.json").read_text())
+    assert (model["step"], model["env"]["name"]) == (128, "cartpole_balance")
+    assert model["agent"]["name"] == model["run"]["exp"]
+    assert model["versions"]["torch"]
+    assert model["weights"]["tensors"] == len(tensors)
+
+
+def test_which_checkpoint_and_where(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["export", f"run={run_dir}", "checkpoint=best", f"to={tmp_path}/shared/mine"])
+    assert json.loads((tmp_path / "shared/mine/model.json").read_text())["step"] == 64
+    assert not (run_dir / "export").exists()
+    before = {path: path.read_bytes() for path in (tmp_path / "shared").rglob("*") if path.is_file()}
+    error = refusal(["export", f"run={run_dir}", f"to={tmp_path}/shared/mine"], capsys)
+    assert f"{tmp_path}/shared/mine exists already" in error
+    assert error.endswith(f"nearest: to={tmp_path}/shared/mine_2")
+    assert {path: path.read_bytes() for path in (tmp_path / "shared").rglob("*") if path.is_file()} == before
+    main(["export", f"run={run_dir}", "checkpoint=64"])
+    error = refusal(["export", str(run_dir), "checkpoint=64"], capsys)
+    assert "export/step_000000000064 exists already: expected to=<another directory>" in error
+
+
+def test_nothing_is_left_where_it_cannot_be_written(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.rename", full)
+    assert "No space left" in refusal(["export", f"run={run_dir}"], capsys)
+    assert list((run_dir / "export").iterdir()) == []
+
+
+def test_what_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "run= is missing" in refusal(["export"], capsys)
+    assert "nearest: checkpoint=64" in refusal(["export", f"run={run_dir}", "checkpoint=6"], capsys)
+    assert "nearest: checkpoint" in refusal(["export", f"run={run_dir}", "chekpoint=64"], capsys)
+    config = run_dir / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("[64,", "[65,").replace("- 64\n", "- 65\n").replace("units: ", "units: 1"))
+    error = refusal(["export", f"run={run_dir}"], capsys)
+    assert "the checkpoint is not of the agent in its config.yaml" in error
+    config.write_text(text)
+    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, {}, keep=9)
+    assert "the checkpoint holds no agent" in refusal(["export", f"run={run_dir}"], capsys)
+    assert not (run_dir / "export").exists()
+
+
+def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
+    main(["export", f"run={run_dir}"])
+    (place,) = (run_dir / "export").iterdir()
+    weights, model = place / "weights.safetensors", place / "model.json"
+    content, text = weights.read_bytes(), model.read_text()
+    described = json.loads(text)
+
+    def problem() -> str:
+        with pytest.raises(CommandError) as caught:
+            load_agent(place)
+        return str(caught.value)
+
+    weights.write_bytes(content[:-1])
+    assert "weights.safetensors: was altered" in problem()
+    weights.unlink()
+    assert "weights.safetensors: No such file" in problem()
+    weights.write_bytes(content)
+    box = {"type": "Box", "shape": [2**16] * 4, "dtype": "float32", "low": None, "high": None}
+    for change in (
+        {"format": 2},
+        {"agent": described["agent"] | {"_target_": "os.system"}},
+        {"agent": {"name": "os"}},
+        {"agent": []},
+        {"observations": {"pixels/fixed": box}},
+        {"observations": {"state": box | {"dtype": "object"}}},
+        {"actions": {"type": "os.system"}},
+    ):
+        model.write_text(json.dumps(described | change))
+        assert str(place) in problem()
+    model.write_text("[" * 100_000)
+    assert "is no description of an agent" in problem()
+    model.write_text(text)
+    tensors = load_file(weights)
+    save_file(dict(list(tensors.items())[:-1]), weights)
+    assert "was altered" in problem()
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["export", "--help"])
+    text = capsys.readouterr().out
+    assert "  checkpoint " in text
+    assert "  to " in text
+    assert "never replaced" in text
+    main(["--help"])
+    assert "  export " in capsys.readouterr().out
