@@ -111,18 +111,27 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
 
 def assert_same_run(one: Run, other: Run) -> None:
     """Every tensor of the last checkpoint (the next observation is one of them) and every row."""
-    ends = [checkpoint.load_latest(run.directory / "checkpoints") for run in (one, other)]
-    assert [end.meta["step"] for end in ends] == [STEPS, STEPS]
-    assert ends[0].parts.keys() == ends[1].parts.keys() >= {"agent", "memory", "envs", "loop", "monitor", "rng"}
-    assert_same(ends[0].parts, ends[1].parts)
-    assert_same(*(contents(end) for end in ends))
+    (meta, parts), (other_meta, other_parts) = (
+        checkpoint.load_latest(run.directory / "checkpoints") for run in (one, other)
+    )
+    assert meta["step"] == other_meta["step"] == STEPS
+    journals = [contents(found.pop("journals", {})) for found in (parts, other_parts)]
+    assert parts.keys() == other_parts.keys() == {"agent", "memory", "envs", "loop", "monitor", "rng"}
+    assert_same(parts, other_parts)
+    assert_same(*journals)
     assert one.rows() == other.rows()
     assert one.rows()[-1]["step"] > STEPS - 20
 
 
-def contents(found: checkpoint.Checkpoint) -> dict[str, Any]:
+def contents(journals: Mapping[str, Mapping[str, checkpoint.Stored]]) -> dict[str, torch.Tensor]:
     """What the journals hold, end to end."""
-    return {name: journal.read() for name, journal in found.journals.items()}
+    held = {}
+    for stored in (journal for part in journals.values() for journal in part.values()):
+        chunks = [(start, torch.load(stored.path / name, weights_only=True)) for name, start, _ in stored.chunks]
+        for key in chunks[0][1]:
+            held[key] = torch.cat([steps[key][max(stored.oldest - start, 0) :] for start, steps in chunks])
+            assert len(held[key]) == stored.end - stored.oldest
+    return held
 
 
 @pytest.fixture(scope="module")

@@ -360,7 +360,7 @@ class Experiment:
         except (FileNotFoundError, checkpoint.Corrupt) as error:
             raise Halted(f"{told}; halted: {error}") from None
         self.rollbacks += 1
-        self.progress.note(f"{told}; going back to policy step {found.meta['step']:,}")
+        self.progress.note(f"{told}; going back to policy step {meta['step']:,}")
         self.recorder.pending = None
         self.logger.close()
         self.logger = RunLogger(self.run_dir, tensorboard=self.config.logger.tensorboard, purge_step=meta["step"])
