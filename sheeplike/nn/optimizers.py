@@ -91,7 +91,8 @@ class LaProp(torch.optim.Optimizer):
             if keep is None:
                 one, decay = 1.0, beta2
             else:
-                one, decay = keep.float(), torch.where(keep, beta2, 1.0)
+                # A list: of a single tensor the host would want to know the value.
+                one, decay = [keep.float()] * len(steps), torch.where(keep, beta2, 1.0)
             torch._foreach_add_(steps, one)
             count = steps[0] if keep is None else steps[0].clamp_min(1.0)  # a first step that is skipped has none
 
