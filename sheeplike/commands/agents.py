@@ -12,10 +12,10 @@ from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
 from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.dreamer_v3.agent import replay_spec
+from sheeplike.agents.dreamer_v3.experience import replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.agent import rollout_spec
+from sheeplike.agents.ppo.experience import rollout_spec
 from sheeplike.agents.ppo.networks import Vision
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.commands import schema
