@@ -94,8 +94,9 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
     """Every number, bit for bit; times apart."""
     assert type(one) is type(other), where
     if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype, where
-        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)), where
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), where
+        bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other) if tensor.numel()]
+        assert not bits or torch.equal(*bits), where
     elif isinstance(one, Mapping):
         assert one.keys() == other.keys(), where
         for key in one:
@@ -138,16 +139,17 @@ def contents(journals: Mapping[str, Mapping[str, checkpoint.Stored]]) -> dict[st
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run, Run]]:
     """For each agent: one that ran through, one stopped in the middle of a burst, and that one when it had gone on."""
     place = tmp_path_factory.mktemp("runs")
-    found: dict[str, tuple[Run, Run, Run]] = {}
-    for agent, module, name, stop_at in (("dreamer_v3", "dreamer_v3", "DreamerV3", 22), ("ppo", "ppo", "PPO", 6)):
-        code = STOP_IN_A_BURST.format(module=module, agent=name, stop_at=stop_at)
-        straight = begin(agent, place / f"{agent}_straight")
-        stopped = begin(agent, place / f"{agent}_stopped", code=code).end()
-        before = stopped._replace(directory=place / f"{agent}_before")
-        shutil.copytree(stopped.directory, before.directory)
-        resumed = Process(stopped.directory, f"resume={stopped.directory}").end()
-        found[agent] = straight.end(), before, resumed
-    return found
+    bursts = {"dreamer_v3": ("DreamerV3", 22), "ppo": ("PPO", 6)}
+    straight = {agent: begin(agent, place / f"{agent}_straight") for agent in bursts}
+    stopped, before = {}, {}
+    for agent, (name, stop_at) in bursts.items():
+        code = STOP_IN_A_BURST.format(module=agent, agent=name, stop_at=stop_at)
+        stopped[agent] = begin(agent, place / f"{agent}_stopped", code=code)
+    for agent, process in stopped.items():
+        before[agent] = process.end()._replace(directory=place / f"{agent}_before")
+        shutil.copytree(process.directory, before[agent].directory)
+        stopped[agent] = Process(process.directory, f"resume={process.directory}")
+    return {agent: (straight[agent].end(), before[agent], stopped[agent].end()) for agent in bursts}
 
 
 @pytest.mark.parametrize("agent", JOBS)

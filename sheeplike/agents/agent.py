@@ -75,9 +75,11 @@ class Agent(Protocol):
     Attributes:
         skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
             last one whose losses and gradients were finite. Part of the state.
+        generator: chooses what an update learns from; acting and sampled latents draw from torch's own generator.
     """
 
     skipped_in_a_row: Tensor
+    generator: torch.Generator
 
     def player(self, num_envs: int) -> Player:
         """A fresh player; training and evaluation never share one."""
@@ -119,8 +121,9 @@ class Agent(Protocol):
 
     @property
     def journals(self) -> dict[str, Any]:
-        """What it has seen and will never change, name to ``sheeplike.checkpoint.Journal``, of which a checkpoint writes
-        only what is new; empty where that is little.
+        """What it has seen and will never change, name to ``sheeplike.checkpoint.Journal``.
+
+        A checkpoint writes only what is new of it. Empty where that is little.
         """
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:

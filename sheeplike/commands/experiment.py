@@ -241,7 +241,7 @@ class Experiment:
         stack.callback(lambda: self.logger.close())  # of that moment: going back opens another
         self.recorder = Recorder(self.agent, self.worlds, self.logger, self.progress)
         stack.callback(self._last_row)
-        torch.manual_seed(config.seed)
+        snapshot.seed_everything(config.seed)
         if parts is None:
             self.state = LoopState.begin(self.agent, self.worlds, config.seed)
         else:
@@ -368,7 +368,7 @@ class Experiment:
         self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
         # The same random numbers would lead to the same place.
         seed = self.config.seed + 7919 * self.rollbacks
-        torch.manual_seed(seed)
+        snapshot.seed_everything(seed)
         self.agent.generator.manual_seed(seed)
         self.recorder.begin(self.state)
         self._arm()

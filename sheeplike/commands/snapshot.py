@@ -79,6 +79,13 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
     return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"])
 
 
+def seed_everything(seed: int) -> None:
+    """Seed every generator that belongs to nobody."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002, whoever uses it
+    torch.manual_seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """The states of every generator that belongs to nobody: torch's, CUDA's, NumPy's and Python's."""
     kind, words, *rest = np.random.get_state()  # noqa: NPY002, whoever uses it

@@ -139,6 +139,7 @@ class DreamerV3:
         self.ratio = Ratio(replay_ratio, start=learning_starts)
         none = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.faults = Faults(self.device, worlds=none, starts=none)
+        self.generator = self.replay.generator
         self.skipped_in_a_row = self.faults.skipped_in_a_row
         self._compile(compile)
 
