@@ -335,7 +335,7 @@ def test_a_manifest_that_leaves_out_a_chunk_is_noticed(tmp_path, rings, index):
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"], manifest["journals"]["memory"]["replay"]["chunks"][index]
     write_manifest(path / "manifest.json", manifest)
-    with pytest.raises(Corrupt, match="leaves a gap|a journal ends at 20, expected 25"):
+    with pytest.raises(Corrupt, match=r"leaves a gap|a journal ends at 20, expected 25"):
         checkpoint.load(path)
 
 
