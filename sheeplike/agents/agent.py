@@ -121,9 +121,9 @@ class Agent(Protocol):
 
     @property
     def journals(self) -> dict[str, Any]:
-        """What it has seen and will never change, name to ``sheeplike.checkpoint.Journal``.
+        """What it has seen and will never change, of which a checkpoint writes only what is new.
 
-        A checkpoint writes only what is new of it. Empty where that is little.
+        Name to ``sheeplike.checkpoint.Journal``; empty where that is little.
         """
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Colour(int):
         (Counter(), "collections.Counter"),
         (Path("x"), "pathlib.PosixPath"),
         (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
-        (Colour(1), "test_checkpoint.Colour"),
+        (Colour(1), "test_safety.Colour"),
         (lambda: None, "builtins.function"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
