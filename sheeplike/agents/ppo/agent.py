@@ -254,7 +254,8 @@ class PPO:
 
     def _learn(self, index: Tensor) -> dict[str, Tensor]:
         """One gradient step on the steps ``index (B,)`` of the flattened rollout."""
-        losses, metrics = self.losses(self.minibatch(index))
+        data = self.minibatch(index)
+        losses, metrics = self.losses(data, *(data[key] for key in JUDGED))
         total = self._total(losses)
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
@@ -278,18 +279,17 @@ class PPO:
         }
         return metrics
 
-    def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Losses and metrics of a :meth:`minibatch`, 0-dim each, over the steps where ``valid (B,)`` is 1."""
+    def losses(self, obs: Mapping[str, Tensor], *judged: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1.
+
+        Args:
+            obs: what the networks see.
+            judged: :data:`JUDGED`.
+        """
         with self.autocast():
-            policy, value = self.networks({key: data[key] for key in self.keys.spaces})
-        return self.objective(
-            policy,
-            value,
-            *(data[key] for key in JUDGED),
-            clip=self.clip,
-            value_clip=self.value_clip,
-            normalise_advantage=self.normalise_advantage,
-        )
+            policy, value = self.networks({key: obs[key] for key in self.keys.spaces})
+        options = {"clip": self.clip, "value_clip": self.value_clip, "normalise_advantage": self.normalise_advantage}
+        return self.objective(policy, value, *judged, **options)
 
     def _total(self, losses: Mapping[str, Tensor]) -> Tensor:
         """What is minimised."""
@@ -346,7 +346,7 @@ class PPO:
         """
         data = held_rows(batch, (*self.keys.spaces, *JUDGED), self.device)
         with own_randomness(self.device), self.compiled.paused():
-            losses, _ = self.losses(data)
+            losses, _ = self.losses(data, *(data[key] for key in JUDGED))
             return inspect(losses, self._total(losses), self.networks, data)
 
     def warm_up(self) -> float:

@@ -19,6 +19,7 @@ from sheeplike.agents.dreamer_v3.agent import CONTEXT
 from sheeplike.agents.dreamer_v3.experience import compact
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.ppo import PPO
+from sheeplike.agents.ppo.agent import JUDGED
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Quantity, Task, interleaved, milliseconds
 from sheeplike.commands.benchmark.tables import Table
@@ -150,7 +151,7 @@ def ppo_parts(agent: PPO) -> dict[str, Part]:
     data = agent.minibatch(index)
 
     def losses() -> list[Tensor]:
-        return list(agent.losses(data)[0].values())
+        return list(agent.losses(data, *(data[key] for key in JUDGED))[0].values())
 
     def optimize() -> None:
         nn.utils.clip_grad_norm_(agent.networks.parameters(), agent.max_grad_norm)
