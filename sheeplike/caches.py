@@ -2,9 +2,11 @@
 
 Warp's kernels, XLA's executables and Inductor's kernels take minutes to build on a new machine. They are kept in
 ``~/.cache/sheeplike`` (``XDG_CACHE_HOME`` is respected), or wherever ``SHEEPLIKE_CACHE_DIR`` says; whoever has set a
-library's own variable keeps that place. Whoever can write there can have code run here, so a place that belongs to
-somebody else, or that others can write to, is not used: what is compiled is then kept for this process alone. Many processes may share them: Warp and Inductor rename whole files into place,
+library's own variable keeps that place. Many processes may share them: Warp and Inductor rename whole files into place,
 and JAX drops an entry that it cannot read, with a warning, and compiles.
+
+Whoever can write there can have code run here. A place that belongs to somebody else, or that others can write to, is
+therefore not used: what is compiled is then kept for this process alone.
 
 JAX's cache may be used although the step of the simulation calls back into Warp. The compiled step holds nothing of a
 process but the names and numbers of those calls, which are part of the entry's key, and the process has registered a
@@ -14,6 +16,7 @@ target for each of them by the time that it has the key: it traced the step.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import stat
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import zlib
 
+# Warp tells processors apart by itself; the other two need a name for this one.
 VARIABLES = ("WARP_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
 _ROOT, _UNMAPPED = 0, 65534  # the latter: whoever owns the host's directories, as a container sees it
 
@@ -30,25 +34,17 @@ def persist() -> None:
 
     Does nothing where the directory could not be written: each library then has its own way.
     """
-    if all(name in os.environ for name in VARIABLES):  # by the user, or by the process that started this one
-        return
-    root = os.environ.get("SHEEPLIKE_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "sheeplike"
-    )
-    root = os.path.realpath(root)  # a link may lead elsewhere by the time that the libraries follow it
-    if not _writable(root):
-        return
-    if danger := _danger(root):
-        print(
-            f"sheeplike: compiled code is not kept: {danger}, who could have code run here; nearest: "
-            "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>",
-            file=sys.stderr,
-        )
-        root = _temporary()
-    settings: dict[str, str | float] = {"WARP_CACHE_PATH": os.path.join(root, "warp")}
-    if processor := _processor():
-        settings["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(root, "inductor", processor)
-        settings["JAX_COMPILATION_CACHE_DIR"] = os.path.join(root, "jax", processor)
+    settings: dict[str, str | float] = {}
+    processor = _processor()
+    if any(name not in os.environ for name in VARIABLES[: 3 if processor else 1]):
+        root = _root()
+        if root is None:
+            return
+        settings["WARP_CACHE_PATH"] = os.path.join(root, "warp")
+        if processor:
+            settings["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(root, "inductor", processor)
+            settings["JAX_COMPILATION_CACHE_DIR"] = os.path.join(root, "jax", processor)
+    if processor:
         # What starts a simulation compiles in less than the second below which JAX would not keep it.
         settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = 0.1
     late = "jax" in sys.modules
@@ -60,11 +56,42 @@ def persist() -> None:
             sys.modules["jax"].config.update(name.lower(), value)
 
 
+def _root() -> str | None:
+    """The directory of all caches; None where it could not be written."""
+    root = os.environ.get("SHEEPLIKE_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "sheeplike"
+    )
+    root = os.path.realpath(root)  # a link may lead elsewhere by the time that the libraries follow it
+    if not _writable(root):
+        return None
+    _claim(root)
+    if danger := _danger(root):
+        print(
+            f"sheeplike: compiled code is not kept: {danger}, and code is run from there; nearest: "
+            "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>",
+            file=sys.stderr,
+        )
+        return _temporary()
+    return root
+
+
 def _writable(path: str) -> bool:
     """Whether ``path`` could be written, or made."""
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+
+
+def _claim(root: str) -> None:
+    """Make ``root`` where anybody else could make it too, as in ``/tmp``: then it is ours, or :func:`_danger` tells."""
+    missing = []
+    while not os.path.lexists(root):
+        missing.append(root)
+        root = os.path.dirname(root)
+    if missing and hasattr(os, "geteuid") and _writers(os.lstat(root)):
+        with contextlib.suppress(OSError):
+            for path in reversed(missing):
+                os.mkdir(path, 0o700)
 
 
 def _danger(root: str) -> str:
@@ -79,7 +106,7 @@ def _danger(root: str) -> str:
                 return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
             if others := _writers(about):
                 return f"{path} can be written by {others}"
-    path, made = root, os.path.lexists(root)
+    path = root
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
         if not os.path.lexists(path):
@@ -87,10 +114,9 @@ def _danger(root: str) -> str:
         about = os.lstat(path)
         if about.st_uid not in trusted | {_UNMAPPED}:
             return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
-        # In a directory such as /tmp nobody can rename what belongs to another, but anybody can make what is not there.
-        if (others := _writers(about)) and not (made and about.st_mode & stat.S_ISVTX):
+        # In a directory such as /tmp, whose sticky bit is set, nobody can rename what belongs to another.
+        if (others := _writers(about)) and not about.st_mode & stat.S_ISVTX:
             return f"{path} can be written by {others}"
-        made = True
     return ""
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,17 @@ THRESHOLD = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 NAMES = f"import json, os, sheeplike; print(json.dumps([os.environ.get(name) for name in {VARIABLES!r}]))"
 
 
-def run(code: str, *arguments: str, **settings: str) -> str:
+def process(code: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     unset = ("SHEEPLIKE_CACHE_DIR", "XDG_CACHE_HOME", THRESHOLD, *VARIABLES)
     environment = {name: value for name, value in os.environ.items() if name not in unset} | settings
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+    return done
+
+
+def run(code: str, *arguments: str, **settings: str) -> str:
+    return process(code, *arguments, **settings).stdout.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,83 @@ def test_libraries_have_their_own_way_where_nothing_can_be_written(tmp_path: Pat
     file = tmp_path / "file"
     file.touch()
     assert json.loads(run(NAMES, SHEEPLIKE_CACHE_DIR=str(file / "below"))) == [None] * 3
+
+
+def places(done: subprocess.CompletedProcess[str]) -> list[Path]:
+    return [Path(place) for place in json.loads(done.stdout)]
+
+
+def refusal(done: subprocess.CompletedProcess[str], root: Path) -> str:
+    """Why the caches were not kept in ``root``, in one line; they were in a private place, which is gone."""
+    assert len({place.parts[: len(Path(tempfile.gettempdir()).parts) + 1] for place in places(done)}) == 1
+    for place in places(done):
+        assert not place.is_relative_to(root)
+        assert not place.parent.exists()
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("sheeplike: compiled code is not kept: ")
+    assert "nearest: SHEEPLIKE_CACHE_DIR=" in line
+    return line
+
+
+@pytest.mark.parametrize("below", ["", "warp", "jax", "inductor"])
+def test_where_others_can_write_no_code_is_loaded_from(tmp_path: Path, below: str) -> None:
+    root = tmp_path / "cache"
+    (root / below).mkdir(parents=True)
+    assert places(process(NAMES, SHEEPLIKE_CACHE_DIR=str(root)))[0] == root / "warp"
+    (root / below).chmod(0o777)
+    # No link hides it, and a sticky bit does not help: others could make what is not there yet.
+    (tmp_path / "link").symlink_to(root)
+    for mode in (0o777, 0o1777):
+        (root / below).chmod(mode)
+        for name in ("cache", "link"):
+            done = process(NAMES, SHEEPLIKE_CACHE_DIR=str(tmp_path / name))
+            assert f"{root / below} can be written by every user" in refusal(done, root)
+    (root / below).chmod(0o755)
+    assert process(NAMES, SHEEPLIKE_CACHE_DIR=str(root)).stderr == ""
+
+
+@pytest.mark.parametrize("name", ["SHEEPLIKE_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_nor_where_others_could_put_another_directory_in_its_place(tmp_path: Path, name: str) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine").mkdir(parents=True)
+    shared.chmod(0o777)
+    done = process(NAMES, **{name: str(shared / "mine")})
+    assert f"{shared} can be written by every user" in refusal(done, shared)
+
+
+def test_a_directory_such_as_tmp_will_do_if_ours_is_the_one_in_it(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    done = process(NAMES, SHEEPLIKE_CACHE_DIR=str(shared / "a/b"))
+    assert (places(done)[0], done.stderr) == (shared / "a/b/warp", "")
+    assert [(shared / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("taken", ["cache", "cache/jax", "."])
+def test_what_belongs_to_another_user_is_not_used(tmp_path: Path, taken: str) -> None:
+    root = tmp_path / "in/cache"
+    (root / "jax").mkdir(parents=True)
+    os.chown(tmp_path / "in" / taken, 12345, 12345)
+    line = refusal(process(NAMES, SHEEPLIKE_CACHE_DIR=str(root)), root)
+    assert f"{(tmp_path / 'in' / taken).resolve()} belongs to user 12345" in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_group_of_others_is_not_trusted(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    root.mkdir()
+    root.chmod(0o775)
+    assert process(NAMES, SHEEPLIKE_CACHE_DIR=str(root)).stderr == ""  # root's own group
+    os.chown(root, -1, 12345)
+    assert "can be written by group 12345" in refusal(process(NAMES, SHEEPLIKE_CACHE_DIR=str(root)), root)
+
+
+def test_one_process_says_it_for_those_that_it_starts(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    code = f"import subprocess, sys, sheeplike; subprocess.run([sys.executable, '-c', {NAMES!r}], check=True)"
+    assert len(process(code, SHEEPLIKE_CACHE_DIR=str(tmp_path)).stderr.splitlines()) == 1
 
 
 def test_jax_keeps_what_it_compiles_whichever_is_imported_first(tmp_path: Path) -> None:
