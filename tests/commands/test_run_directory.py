@@ -151,3 +151,12 @@ def test_resume_needs_the_same_kind_of_device(begun, refused):
     file = run.run_dir / "config.yaml"
     file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
     assert "expected a GPU" in refused("resume=mine")
+
+
+def test_a_run_that_is_older_than_the_watchdog(begun, sheeplike):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    assert "\nwatchdog: 600.0\n" in file.read_text()
+    file.write_text(file.read_text().replace("watchdog: 600.0\n", ""))
+    assert sheeplike("resume=mine").runs[0].config.watchdog == 600
+    assert sheeplike("resume=mine", "watchdog=null").runs[0].config.watchdog is None
