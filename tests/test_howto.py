@@ -13,7 +13,7 @@ from sheeplike.__main__ import main
 from sheeplike.monitor.logger import RunLogger
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "howto").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "howto").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_every_command_asks_for_something_that_exists(
         main(arguments)
         assert "| dreamer_v3 | 1 |" in capsys.readouterr().out
         return
-    if arguments[0] == "eval":
+    if arguments[0] in ("eval", "export"):
         with pytest.raises(SystemExit):
             main(arguments)
         # Its keys are checked before it looks for the run, which is all that is missing.

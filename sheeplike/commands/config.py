@@ -14,7 +14,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -245,8 +245,8 @@ def _dry_run(agent: str) -> list[str]:
 
 def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dict[str, str]]:
     """The composed configuration as plain data, and the name chosen from each group."""
-    paths = [str(path).replace("\\", "\\\\").replace("'", "\\'") for path in sources.directories[1:]]
-    searchpath = "hydra.searchpath=[{}]".format(",".join(f"'file://{path}'" for path in paths))
+    places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
+    searchpath = f"hydra.searchpath=[{','.join(places)}]"
     with _one_line(sources):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from sheeplike.commands.errors import CommandError
@@ -67,11 +68,7 @@ def _directory(origin: str, entry: str) -> Path:
     """The directory that an entry of the search path means: a plain path, ``file://path`` or ``pkg://package.name``."""
     if entry.startswith("pkg://"):
         package = entry.removeprefix("pkg://").strip("/").replace("/", ".")
-        try:
-            spec = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            spec = None
-        places = list(spec.submodule_search_locations or ()) if spec else []
+        places = _find_package(package)
         if not places:
             raise CommandError(f"{origin} {entry}: expected a package that can be imported")
         return Path(places[0]).resolve()
@@ -82,3 +79,19 @@ def _directory(origin: str, entry: str) -> Path:
             f"{directory} does not exist"
         )
     return directory
+
+
+def _find_package(name: str) -> list[str]:
+    """The directories of a package, of which nothing is imported: looking for configs should not run code."""
+    places: list[str] | None = None
+    found = ""
+    for part in name.split("."):
+        found = f"{found}.{part}" if found else part
+        try:
+            spec = PathFinder.find_spec(found, places) if places else importlib.util.find_spec(found)
+        except (ImportError, ValueError):
+            spec = None
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        if not places:
+            return []
+    return places or []

@@ -220,3 +220,12 @@ def test_auto_refuses_a_directory_of_something_else(refused):
     Path("papers").mkdir()
     Path("papers/thesis.tex").touch()
     assert "is not empty" in refused(*JOB, "resume=auto", "run_dir=papers")
+
+
+def test_a_run_that_is_older_than_the_watchdog(begun, sheeplike):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    assert "\nwatchdog: 600.0\n" in file.read_text()
+    file.write_text(file.read_text().replace("watchdog: 600.0\n", ""))
+    assert sheeplike("resume=mine").runs[0].config.watchdog == 600
+    assert sheeplike("resume=mine", "watchdog=null").runs[0].config.watchdog is None

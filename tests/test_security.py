@@ -1,0 +1,398 @@
+"""What comes from elsewhere is data: it is refused or kept as text, and nothing in it is run, followed or resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import sheeplike
+from sheeplike import checkpoint
+from sheeplike.__main__ import main
+from sheeplike.checkpoint import Corrupt
+from sheeplike.commands.config import load, to_yaml
+from sheeplike.commands.run_directory import create
+from sheeplike.commands.sources import Sources
+
+PACKAGE = Path(sheeplike.__file__).parent
+JOB = ("exp=dreamer_v3", "env=cartpole_balance", "profile=cpu", "dry_run=true")
+USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train resume=mine")
+PARTS = ("agent", "envs", "loop")
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "workplace"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("SECRET", "do-not-tell")
+    for name in ("SHEEPLIKE_SEARCH_PATH", "SHEEPLIKE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return place
+
+
+@pytest.fixture
+def run_dir() -> Path:
+    """The directory ``mine`` of a run with one checkpoint."""
+    config = load([*JOB, "run_dir=mine"], Sources())
+    create(Path("mine"), config).close()
+    checkpoint.save(Path("mine/checkpoints"), 64, {part: {"x": torch.zeros(3)} for part in PARTS}, {}, 9)
+    return Path("mine")
+
+
+def refusal(command: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What is printed of a command line that must fail, in one line; the secret is never part of it."""
+    capfd.readouterr()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit) as stop:
+            main(command.split())
+    assert stop.value.code == 2
+    out, error = capfd.readouterr()
+    lines = [line for line in error.splitlines() if line.startswith("sheeplike: ")]
+    assert len(lines) == 1, error
+    assert "do-not-tell" not in out + error
+    return lines[0] + " ".join(str(warning.message) for warning in caught)
+
+
+# Checkpoints
+
+
+class Bomb:
+    """Runs a command of the shell when it is unpickled."""
+
+    def __init__(self, fired: Path) -> None:
+        self.command = f"touch {fired}"
+
+    def __reduce__(self):
+        return (os.system, (self.command,))
+
+
+def forge(directory: Path, part: str, content: bytes) -> None:
+    """Replace a part's file and make the manifest agree, as an attacker would."""
+    (directory / part).write_bytes(content)
+    files = json.loads((directory / "manifest.json").read_text())["files"]
+    described = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    rewrite(directory, files=files | {part: described})
+
+
+def rewrite(directory: Path, **changed: object) -> None:
+    manifest = json.loads((directory / "manifest.json").read_text()) | changed
+    del manifest["sha256"]
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (directory / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest}))
+
+
+def archived(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("form", [pickle.dumps, archived], ids=["pickle", "torch.save"])
+@pytest.mark.parametrize(("command", "part"), [*((use, "agent") for use in USES), (USES[-1], "loop")])
+def test_a_checkpoint_runs_nothing(run_dir, tmp_path, monkeypatch, capfd, command, part, form):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # does not reach a load that says what it wants
+    fired = tmp_path / "fired"
+    pickle.loads(pickle.dumps(Bomb(fired)))
+    assert fired.exists(), "the bomb is a dud"
+    fired.unlink()
+    forge(run_dir / "checkpoints/step_000000000064", f"{part}.pt", form({"modules": Bomb(fired)}))
+    assert f"{part}.pt: refused by weights_only" in refusal(command, capfd)
+    assert not fired.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", archived({"x": 1})[:-9], b"\x80\x02."], ids=range(4))
+@pytest.mark.parametrize("command", USES)
+def test_a_checkpoint_of_something_else_is_one_line(run_dir, capfd, command, content):
+    forge(run_dir / "checkpoints/step_000000000064", "agent.pt", content)
+    assert "agent.pt: " in refusal(command, capfd)
+
+
+def test_no_other_kinds_of_objects_are_let_through():
+    """The libraries that a run imports add to what ``weights_only`` takes; nothing but torch's own kinds of tensors."""
+    code = (
+        "import torch; from sheeplike.commands import training\n"
+        "print({one.__module__.partition('.')[0] for one in torch.serialization.get_safe_globals()} - {'torch'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return checkpoint.save(tmp_path / "root", 1, {"agent": {"x": torch.arange(9)}}, {"score": 1.0}, 9)
+
+
+def problem(path: Path) -> str:
+    with pytest.raises(Corrupt) as caught:
+        checkpoint.load(path)
+    return str(caught.value)
+
+
+def test_links_in_a_checkpoint_are_not_followed(saved, tmp_path):
+    for name in ("agent.pt", "manifest.json"):
+        file = saved / name
+        file.rename(tmp_path / name)
+        file.symlink_to(tmp_path / name)
+        assert f"{name}: cannot be read: is a link" in problem(saved)
+        assert checkpoint.best(saved.parent) == (saved if name == "agent.pt" else None)
+        file.unlink()
+        (tmp_path / name).rename(file)
+    assert checkpoint.load(saved)[0]["step"] == 1
+
+
+@pytest.mark.parametrize("name", ["agent.pt", "manifest.json"])
+def test_what_is_no_file_does_not_keep_anybody_waiting(saved, name):
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    assert f"{name}: cannot be read: is no regular file" in problem(saved)
+    (saved / name).unlink()
+    (saved / name).mkdir()
+    assert f"{name}: cannot be read: is no regular file" in problem(saved)
+
+
+def test_a_manifest_of_a_gigabyte_is_not_read(saved):
+    with (saved / "manifest.json").open("r+b") as file:
+        file.truncate(2**30)
+    assert "manifest.json: cannot be read: has more than" in problem(saved)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"files": {"../../x.pt": {"bytes": 1, "sha256": ""}}},
+        {"files": {"agent.pt": {"bytes": 10**15, "sha256": ""}}},
+        {"files": {"agent.pt": 5}},
+        {"files": ["agent.pt"]},
+        {"step": "../../x"},
+        {"step": -1},
+        {"step": True},
+        {"meta": [1]},
+        {"versions": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_says_what_none_says(saved, changed):
+    rewrite(saved, **changed)
+    assert str(saved) in problem(saved)
+
+
+def test_what_a_checkpoint_says_of_itself_cannot_pass_for_what_it_is(saved):
+    rewrite(saved, meta={"step": "../../x", "versions": 5, "score": 10**400})
+    assert checkpoint.load(saved)[0]["step"] == 1
+    assert checkpoint.best(saved.parent) is None
+
+
+def test_deep_nesting_is_no_manifest(saved):
+    (saved / "manifest.json").write_text("[" * 100_000)
+    assert "is no manifest" in problem(saved)
+
+
+def test_an_archive_that_grows_when_it_is_read_is_refused(saved):
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO((saved / "agent.pt").read_bytes())) as plain,
+        zipfile.ZipFile(buffer, "w") as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry.filename), compress_type=zipfile.ZIP_DEFLATED)
+    forge(saved, "agent.pt", buffer.getvalue())
+    assert "agent.pt: is no file of a checkpoint: ValueError: holds compressed entries" in problem(saved)
+
+
+# Configurations in the directory of a run
+
+HOSTILE = {
+    "object": "{text}\nexp: !!python/object/apply:os.system ['touch {fired}']\n",
+    "new object": "{text}\nexp: !!python/object/new:os.system ['touch {fired}']\n",
+    "module": "{text}\nexp: !!python/name:os.system\n",
+    "path": "{text}\nexp: !!python/object/apply:pathlib.Path [x]\n",
+    "target": "{text}\n_target_: os.system\n",
+    "target of a section": "{text}\nlogger: {{tensorboard: true, _target_: os.system, command: 'touch {fired}'}}\n",
+    "target of an option": "{text}\nenv: {{_target_: os.system}}\n",
+    "environment": "{text}\nexp: ${{oc.env:SECRET}}\n",
+    "environment, escaped": '{text}\nexp: "\\x24{{oc.env:SECRET}}"\n',
+    "environment, as a name": "{text}\n${{oc.env:SECRET}}: 1\n",
+    "create": "{text}\nexp: ${{oc.create:${{oc.env:SECRET}}}}\n",
+    "decode": "{text}\nexp: ${{oc.decode:'1'}}\n",
+    "hydra": "{text}\nexp: ${{hydra:runtime.cwd}}\n",
+    "defaults": "{text}\ndefaults: [/exp: ppo]\n",
+    "hydra section": "{text}\nhydra: {{searchpath: [file:///tmp]}}\n",
+    "references": "{text}\nexp: &a [x, x]\nprofile: [*a, *a]\n",
+    "depth": "[" * 3000,
+    "not text": "\x00",
+}
+
+
+@pytest.mark.parametrize("command", [*USES, "export run=mine --cfg"])
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_a_configuration_is_data(run_dir, tmp_path, capfd, hostile, command):
+    fired, file = tmp_path / "fired", run_dir / "config.yaml"
+    kept = "".join(line for line in file.read_text().splitlines(True) if not line.startswith(("exp:", "profile:")))
+    file.write_text(hostile.format(text=kept, fired=fired))
+    assert "mine/config.yaml" in refusal(command, capfd)
+    assert not fired.exists()
+
+
+@pytest.mark.parametrize("option", ["{_target_: os.system}", "'${oc.env:SECRET}'", "[1]"])
+def test_nor_are_the_options_of_a_task_anything_else(run_dir, capfd, option):
+    data = yaml.safe_load((run_dir / "config.yaml").read_text())
+    for name in ("episode_length", "_target_"):
+        data["env"]["options"] = {name: yaml.safe_load(option)}
+        (run_dir / "config.yaml").write_text(yaml.safe_dump(data))
+        assert "mine/config.yaml" in refusal("export run=mine", capfd)
+
+
+def test_a_configuration_that_is_no_file_or_too_large(run_dir, tmp_path, capfd):
+    file = run_dir / "config.yaml"
+    text = file.read_text()
+    file.write_text(text + "#" * 2**20)
+    assert "mine/config.yaml: has more than 1,048,576 bytes" in refusal(USES[0], capfd)
+    file.unlink()
+    (run_dir / "other").write_text(text)
+    file.symlink_to("other")
+    assert "mine/config.yaml: is a link" in refusal(USES[0], capfd)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "eval", "export", ".lock", "tensorboard/x"])
+def test_a_link_out_of_a_run_is_refused_before_anything_is_written(run_dir, tmp_path, capfd, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    path = run_dir / name
+    path.parent.mkdir(exist_ok=True)
+    if name == "checkpoints":
+        path.rename(outside / "checkpoints")
+        path.symlink_to(outside / "checkpoints")
+    else:
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside / "file")
+    before = sorted(outside.rglob("*"))
+    for command in USES:
+        error = refusal(command, capfd)
+        assert f"mine/{name} is a link to {outside}" in error
+    assert sorted(outside.rglob("*")) == before
+    assert (outside / "file").read_text() == "precious"
+
+
+def test_a_link_within_a_run_and_to_a_run_will_do(run_dir, capsys):
+    (run_dir / "latest").symlink_to("checkpoints/step_000000000064")
+    Path("link").symlink_to("mine")
+    main(["export", "run=link", "--cfg"])
+    assert capsys.readouterr().out == (run_dir / "config.yaml").read_text()
+
+
+def test_text_of_a_user_that_looks_like_an_interpolation_is_never_resolved_later(capsys):
+    """What is composed has no interpolations left; were one to remain, writing and printing would not resolve it."""
+    config = load([*JOB, "run_dir='\\${oc.env:SECRET}'"], Sources())
+    assert "do-not-tell" not in to_yaml(config)
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a'b",
+        'a"b',
+        "a]b",
+        "a,hydra.run.dir=x",
+        "a'],hydra.searchpath=['pkg:",
+        "a\\b",
+        "a\\'b",
+        "a b",
+        "${oc.env:SECRET}",
+    ],
+)
+def test_a_search_path_is_a_place_whatever_its_name(workplace, monkeypatch, capsys, name):
+    directory = workplace / name
+    (directory / "exp").mkdir(parents=True)
+    (directory / "exp/mine.yaml").write_text("# @package _global_\ndefaults: [override /agent: ppo]\nseed: 5\n")
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(directory))
+    try:
+        main(["exp=mine", "env=cartpole_balance", "profile=cpu", "--cfg"])
+    except SystemExit:
+        output = capsys.readouterr()
+        assert output.err.count("\n") == 1
+        assert "SHEEPLIKE_SEARCH_PATH" in output.err
+        assert "$" in name
+    else:
+        output = capsys.readouterr()
+        assert yaml.safe_load(output.out)["seed"] == 5
+    assert "do-not-tell" not in output.out + output.err
+
+
+@pytest.mark.parametrize(
+    "entry", ["pkg://", "pkg://..", "pkg://os", "pkg://os.path", "pkg://a'b", "hydra.searchpath=[x]"]
+)
+def test_a_search_path_that_leads_nowhere(monkeypatch, capfd, entry):
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", entry)
+    assert "SHEEPLIKE_SEARCH_PATH" in refusal("exp=dreamer_v3 env=cartpole_balance --cfg", capfd)
+
+
+def test_looking_for_configs_in_a_package_imports_nothing(workplace, monkeypatch):
+    (workplace / "outer/inner/exp").mkdir(parents=True)
+    for folder in ("outer", "outer/inner"):
+        (workplace / folder / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(workplace)
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", "pkg://outer.inner")
+    assert Sources().directories[1] == workplace / "outer/inner"
+
+
+@pytest.mark.parametrize(
+    "override", ["hydra.searchpath=[x]", "+hydra.run.dir=x", "++_target_=os.system", "defaults=[]"]
+)
+def test_only_keys_of_a_configuration_can_be_set(capfd, override):
+    assert "unknown key" in refusal(f"exp=dreamer_v3 env=cartpole_balance {override}", capfd)
+
+
+def test_a_file_of_variables_in_the_working_directory_is_not_read(workplace):
+    (workplace / ".env").write_text(f"SHEEPLIKE_SEARCH_PATH=/nowhere\nSHEEPLIKE_CACHE_DIR={workplace}/cache\nX_Y_Z=1\n")
+    code = (
+        "import os; before = dict(os.environ); from sheeplike.__main__ import main\n"
+        "main(['exp=ppo', 'env=cartpole_balance', '--cfg']); from sheeplike.commands import training\n"
+        "assert 'X_Y_Z' not in os.environ and 'SHEEPLIKE_SEARCH_PATH' not in os.environ\n"
+        f"assert not any({str(workplace)!r} in os.environ.get(name, '') for name in ('WARP_CACHE_PATH',))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# The package itself
+
+FORBIDDEN = {
+    "weights_only=False": r"weights_only\s*=\s*False",
+    "a load without weights_only": r"torch\.load\((?![^\n]*weights_only=True)",
+    "pickle": r"\bpickle\.(?:loads?|Unpickler)\b|\b(?:cPickle|dill|cloudpickle|joblib|shelve|marshal)\b",
+    "pickled arrays": r"allow_pickle\s*=\s*True",
+    "YAML that makes objects": r"yaml\.(?:load|load_all|unsafe_load|full_load|Loader|UnsafeLoader|FullLoader)\b",
+    "eval": r"(?<![\w.])eval\(",
+    "exec": r"(?<![\w.])exec\(",
+    "instantiate": r"hydra\.utils|\binstantiate\(|get_class\(",
+    "targets": r"_target_",
+    "a shell": r"shell\s*=\s*True|os\.system\(|os\.popen\(",
+    "files of variables": r"dotenv",
+    "wider loads": r"add_safe_globals|safe_globals\(",
+}
+
+
+@pytest.mark.parametrize("pattern", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_the_package_has_no(pattern):
+    for source in PACKAGE.rglob("*.py"):
+        assert not re.search(pattern, source.read_text(encoding="utf-8")), source
+    for config in (PACKAGE.parent / "configs").rglob("*.yaml"):
+        assert "_target_" not in config.read_text(encoding="utf-8"), config
