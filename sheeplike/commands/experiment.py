@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
@@ -24,8 +25,8 @@ import torch
 from sheeplike import checkpoint
 from sheeplike.commands import snapshot
 from sheeplike.commands.agents import (
-    describe_agent,
-    gradient_steps,
+    describe_run,
+    describe_time,
     learning_begins,
     make_agent,
     name_collecting,
@@ -34,15 +35,17 @@ from sheeplike.commands.agents import (
 from sheeplike.commands.building import Evaluator, compile_policy, describe_device, launch, make_envs, time_worlds
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import CommandError, as_command_errors
-from sheeplike.commands.faults import Halted, Unsaved, dump
+from sheeplike.commands.faults import Halted, Unsaved, dump, explained
 from sheeplike.commands.machine import check_accelerator
+from sheeplike.commands.memory import disk_advice
 from sheeplike.commands.preemption import StopRequest, stoppable, stops_at_once
 from sheeplike.commands.recorder import Recorder
 from sheeplike.commands.run_directory import CHECKPOINTS, Plan, checkpoint_steps, create, discard, lock, plan, update
 from sheeplike.commands.sources import Sources
+from sheeplike.commands.watchdog import Watchdog
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+from sheeplike.monitor.progress import Progress, banner, phase
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
@@ -99,7 +102,7 @@ class Experiment:
         self.rollbacks = 0
         self._compiled = False
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
-            with building():
+            with building(), explained(self.config, self._spaces):
                 parts = self._build(stack)
             # From here on nothing ends this process without leaving the run in order.
             self.stop: StopRequest = stack.enter_context(stoppable())
@@ -140,21 +143,25 @@ class Experiment:
         target = total if policy_steps is None else min(self.policy_steps + policy_steps, total)
         self.recorder.begin(self.state)
         self._busy = True
+        with explained(self.config, self._spaces), Watchdog(self.config.watchdog) as self.watchdog:
+            self._go_to(target)
+        self.recorder.flush()
+        self._busy = False
+        return dict(self.recorder.latest)
+
+    def _go_to(self, target: int) -> None:
         while self.policy_steps < target and not self.stop():
             if not self._compiled:
                 # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
                 self._train(min(self._compile_at, target))
                 if self.policy_steps >= self._compile_at and not self.over:
-                    self.recorder.paused(self._compile_update)(self.state)
+                    self._paused(self._compile_update)(self.state)
                     self._compiled = self.kept = True
                 if self.policy_steps < self._compile_at:
                     continue
             self._train(target)
             if self._broken():
                 self._go_back()
-        self.recorder.flush()
-        self._busy = False
-        return dict(self.recorder.latest)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in worlds of its own; the metrics are written too."""
@@ -197,7 +204,7 @@ class Experiment:
         config, parts = self.config, None
         fabric = launch(config)
         torch.manual_seed(config.seed)
-        with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
+        with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
             if self.resumed:
                 stack.enter_context(lock(self.run_dir))
                 with phase("reading the checkpoint"):
@@ -211,12 +218,13 @@ class Experiment:
                 self.worlds = make_envs(config, config.env.num_envs, fabric.device)
             stack.callback(self.worlds.close)
             print(plan_memory(config, self.worlds))
+            if advice := disk_advice(config, **self._spaces(), held=0):
+                print(f"sheeplike: {advice}", file=sys.stderr)
             self.agent = make_agent(config, self.worlds, fabric)
-        with as_command_errors(torch.OutOfMemoryError):
-            with phase("building simulation and rendering kernels"):
-                self._step_seconds = time_worlds(self.worlds)
-            with phase("compiling the policy"):
-                compile_policy(self.agent, self.worlds)
+        with phase("building simulation and rendering kernels"):
+            self._step_seconds = time_worlds(self.worlds)
+        with phase("compiling the policy"):
+            compile_policy(self.agent, self.worlds)
         self.evaluator = Evaluator(config, self.agent, fabric.device)
         stack.callback(self.evaluator.close)
         return parts
@@ -252,7 +260,15 @@ class Experiment:
         soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.worlds.num_envs
         self._compile_at = min(learning_begins(config), soon)
         self._busy = False
-        banner({"sheeplike": self._describe()})
+        told = describe_run(
+            config,
+            self.agent,
+            self.worlds,
+            device=describe_device(config, self.worlds.device),
+            begun=self.policy_steps,
+            step_seconds=self._step_seconds,
+        )
+        banner({"sheeplike": told})
         self.logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
         self.logger.log_hyperparameters(asdict(config))
         self.progress.stage(name_collecting(config))
@@ -262,29 +278,13 @@ class Experiment:
         """Hooks of the loop, counted from here."""
         recorder, config = self.recorder, self.config
         intervals = [
-            (self.worlds.num_envs, lambda state: self.progress.update(state.policy_steps)),
+            (self.worlds.num_envs, self._iterated),
             (config.log_every, recorder.log),
-            (config.video_every, recorder.paused(recorder.report)),
-            (config.eval.every, recorder.paused(lambda state: self.evaluate())),
-            (config.checkpoint.every, recorder.paused(lambda state: self._save_if_sound())),
+            (config.video_every, self._paused(recorder.report)),
+            (config.eval.every, self._paused(lambda state: self.evaluate())),
+            (config.checkpoint.every, self._paused(lambda state: self._save_if_sound())),
         ]
         self._hooks = [Every(n, hook, self.policy_steps // n) for n, hook in intervals if n is not None]
-
-    def _describe(self) -> dict[str, str]:
-        """What is about to happen, name to text."""
-        config, worlds, begun = self.config, self.worlds, self.policy_steps
-        left = config.total_steps - begun
-        continued = f"continued from policy step {begun:,}: " if self.resumed else ""
-        acting = format_seconds(left / worlds.num_envs * self._step_seconds)
-        return {
-            "task": f"{config.env.name}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
-            "device": describe_device(config, worlds.device),
-            **describe_agent(config, self.agent),
-            "run": f"{continued}{left:,} policy steps, {gradient_steps(config, begun):,} gradient steps, in "
-            f"{self.run_dir}",
-            "time": f"{acting} for acting, at {worlds.num_envs / self._step_seconds:,.0f} policy steps/s simulated; "
-            "learning is timed when it is compiled",
-        }
 
     # --- how it goes on ---------------------------------------------------------------------------------------------
 
@@ -299,21 +299,28 @@ class Experiment:
             stop=lambda: self.stop() or self._broken(),
         )
 
+    def _iterated(self, state: LoopState) -> None:
+        self.progress.update(state.policy_steps)
+        self.watchdog.beat()
+
+    def _paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
+        """``hook``, which may take long: neither the rates of acting and learning nor the watchdog count it."""
+
+        def timed(state: LoopState) -> None:
+            with self.watchdog.paused():
+                self.recorder.paused(hook)(state)
+
+        return timed
+
     def _compile_update(self, state: LoopState) -> None:
-        """Have the agent compile its update, and say how long the rest of the run will take."""
         try:
-            with as_command_errors(torch.OutOfMemoryError), phase("compiling the update"):
+            with phase("compiling the update"):
                 update_seconds = self.agent.warm_up()
         except Exception:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
-        iterations = (self.config.total_steps - state.policy_steps) / self.worlds.num_envs
-        seconds = iterations * self._step_seconds + gradient_steps(self.config, state.policy_steps) * update_seconds
-        self.progress.note(
-            f"about {format_seconds(seconds)} to go, at {update_seconds:.2g} s per gradient step; evaluation and "
-            "videos come on top"
-        )
+        self.progress.note(describe_time(self.config, state.policy_steps, self._step_seconds, update_seconds))
 
     def _save_if_sound(self) -> None:
         """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""
@@ -372,6 +379,13 @@ class Experiment:
         self.agent.generator.manual_seed(seed)
         self.recorder.begin(self.state)
         self._arm()
+
+    def _spaces(self) -> dict[str, Any]:
+        """Those of one world, where there are worlds."""
+        worlds = getattr(self, "worlds", None)
+        return (
+            {} if worlds is None else {"space": worlds.single_observation_space, "actions": worlds.single_action_space}
+        )
 
     def _last_row(self) -> None:
         with suppress(RuntimeError):  # a device that has failed keeps it

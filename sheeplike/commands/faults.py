@@ -1,13 +1,18 @@
-"""What is left of a run whose numbers are no longer finite: enough to find out where it began."""
+"""What ends a run against its will, and what it leaves: a batch to look into, or advice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sheeplike.agents.agent import Agent
 from sheeplike.commands.errors import CommandError
+from sheeplike.commands.memory import is_out_of_memory, memory_advice
+from sheeplike.commands.schema import Config
 from sheeplike.commands.snapshot import random_state
 from sheeplike.loop import LoopState
 
@@ -24,6 +29,25 @@ class Unsaved(CommandError):
     """The run ended, and its last checkpoint could not be written."""
 
     status = 74  # EX_IOERR of sysexits.h
+
+
+@contextmanager
+def explained(config: Config, spaces: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Where memory is short inside, say what the run takes and what would help.
+
+    Args:
+        spaces: gives ``space`` and ``actions`` of one world, or nothing as long as there is none.
+
+    Raises:
+        CommandError: instead of whatever said that memory is short.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).splitlines()), "")
+        raise CommandError(f"{reason}; {memory_advice(config, error, **spaces())}") from error
 
 
 def dump(run_dir: Path, agent: Agent, state: LoopState) -> Path:
