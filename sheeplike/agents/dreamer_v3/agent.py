@@ -321,9 +321,9 @@ class DreamerV3:
         if not int(self.skipped_in_a_row):
             return {}
         first = self.faults.first
-        data, worlds, times = self.replay.gather(first["worlds"], first["starts"])
-        held = (times >= max(0, self.replay.added - self.replay.length)) & (first["starts"] >= 0)[:, None]
-        return masked(data, held) | {"worlds": worlds.clone(), "times": times}
+        data, worlds, times = self.replay.gather(*(first[name].clamp_min(0) for name in ("worlds", "starts")))
+        held = (times >= self.replay.added - self.replay.length) & (first["starts"] >= 0)[:, None]
+        return masked(data, held) | {"worlds": worlds, "times": times}
 
     def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Losses and gradient norms on an :meth:`offending_batch`, to see what is not finite; changes nothing.

@@ -318,23 +318,24 @@ class PPO:
         return {}
 
     def offending_batch(self) -> dict[str, Tensor]:
-        """What the first update of the present streak of skipped ones saw; empty if the last one was not skipped.
+        """What the first update of the present streak of skipped ones saw, kept also when its rollout is gone.
 
-        It is kept when its rollout gives way to the next one.
+        Empty if the last update was not skipped.
 
         Returns:
-            A :meth:`minibatch`, and ``held`` ``(B,)`` bool: false, and all else 0, where the streak began before this
-            agent was loaded.
+            A :meth:`minibatch`; ``worlds`` and ``times`` ``(B,)``, which steps of its rollout these are; ``held``
+            ``(B,)`` bool: false, and all else 0, where the streak began before this agent was loaded.
         """
         count = int(self.skipped_in_a_row)
-        if not count:
-            return {}
-        return dict(self.offending) if self.offending and count > self.updates else self._first(count <= self.updates)
+        if count > self.updates and self.offending:
+            return dict(self.offending)
+        return self._first(count <= self.updates) if count else {}
 
     def _first(self, here: Tensor | bool) -> dict[str, Tensor]:
         """The minibatch of the first update of the present streak, if it was ``here``, in the current rollout."""
         index = self.faults.first["index"]
-        return masked(self.minibatch(index), (index >= 0) & here)
+        steps = {"worlds": index % self.num_envs, "times": index // self.num_envs}
+        return masked(self.minibatch(index) | steps, (index >= 0) & here)
 
     def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Losses and gradient norms on an :meth:`offending_batch`, to see what is not finite; changes nothing.
@@ -351,8 +352,7 @@ class PPO:
 
     def warm_up(self) -> float:
         """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
-        size = self.num_envs * self.rollout_length // self.minibatches
-        index = torch.zeros(size, dtype=torch.int64, device=self.device)
+        index = torch.zeros_like(self.faults.first["index"])
         state = copy.deepcopy((self.networks.state_dict(), self.optimizer.state_dict()))
         faults = self.faults.snapshot()
         try:
