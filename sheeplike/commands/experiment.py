@@ -34,7 +34,7 @@ from sheeplike.commands.agents import (
 )
 from sheeplike.commands.building import Evaluator, compile_policy, describe_device, launch, make_envs, time_worlds
 from sheeplike.commands.config import to_yaml
-from sheeplike.commands.errors import CommandError, as_command_errors
+from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.faults import Halted, Unsaved, dump, explained
 from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.memory import disk_advice
@@ -208,17 +208,12 @@ class Experiment:
             if self.resumed:
                 stack.enter_context(lock(self.run_dir))
                 with phase("reading the checkpoint"):
-                    meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
-                begun = meta["step"]
-                if begun >= config.total_steps:
-                    raise CommandError(
-                        f"resume={self.run_dir}: finished at {begun} policy steps; expected a larger total_steps="
-                    )
+                    _, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
             with phase("building worlds"):
                 self.worlds = make_envs(config, config.env.num_envs, fabric.device)
             stack.callback(self.worlds.close)
             print(plan_memory(config, self.worlds))
-            if advice := disk_advice(config, **self._spaces(), held=0):
+            if not self.resumed and (advice := disk_advice(config, **self._spaces())):
                 print(f"sheeplike: {advice}", file=sys.stderr)
             self.agent = make_agent(config, self.worlds, fabric)
         with phase("building simulation and rendering kernels"):

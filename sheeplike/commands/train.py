@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sheeplike.commands import cli
+from sheeplike.commands.errors import CommandError
 from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.preemption import stops_at_once
 from sheeplike.commands.sources import Sources
@@ -35,9 +36,12 @@ def main(arguments: list[str]) -> None:
         return
     check_accelerator(planned.config)
     run_dir = planned.run_dir
-    if planned.finished and "resume=auto" in request.overrides:
-        print(f"finished before: {run_dir}")
-        return
+    if planned.finished:
+        if "resume=auto" in request.overrides:
+            print(f"finished before: {run_dir}")
+            return
+        steps = run_directory.checkpoint_steps(run_dir)[-1]
+        raise CommandError(f"resume={run_dir}: finished at {steps} policy steps; expected a larger total_steps=")
     if planned.changed:
         print(f"changed: {run_directory.describe_changes(planned.changed)}")
     print("loading torch and JAX", flush=True)
