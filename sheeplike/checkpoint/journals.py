@@ -113,7 +113,7 @@ class Plan:
             chunk = Chunk(f"{part}.{name}.{start:012d}-{stop:012d}.pt", start, stop)
             for first, path, entry in held.get(stop, ()):
                 # One that reaches further back was written before its first steps were forgotten.
-                if begin <= first <= start and path not in distrusted and _size(path) == entry["bytes"]:
+                if first <= start and path not in distrusted and _size(path) == entry["bytes"]:
                     chunk = Chunk(path.name, first, stop, path, entry)
                     break
             plan.chunks.append(chunk)

@@ -238,6 +238,7 @@ class Writer:
         begin = time.monotonic()
         self._join()
         job = self._job(step, parts, meta, journals or {}, finite)
+        job.began = begin
         free = snapshot.free_memory()
         if wait or (free is not None and job.size() > free // 2):
             self._error = None

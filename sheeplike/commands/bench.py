@@ -22,6 +22,7 @@ PARTS = {
     "learning": "the loop of a run, and the memory that it takes",
     "update": "one update, eager, compiled and captured",
     "breakdown": "one update by part",
+    "checkpoint": "saving, with 100,000 and with a million steps in the replay",
     "growth": "all that with other numbers of worlds, batches and sizes",
 }
 # It ends by itself, and learns as soon as it can: waiting for longer would be nothing but warm-up.

@@ -136,6 +136,19 @@ def test_as_many_bytes_are_written_as_are_new(tmp_path):
         assert blocks > 2**20, "and every directory is whole by itself"
 
 
+@pytest.mark.parametrize("length", [3, 4, 20, 1000])
+def test_chunks_of_another_length_are_no_obstacle(tmp_path, rings, monkeypatch, length):
+    replay = rings.make()
+    rings.fill(replay, 37)
+    rings.save(tmp_path, 1, replay)
+    again = rings.restore(tmp_path)
+    monkeypatch.setattr("sheeplike.checkpoint.journals.CHUNK_BYTES", 36 * length)
+    for number in (2, 3, 4):
+        rings.fill(again, 9, seed=number)
+        rings.save(tmp_path, number, again)
+        rings.assert_same(again, rings.restore(tmp_path))
+
+
 def test_a_checkpoint_is_whole_when_those_it_was_linked_from_are_gone(tmp_path, rings):
     replay = rings.make()
     for number in (1, 2, 3):

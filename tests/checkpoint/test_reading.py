@@ -129,6 +129,21 @@ def test_what_is_removed_while_it_is_read_is_passed_over_without_a_word(tmp_path
     assert len(calls) == 2
 
 
+def test_a_checkpoint_that_goes_between_two_looks_at_the_directory_is_looked_for_anew(tmp_path, monkeypatch):
+    save(tmp_path, 1, part(1.0), {}, keep_last=1)
+    real, looks = reading.list_checkpoints, []
+
+    def listed(root: Path) -> list[Path]:
+        found = real(root)
+        looks.append(found)
+        if len(looks) == 1:
+            save(tmp_path, 2, part(2.0), {}, keep_last=1)
+        return found
+
+    monkeypatch.setattr(reading, "list_checkpoints", listed)
+    assert load_latest(tmp_path)[1]["agent"]["weight"][0] == 2.0
+
+
 def test_what_has_been_verified_is_read_even_if_it_is_removed(tmp_path, monkeypatch):
     path = save(tmp_path, 1, part(), {}, keep_last=1)
     real = reading.read_part

@@ -100,6 +100,19 @@ def test_resume_takes_the_saved_configuration(begun, sheeplike):
     assert sheeplike("train", "resume=mine").runs[0].config == config
 
 
+def test_a_run_that_is_older_than_a_key(begun, sheeplike):
+    """``checkpoint.keep`` became two keys."""
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    saved["checkpoint"] = {"every": 500, "keep": 7, "replay": False}
+    file.write_text(yaml.safe_dump(saved))
+    for change, kept in (((), 7), (("checkpoint.keep_last=3",), 3)):
+        (resumed,) = sheeplike("resume=mine", *change).runs
+        found = resumed.config.checkpoint
+        assert (found.every, found.keep_last, found.keep_best, found.replay) == (500, kept, 1, False)
+
+
 def test_a_run_that_was_moved(begun, sheeplike):
     begun(*JOB, "run_dir=here")
     Path("here").rename("there")
