@@ -172,13 +172,14 @@ def test_nobody_waits_and_nothing_is_read_from_the_device(env, monkeypatch):
 
 
 def test_settings_read_are_copies(env):
-    env.settings["low"].fill_(9.0)
+    env.settings["spread"].fill_(9.0)
     given = np.array([1.0, 2.0, 3.0], np.float32)
     env.set_attr("low", given)
     given[:] = 9.0
     obs, _ = env.reset()
     assert obs["privileged_state"][:, LOW].tolist() == [1.0, 2.0, 3.0]
-    assert env.get_attr("low") == (1.0, 2.0, 3.0)
+    assert obs["privileged_state"][:, SPREAD].tolist() == [0.5] * 3
+    assert (env.get_attr("low"), env.get_attr("spread")) == ((1.0, 2.0, 3.0), (0.5,) * 3)
     assert {name: (tuple(value.shape), value.dtype) for name, value in env.settings.items()} == dict.fromkeys(
         ("spread", "low"), ((3,), torch.float32)
     )

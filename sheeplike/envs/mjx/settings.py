@@ -79,8 +79,8 @@ class Settings:
         """
         written = {name: self._checked(name, value) for name, value in values.items()}
         self._on_host |= written
-        # Always an array of its own that is never changed: on a CPU the device may read the host's memory. Committed
-        # like everything else that a step takes, so that it stays the one signature that is compiled.
+        # Always an array of its own that is never changed: on a CPU the device may read the host's memory. Committed to
+        # the device, like everything that a step takes.
         self.on_device |= {name: jax.device_put(value, self._device) for name, value in written.items()}
 
     def read(self) -> dict[str, torch.Tensor]:
