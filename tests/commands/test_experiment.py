@@ -127,9 +127,9 @@ def test_updates_that_are_not_finite_go_back_to_a_checkpoint_and_then_on(
 
 def test_a_run_that_stays_non_finite_halts(begin: Callable[..., Experiment], poison: Callable[..., None]) -> None:
     run = begin(*PPO, "faults.max_skipped=3", "total_steps=160")
+    run.iterate(36)
+    poison(lambda count: True)
     with run, pytest.raises(Halted, match="halted: after 1 returns to a checkpoint") as halted:
-        run.iterate(36)
-        poison(lambda count: True)
         run.iterate()
     assert halted.value.status == 70
     assert checkpoint_steps(run.run_dir) == [32, 64], "nothing is saved of what is not sound"
