@@ -55,9 +55,8 @@ def test_a_run_that_goes_on_says_nothing_and_leaves_no_file(tmp_path: Path) -> N
 
 
 def test_what_may_take_long_is_not_reported_and_what_comes_then_is(tmp_path: Path) -> None:
-    pause = (
-        "with watchdog.paused():\n    with watchdog.paused():\n        pass\n    watchdog.beat()\n    time.sleep(0.9)"
-    )
+    nested = "    with watchdog.paused():\n        pass\n"
+    pause = f"with watchdog.paused():\n{nested}    time.sleep(0.2)\n    watchdog.beat()\n    time.sleep(0.9)"
     assert run(tmp_path, pause) == ("", None)
     error, written = run(tmp_path, f"{pause}\ntime.sleep(0.8)")
     assert "Timeout" in error
