@@ -216,36 +216,48 @@ def test_an_archive_that_grows_when_it_is_read_is_refused(saved):
 
 # Configurations in the directory of a run
 
+# What is written for `exp` and below everything else, and what the refusal says of it.
 HOSTILE = {
-    "object": "{text}\nexp: !!python/object/apply:os.system ['touch {fired}']\n",
-    "new object": "{text}\nexp: !!python/object/new:os.system ['touch {fired}']\n",
-    "module": "{text}\nexp: !!python/name:os.system\n",
-    "path": "{text}\nexp: !!python/object/apply:pathlib.Path [x]\n",
-    "target": "{text}\n_target_: os.system\n",
-    "target of a section": "{text}\nlogger: {{tensorboard: true, _target_: os.system, command: 'touch {fired}'}}\n",
-    "target of an option": "{text}\nenv: {{_target_: os.system}}\n",
-    "environment": "{text}\nexp: ${{oc.env:SECRET}}\n",
-    "environment, escaped": '{text}\nexp: "\\x24{{oc.env:SECRET}}"\n',
-    "environment, as a name": "{text}\n${{oc.env:SECRET}}: 1\n",
-    "create": "{text}\nexp: ${{oc.create:${{oc.env:SECRET}}}}\n",
-    "decode": "{text}\nexp: ${{oc.decode:'1'}}\n",
-    "hydra": "{text}\nexp: ${{hydra:runtime.cwd}}\n",
-    "defaults": "{text}\ndefaults: [/exp: ppo]\n",
-    "hydra section": "{text}\nhydra: {{searchpath: [file:///tmp]}}\n",
-    "references": "{text}\nexp: &a [x, x]\nprofile: [*a, *a]\n",
-    "depth": "[" * 3000,
-    "not text": "\x00",
+    "object": ("!!python/object/apply:os.system ['touch {fired}']", "", "object/apply:os.system'"),
+    "new object": ("!!python/object/new:os.system ['touch {fired}']", "", "object/new:os.system'"),
+    "module": ("!!python/name:os.system", "", "python/name:os.system'"),
+    "path": ("!!python/object/apply:pathlib.Path [x]", "", "apply:pathlib.Path'"),
+    "target": ("x", "_target_: os.system", "unknown key '_target_'"),
+    "target of a section": ("x", "logger: {{tensorboard: true, _target_: os.system}}", "unknown key 'logger._target_'"),
+    "target of the task": ("x", "env: {{_target_: os.system}}", "unknown key 'env._target_'"),
+    "environment": ("${{oc.env:SECRET}}", "", "the interpolation '${{oc.env:SECRET}}'"),
+    "environment, escaped": ('"\\x24{{oc.env:SECRET}}"', "", "the interpolation '${{oc.env:SECRET}}'"),
+    "environment, as a name": ("x", "${{oc.env:SECRET}}: 1", "the interpolation"),
+    "environment, in a comment's place": ("x", "? ${{oc.env:SECRET}}\n: 1", "the interpolation"),
+    "create": ("${{oc.create:${{oc.env:SECRET}}}}", "", "the interpolation"),
+    "another key": ("${{seed}}", "", "the interpolation"),
+    "hydra": ("${{hydra:runtime.cwd}}", "", "the interpolation"),
+    "defaults": ("x", "defaults: [/exp: ppo]", "unknown key 'defaults'"),
+    "hydra section": ("x", "hydra: {{searchpath: [file:///tmp]}}", "unknown key 'hydra'"),
+    "references": ("x", "a: &a [x, x]\nb: [*a, *a]", "the reference 'a'"),
+    "depth": ("[" * 3000, "", "more than 20 sections in each other"),
+    "no text": ("\x00", "", "special characters are not allowed"),
 }
 
 
 @pytest.mark.parametrize("command", [*USES, "export run=mine --cfg"])
-@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_a_configuration_is_data(run_dir, tmp_path, capfd, hostile, command):
+@pytest.mark.parametrize(("value", "more", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_a_configuration_is_data(run_dir, tmp_path, capfd, command, value, more, reason):
     fired, file = tmp_path / "fired", run_dir / "config.yaml"
-    kept = "".join(line for line in file.read_text().splitlines(True) if not line.startswith(("exp:", "profile:")))
-    file.write_text(hostile.format(text=kept, fired=fired))
-    assert "mine/config.yaml" in refusal(command, capfd)
+    names = {"exp", more.partition(":")[0]}
+    kept = re.sub(rf"^(?:{'|'.join(map(re.escape, names))}):.*\n(?: .*\n)*", "", file.read_text(), flags=re.MULTILINE)
+    file.write_text(f"exp: {value.format(fired=fired)}\n{more.format()}\n{kept}")
+    error = refusal(command, capfd)
+    assert "mine/config.yaml" in error
+    assert reason.format() in error
     assert not fired.exists()
+
+
+def test_the_configuration_that_was_made_hostile_is_valid(run_dir, capsys):
+    text = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(text.replace("exp: dreamer_v3", "exp: x"))
+    main(["export", "run=mine", "--cfg"])
+    assert "exp: x" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["{_target_: os.system}", "'${oc.env:SECRET}'", "[1]"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterable
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from sheeplike.commands.errors import CommandError
@@ -82,16 +81,11 @@ def _directory(origin: str, entry: str) -> Path:
 
 
 def _find_package(name: str) -> list[str]:
-    """The directories of a package, of which nothing is imported: looking for configs should not run code."""
-    places: list[str] | None = None
-    found = ""
-    for part in name.split("."):
-        found = f"{found}.{part}" if found else part
-        try:
-            spec = PathFinder.find_spec(found, places) if places else importlib.util.find_spec(found)
-        except (ImportError, ValueError):
-            spec = None
-        places = list(spec.submodule_search_locations or ()) if spec else []
-        if not places:
-            return []
-    return places or []
+    """The directories of a package, of which nothing is imported: looking for configs should run no code."""
+    first, *below = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return []
+    places = [os.path.join(place, *below) for place in (spec.submodule_search_locations or ())] if spec else []
+    return [place for place in places if os.path.isdir(place)]
