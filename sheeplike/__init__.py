@@ -4,8 +4,10 @@ Importing the package is light: nothing heavy is loaded. JAX is told not to rese
 where to keep what they build.
 """
 
+import importlib
 import os
 import sys
+from typing import Any
 
 from sheeplike import caches
 
@@ -32,6 +34,13 @@ def _share_gpu_memory() -> bool:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     xla_bridge = sys.modules.get("jax._src.xla_bridge")
     return xla_bridge is not None and xla_bridge.backends_are_initialized()
+
+
+def __getattr__(name: str) -> Any:
+    """``sheeplike.init``, which begins a run; loaded when it is asked for, since torch and JAX take seconds."""
+    if name == "init":
+        return importlib.import_module("sheeplike.commands.experiment").init
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 xla_started_before_import = _share_gpu_memory()

@@ -11,8 +11,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ``arguments`` default to those of the process.
 
     Raises:
-        SystemExit: status 2 and one line on stderr when the request cannot be met. ``SHEEPLIKE_DEBUG=1`` lets the
-            exception through instead, with its traceback. Status 130 after Ctrl-C.
+        SystemExit: status 2 and one line on stderr when the request cannot be met, or another that the error names.
+            ``SHEEPLIKE_DEBUG=1`` lets the exception through instead, with its traceback. Status 130 after Ctrl-C.
     """
     from sheeplike.commands.cli import dispatch
     from sheeplike.commands.errors import CommandError
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("SHEEPLIKE_DEBUG") == "1":
             raise
         print(f"sheeplike: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(error.status) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

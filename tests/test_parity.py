@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.commands import evaluation, training
+from sheeplike.commands import building, evaluation
 from sheeplike.commands.agents import make_agent
 from sheeplike.commands.config import load
 from sheeplike.commands.schema import Config
@@ -37,7 +37,7 @@ def sides() -> Iterator[list[Side]]:
     for exp in ("dreamer_v3", "ppo"):
         line = [f"exp={exp}", "env=cartpole_balance", "profile=cpu", "dry_run=true", "seed=7", "env.num_envs=3"]
         config = load([*line, "env.options.episode_length=6", "agent.observations=['*']", "total_steps=200"], Sources())
-        worlds = training.make_envs(config, config.env.num_envs, fabric.device)
+        worlds = building.make_envs(config, config.env.num_envs, fabric.device)
         built.append(Side(config, make_agent(config, worlds, fabric), worlds))
     yield built
     for side in built:
@@ -99,7 +99,7 @@ def test_both_are_judged_by_the_same_code_in_the_same_worlds(
     monkeypatch.setattr(evaluation, "evaluate", lambda *a, **k: calls.append(k) or judge(*a, **k))
     results = []
     for side in sides:
-        evaluator = training.Evaluator(side.config, side.agent, torch.device("cpu"))
+        evaluator = building.Evaluator(side.config, side.agent, torch.device("cpu"))
         results.append(evaluator())
         evaluator.close()
     assert len(calls) == 2

@@ -68,7 +68,18 @@ class Player(Protocol):
 
 
 class Agent(Protocol):
-    """Learns from the steps that it is given. Only ``report`` and ``warm_up`` wait for the device."""
+    """Learns from the steps that it is given.
+
+    Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device.
+
+    Attributes:
+        skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
+            last one whose losses and gradients were finite. Part of the state.
+        generator: chooses what an update learns from; acting and sampled latents draw from torch's own generator.
+    """
+
+    skipped_in_a_row: Tensor
+    generator: torch.Generator
 
     def player(self, num_envs: int) -> Player:
         """A fresh player; training and evaluation never share one."""
@@ -80,7 +91,24 @@ class Agent(Protocol):
         """How many calls of :meth:`update` are due after ``policy_steps`` policy steps in all."""
 
     def update(self) -> dict[str, Tensor]:
-        """One gradient update; metrics are 0-dim device tensors."""
+        """One gradient update; metrics are 0-dim device tensors.
+
+        Where the loss or the norm of the gradients is not finite, the update is skipped: nothing that lasts changes but
+        the counters, and what is drawn next. ``health/skipped_update`` is 1 then; ``health/nonfinite_loss`` says
+        whether it was the loss.
+        """
+
+    def offending_batch(self) -> dict[str, Tensor]:
+        """What the first update of the present streak of skipped ones saw; empty if the last one was not skipped.
+
+        ``held`` says which of its steps are still known; the others are 0.
+        """
+
+    def examine(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Losses, and gradient norms by name of parameter, on an :meth:`offending_batch`; nothing of the agent changes.
+
+        With the agent loaded from a checkpoint and the batch from a file, it shows what is not finite.
+        """
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Metrics too dear for every update, and predictions to look at, by camera; both may be empty."""
@@ -91,10 +119,28 @@ class Agent(Protocol):
     def warm_up(self) -> float:
         """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes."""
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay``, all but what it has seen."""
+    @property
+    def journals(self) -> dict[str, Any]:
+        """What it has seen and will never change, of which a checkpoint writes only what is new.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+        Name to ``sheeplike.checkpoint.Journal``; empty where that is little.
+        """
+
+    def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs.
+
+        Args:
+            replay: with what it has seen.
+            history: with what :attr:`journals` hold of that. Without it, tensors may be the agent's own, which change
+                as it goes on.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        After a state without history, every step of the journals has to be written into :attr:`journals` before the
+        agent goes on.
+        """
 
 
 class Ratio:

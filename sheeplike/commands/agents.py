@@ -12,15 +12,16 @@ from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
 from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.dreamer_v3.agent import replay_spec
+from sheeplike.agents.dreamer_v3.experience import replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.agent import rollout_spec
+from sheeplike.agents.ppo.experience import rollout_spec
 from sheeplike.agents.ppo.networks import Vision
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.commands import schema
 from sheeplike.commands.schema import Config
 from sheeplike.memory import Rollout, SequenceReplay
+from sheeplike.monitor.progress import format_seconds
 
 
 def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
@@ -83,6 +84,39 @@ def describe_agent(config: Config, agent: DreamerV3 | PPO) -> dict[str, str]:
     sees = ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items())
     tell = _describe_ppo if isinstance(agent, PPO) else _describe_dreamer
     return {"sees": sees} | tell(config, agent)
+
+
+def describe_run(
+    config: Config, agent: DreamerV3 | PPO, worlds: VectorEnv, *, device: str, begun: int, step_seconds: float
+) -> dict[str, str]:
+    """What is about to happen, name to text.
+
+    Args:
+        device: what it happens on.
+        begun: policy steps that were made before.
+        step_seconds: of one simulated step of all worlds.
+    """
+    left, updates = config.total_steps - begun, gradient_steps(config, begun)
+    continued = f"continued from policy step {begun:,}: " if begun else ""
+    acting = format_seconds(left / worlds.num_envs * step_seconds)
+    return {
+        "task": f"{config.env.name}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
+        "device": device,
+        **describe_agent(config, agent),
+        "run": f"{continued}{left:,} policy steps, {updates:,} gradient steps, in {config.run_dir}",
+        "time": f"{acting} for acting, at {worlds.num_envs / step_seconds:,.0f} policy steps/s simulated; learning is "
+        "timed when it is compiled",
+    }
+
+
+def describe_time(config: Config, begun: int, step_seconds: float, update_seconds: float) -> str:
+    """How long the rest of a run takes, from what one step and one update take."""
+    iterations = (config.total_steps - begun) / config.env.num_envs
+    seconds = iterations * step_seconds + gradient_steps(config, begun) * update_seconds
+    return (
+        f"about {format_seconds(seconds)} to go, at {update_seconds:.2g} s per gradient step; evaluation and videos "
+        "come on top"
+    )
 
 
 def _describe_dreamer(config: Config, agent: DreamerV3) -> dict[str, str]:

@@ -22,6 +22,7 @@ PARTS = {
     "learning": "the loop of a run, and the memory that it takes",
     "update": "one update, eager, compiled and captured",
     "breakdown": "one update by part",
+    "checkpoint": "saving, with 100,000 and with a million steps in the replay",
     "growth": "all that with other numbers of worlds, batches and sizes",
 }
 # It ends by itself, and learns as soon as it can: waiting for longer would be nothing but warm-up.
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> None:
     check_accelerator(config)
     asked = replace(asked, out=str(_check_out(Path(asked.out).expanduser())))
     print("loading torch and JAX", flush=True)
-    from sheeplike.commands.train import stops_at_once
+    from sheeplike.commands.preemption import stops_at_once
 
     # What has been measured is saved already: there is nothing to wait for after Ctrl-C.
     with stops_at_once():

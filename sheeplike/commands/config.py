@@ -28,7 +28,17 @@ from sheeplike.commands.validation import from_data, unknown_key, validate
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
-RESUMABLE = {"total_steps", "compile", "log_every", "video_every", "watchdog", "eval", "checkpoint", "logger"}
+RESUMABLE = {
+    "total_steps",
+    "compile",
+    "log_every",
+    "video_every",
+    "watchdog",
+    "eval",
+    "checkpoint",
+    "faults",
+    "logger",
+}
 
 
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
@@ -95,6 +105,11 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     if isinstance(data.get("env"), dict):
         data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
     data.setdefault("compile", "off")  # likewise
+    data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
+    if isinstance(data.get("fabric"), dict):
+        data["fabric"].setdefault("deterministic", False)
+    if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
+        data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
     data.setdefault("watchdog", 600.0)
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
@@ -111,6 +126,19 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
         return validate(data)
     except CommandError as error:
         raise CommandError(f"{error} (in {path})") from None
+
+
+def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """What differs between two configurations: dotted key to both values; ``run_dir`` apart, which may have moved."""
+    old, new = (_flat(dataclasses.asdict(dataclasses.replace(config, run_dir=None))) for config in (before, after))
+    return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in section.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def load_settings(cls: type[T], arguments: Sequence[str]) -> T:

@@ -9,7 +9,13 @@ from typing import Any
 
 
 class CommandError(Exception):
-    """A request that cannot be met. Its text is always one line."""
+    """A request that cannot be met. Its text is always one line.
+
+    Attributes:
+        status: the exit status of a command that ends with it.
+    """
+
+    status = 2
 
     def __str__(self) -> str:
         return " ".join(super().__str__().split())

@@ -118,9 +118,10 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
     import torch
 
     from sheeplike import checkpoint
+    from sheeplike.commands.agents import make_agent
+    from sheeplike.commands.building import launch, make_envs
     from sheeplike.commands.evaluation import films, play, summarize
     from sheeplike.commands.run_directory import CHECKPOINTS
-    from sheeplike.commands.training import launch, make_agent, make_envs
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
 

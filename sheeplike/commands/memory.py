@@ -167,10 +167,9 @@ def disk_advice(
     options: list[tuple[str, Config | None]] = []
     if checkpoint.replay:
         options.append(("checkpoint.replay=false", _with(config, replay=False)))
-    newest = "keep_last" if hasattr(checkpoint, "keep_last") else "keep"
-    if getattr(checkpoint, newest) > 1:
-        options.append((f"checkpoint.{newest}=1", _with(config, **{newest: 1})))
-    if getattr(checkpoint, "keep_best", 0) > 0:
+    if checkpoint.keep_last > 1:
+        options.append(("checkpoint.keep_last=1", _with(config, keep_last=1)))
+    if checkpoint.keep_best > 0:
         options.append(("checkpoint.keep_best=0", _with(config, keep_best=0)))
     if isinstance(config.agent, schema.DreamerV3) and checkpoint.replay:
         for text, changed in _halved("agent.replay_size", config.agent.replay_size):
@@ -280,7 +279,7 @@ def _ppo(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) ->
 def _on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | None) -> int:
     """Bytes of all checkpoints at most: those that are kept, and the one being written beside them."""
     c = config.checkpoint
-    kept = c.keep_last + c.keep_best if hasattr(c, "keep_last") else c.keep + 1
+    kept = c.keep_last + c.keep_best
     now = plan(config, space, actions)
     # What was seen never changes, so the checkpoints share it.
     return (kept + 1) * (now.saved + now.renewed * c.replay) + (now.memory - now.renewed) * c.replay

@@ -1,27 +1,25 @@
-"""Turns what the loop produces into curves, videos, a progress line and checkpoints."""
+"""Turns what the loop produces into curves, videos and a progress line."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import STARTED
 from sheeplike.commands.evaluation import films, summarize
-from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, Taken
 from sheeplike.monitor.progress import Progress
 from sheeplike.monitor.video import open_loop_video
+
+SKIPPED = "health/skipped_in_a_row"
 
 
 @dataclass
@@ -49,6 +47,10 @@ class Recorder:
         envs: the training worlds.
         logger: where curves and videos go.
         progress: the line in the terminal.
+
+    Attributes:
+        latest: the newest value of every metric that was written.
+        skipped: updates in a row that were skipped for non-finite numbers, as of the last row.
     """
 
     def __init__(self, agent: Agent, envs: VectorEnv, logger: RunLogger, progress: Progress) -> None:
@@ -58,6 +60,7 @@ class Recorder:
         self.fps = envs.metadata["render_fps"]
         self.started = time.monotonic()
         self.latest: dict[str, float] = {}
+        self.skipped = 0.0
         self.pending: Row | None = None
         # Policy steps, gradient steps and time at the last log point.
         self.steps, self.gradients, self.mark = 0, 0, time.monotonic()
@@ -93,7 +96,8 @@ class Recorder:
             "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
         }
         known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
-        row = self._row(state, known, self.episodes.take(), self.metrics.take())
+        skipped = Taken(self.agent.skipped_in_a_row.reshape(1).clone(), lambda values: {SKIPPED: values[0]})
+        row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped)
         self.flush()
         self.pending = row
         self.begin(state)
@@ -104,11 +108,13 @@ class Recorder:
         if row is not None:
             self._put(row)
 
-    def evaluated(self, result: Evaluation, state: LoopState) -> None:
-        """Write the outcome of an evaluation, and its video where it was filmed."""
-        self._write(summarize(result), state)
+    def evaluated(self, result: Evaluation, state: LoopState) -> dict[str, float]:
+        """Write the outcome of an evaluation, and its video where it was filmed; returns its metrics."""
+        metrics = summarize(result)
+        self._write(metrics, state)
         for camera, video in films(result).items():
             self.logger.log_video(f"eval/{camera}", video, step=state.policy_steps, fps=self.fps)
+        return metrics
 
     def report(self, state: LoopState) -> None:
         """Write the agent's own predictions: metrics and videos."""
@@ -146,6 +152,7 @@ class Recorder:
     def _put(self, row: Row) -> None:
         metrics = {name: value for taken in row.taken for name, value in taken.read().items()} | row.known
         self.latest |= metrics
+        self.skipped = metrics.get(SKIPPED, self.skipped)
         self.logger.log(metrics, step=row.step, gradient_steps=row.gradient_steps, seconds=row.seconds)
         self.progress.show(self.latest)
 
@@ -153,55 +160,3 @@ class Recorder:
 def process_seconds() -> float:
     """Wall-clock seconds since the command was started, imports included."""
     return time.monotonic() - STARTED
-
-
-def save(root: Path, agent: Agent, envs: Any, recorder: Recorder, config: Config, state: LoopState) -> Path:
-    """Write a checkpoint of the whole run, and all rows up to here, which nobody would write after a resume.
-
-    Returns:
-        The checkpoint's directory.
-    """
-    recorder.flush()
-    step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
-    counters = {"policy_steps": state.policy_steps, "gradient_steps": state.gradient_steps, "seconds": recorder.seconds}
-    rng = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        rng["cuda"] = torch.cuda.get_rng_state()
-    learned = agent.state_dict(replay=config.checkpoint.replay)
-    acting = agent.state_dict(replay=False).keys()
-    parts = {
-        "agent": {name: learned[name] for name in acting},
-        # What the agent has seen is a file of its own, which an evaluation need not read.
-        "memory": {name: value for name, value in learned.items() if name not in acting},
-        "envs": envs.state_dict(),
-        "loop": {"counters": counters, "step": step, "player": state.player.state_dict()},
-        "monitor": {"episodes": recorder.episodes.state_dict(), "metrics": recorder.metrics.state_dict()},
-        "rng": rng,
-    }
-    meta = {"env": config.env.name, "agent": config.agent.name}
-    if "eval/return_mean" in recorder.latest:
-        meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
-    return checkpoint.save(root, state.policy_steps, parts, meta, config.checkpoint.keep)
-
-
-def restore(parts: dict[str, Any], agent: Agent, envs: Any, recorder: Recorder) -> LoopState:
-    """Put a checkpoint back into freshly built objects; returns where the run stood."""
-    device = envs.device
-    agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
-    envs.load_state_dict(parts["envs"])
-    recorder.episodes.load_state_dict(parts["monitor"]["episodes"])
-    recorder.metrics.load_state_dict(parts["monitor"]["metrics"])
-    loop = parts["loop"]
-    player = agent.player(envs.num_envs)
-    player.load_state_dict(loop["player"])
-    step = Step(**{k: _to(v, device) for k, v in loop["step"].items()})
-    counters = loop["counters"]
-    torch.set_rng_state(parts["rng"]["torch"])
-    if "cuda" in parts["rng"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(parts["rng"]["cuda"])
-    recorder.started = time.monotonic() - counters["seconds"]
-    return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"])
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return {k: _to(v, device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)

@@ -10,19 +10,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from types import MappingProxyType
+from typing import Any, NamedTuple, TextIO
 
 import yaml
 
-from sheeplike.commands.config import load_saved, to_yaml
-from sheeplike.commands.errors import CommandError, nearest
+from sheeplike.commands.config import RESUMABLE, changes, load, load_saved, to_yaml
+from sheeplike.commands.errors import CommandError, nearest, show
 from sheeplike.commands.saved import refuse_links
 from sheeplike.commands.schema import Config
+from sheeplike.commands.sources import Sources
 
 try:
     import fcntl
@@ -33,6 +36,68 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 _CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # as sheeplike.checkpoint names them
+
+
+class Plan(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        run_dir: of a new run, or of the one that goes on.
+        resume: it goes on from its newest checkpoint.
+        replace: what the directory holds never came to a checkpoint and makes room.
+        changed: keys whose values differ from those that the run has had, with both.
+    """
+
+    config: Config
+    run_dir: Path
+    resume: bool = False
+    replace: bool = False
+    changed: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has made its ``total_steps`` already, by the name of its newest checkpoint."""
+        return self.resume and checkpoint_steps(self.run_dir)[-1] >= self.config.total_steps
+
+
+def plan(overrides: Iterable[str], sources: Sources) -> Plan:
+    """The run that ``overrides`` describe: a new one, or with ``resume=`` one that goes on.
+
+    ``resume=<run_dir>`` takes everything from there; ``resume=auto`` composes the configuration as for a new run, and
+    goes on if its ``run_dir`` holds that run.
+
+    Raises:
+        CommandError: the run cannot begin, or not go on like this; nothing was changed.
+    """
+    overrides = list(overrides)
+    resumed = [override for override in overrides if override.startswith("resume=")]
+    others = [override for override in overrides if override not in resumed]
+    if not resumed:
+        config = load(others, sources)
+        return Plan(config, check(config))
+    place = resumed[-1].partition("=")[2].strip("'\"")
+    if place != "auto":
+        return resume(Path(place).expanduser(), others)
+    config = load(others, sources)
+    path = Path(config.run_dir or "").expanduser()
+    if not (path / CONFIG_FILE).is_file():
+        return Plan(config, check(config))
+    saved = load_saved(path / CONFIG_FILE, [])
+    changed = changes(saved, config)
+    refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
+    if refused:
+        raise CommandError(
+            f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "
+            f"that began it, changes of {', '.join(sorted(RESUMABLE))} apart, or another run_dir"
+        )
+    if not checkpoint_steps(path):
+        return Plan(config, path, replace=True)
+    return Plan(config, path, resume=True, changed=changed)
+
+
+def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """``total_steps 1000 -> 2000, log_every 10 -> 20``."""
+    return ", ".join(f"{key} {show(before)} -> {show(after)}" for key, (before, after) in changed.items())
 
 
 def check(config: Config) -> Path:
@@ -54,12 +119,17 @@ def check(config: Config) -> Path:
         free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
         what = "holds a run already" if (path / CONFIG_FILE).exists() else "is not empty"
         resume = f"resume={path} to continue it, or " if checkpoint_steps(path) else ""
+        if what == "holds a run already" and not resume:
+            resume = "resume=auto to begin again where it came to no checkpoint, or "
         raise CommandError(f"run_dir={path} {what}: expected {resume}another directory; nearest: run_dir={free}")
     return path
 
 
-def create(run_dir: Path, config: Config) -> TextIO:
-    """Create what :func:`check` allowed, with the configuration in it; returns the lock (see :func:`lock`).
+def create(run_dir: Path, config: Config, *, replace: bool = False) -> TextIO:
+    """Create what :func:`plan` allowed, with the configuration in it; returns the lock (see :func:`lock`).
+
+    Args:
+        replace: a run in it that has no checkpoint makes room, as a dry run does for another.
 
     Raises:
         CommandError: another process took the directory meanwhile, or it cannot be written.
@@ -67,12 +137,8 @@ def create(run_dir: Path, config: Config) -> TextIO:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         held = lock(run_dir)
-        if config.dry_run and _holds_dry_run(run_dir):
-            for entry in run_dir.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                elif entry.name != LOCK_FILE:
-                    entry.unlink()
+        if (config.dry_run and _holds_dry_run(run_dir)) or (replace and not checkpoint_steps(run_dir)):
+            _empty(run_dir)
         with (run_dir / CONFIG_FILE).open("x", encoding="utf-8") as file:  # whoever creates it owns the directory
             file.write(to_yaml(config))
         return held
@@ -110,8 +176,8 @@ def update(run_dir: Path, config: Config) -> None:
     fresh.replace(run_dir / CONFIG_FILE)  # whole or not at all
 
 
-def resume(run_dir: Path, arguments: list[str]) -> Config:
-    """The configuration of the run in ``run_dir``, to be continued with the changes in ``arguments``.
+def resume(run_dir: Path, arguments: Sequence[str]) -> Plan:
+    """The run in ``run_dir``, to be continued with the changes in ``arguments``.
 
     Raises:
         CommandError: there is no such run, it has no checkpoint, or a change is not allowed.
@@ -119,10 +185,13 @@ def resume(run_dir: Path, arguments: list[str]) -> Config:
     file = config_file(run_dir, "resume")
     if not checkpoint_steps(run_dir):
         raise CommandError(
-            f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: delete it, "
-            "or begin in another run_dir"
+            f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: give the command "
+            "that began it again, with resume=auto"
         )
-    return replace(load_saved(file, arguments), run_dir=str(run_dir))  # it may have been moved
+    config = load_saved(file, arguments)
+    # It may have been moved.
+    changed = changes(load_saved(file, []), config)
+    return Plan(dataclasses.replace(config, run_dir=str(run_dir)), run_dir, resume=True, changed=changed)
 
 
 def config_file(run_dir: Path, key: str) -> Path:
@@ -145,6 +214,15 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
     """Policy steps of a run's checkpoints, oldest first, by their names; found without torch, and not verified."""
     names = [entry.name for entry in (run_dir / CHECKPOINTS).glob("*")]
     return sorted({int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))})
+
+
+def _empty(run_dir: Path) -> None:
+    """Remove what an attempt has left that is not worth keeping."""
+    for entry in run_dir.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK_FILE:
+            entry.unlink()
 
 
 def _holds_dry_run(path: Path) -> bool:

@@ -170,10 +170,19 @@ class Eval:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     every: Annotated[int | None, Rule("policy steps between two checkpoints; null: only at the end", at_least=1)]
-    keep: Annotated[int, Rule("newest checkpoints kept; the best is kept beside them", at_least=1)]
+    keep_last: Annotated[int, Rule("newest checkpoints kept", at_least=1)]
+    keep_best: Annotated[int, Rule("checkpoints kept beside them for having the highest eval/return_mean", at_least=0)]
     replay: Annotated[
         bool, Rule("save the replay or the rollout too; without it a resumed run starts with an empty one")
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    max_skipped: Annotated[
+        int, Rule("updates in a row skipped for a non-finite loss or gradient, before the run goes back", at_least=1)
+    ]
+    max_rollbacks: Annotated[int, Rule("times that it goes back to its last checkpoint before it halts", at_least=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +191,9 @@ class Fabric:
     precision: Annotated[str, Rule("of the learner's arithmetic", choices=("32-true", "bf16-mixed"))]
     threads: Annotated[
         int | None, Rule("torch's threads on a CPU; null: all cores but one, which the simulation has", at_least=1)
+    ]
+    deterministic: Annotated[
+        bool, Rule("the same bits in every run on a GPU too, where that costs speed; a CPU gives them anyway")
     ]
 
 
@@ -225,6 +237,7 @@ class Config:
     agent: Annotated[Agent, Rule("the algorithm and its numbers")]
     eval: Annotated[Eval, Rule("evaluation in worlds of its own")]
     checkpoint: Annotated[Checkpoint, Rule("checkpoints")]
+    faults: Annotated[Faults, Rule("what happens when numbers are no longer finite")]
     fabric: Annotated[Fabric, Rule("device and precision")]
     logger: Annotated[Logger, Rule("where metrics go beside metrics.jsonl")]
 

@@ -13,20 +13,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from sheeplike.commands import run_directory
-from sheeplike.commands.config import load, load_saved, to_yaml
+from sheeplike.commands.config import changes, load, load_saved, to_yaml
 from sheeplike.commands.errors import CommandError, InvalidValue
 from sheeplike.commands.machine import check_accelerator
+from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED, SIGNALS
 from sheeplike.commands.run_directory import CONFIG_FILE
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
-from sheeplike.commands.train import INTERRUPTED
 
 
 class Job(NamedTuple):
@@ -51,6 +51,7 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str], *, print_config: b
     """
     asked = [override for override in overrides if override.startswith("seeds=")]
     rest = [override for override in overrides if override not in asked]
+    rest = [override for override in rest if override != "resume=auto"]  # as every series does
     if any(override.startswith("resume=") for override in rest):
         raise CommandError(f"{asked[-1]} and resume=: expected one of them; a series goes on with its first command")
     configs = _configs(asked[-1].removeprefix("seeds="), rest, Sources(config_dirs))
@@ -67,7 +68,7 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str], *, print_config: b
             if job.arguments is None:
                 continue
             status = child.run([sys.executable, "-m", "sheeplike", "train", *job.arguments])
-            if status == INTERRUPTED or (child.asked and (status or number < len(jobs))):
+            if status in (INTERRUPTED, PREEMPTED) or (child.asked and (status or number < len(jobs))):
                 again = shlex.join(["python", "-m", "sheeplike", *flags, *overrides])
                 print(f"stopped at {title}; go on with all that is left: {again}")
                 raise SystemExit(status or INTERRUPTED)
@@ -114,7 +115,7 @@ class Child:
             self.process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Child:
-        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._stop, signal.SIGTSTP: self._pause}
+        handlers = {signum: self._stop for signum in SIGNALS} | {signal.SIGTSTP: self._pause}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
             handlers[signal.SIGHUP] = self._stop
         self.before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
@@ -169,35 +170,23 @@ def _seeds(text: str, first: int, given: bool) -> list[int]:
 def _job(config: Config, arguments: list[str]) -> Job:
     """What is to be done for one seed, by what its directory holds."""
     path = Path(config.run_dir).expanduser()
+    quoted = str(path).replace("'", "\\'")
     if config.dry_run or not (path / CONFIG_FILE).is_file():
         run_directory.check(config)
-        place = str(path).replace("'", "\\'")
-        return Job(config.seed, path, [*arguments, f"seed={config.seed}", f"run_dir='{place}'"])
+        return Job(config.seed, path, [*arguments, f"seed={config.seed}", f"run_dir='{quoted}'"])
     saved = load_saved(path / CONFIG_FILE, [])
-    wanted, found = asdict(replace(config, run_dir=None)), asdict(replace(saved, run_dir=None))
     longer = config.total_steps > saved.total_steps
-    if longer:
-        found["total_steps"] = config.total_steps
-    if wanted != found:
-        key = _difference(wanted, found)
+    changed = changes(replace(saved, total_steps=config.total_steps) if longer else saved, config)
+    if changed:
+        key = next(iter(changed))
         raise CommandError(
             f"run_dir={path} holds a run with another {key}: expected the command line that began it, or "
             f"another run_dir; nearest: run_dir={path.parent}_2"
         )
+    run_directory.lock(path).close()  # refuses one that is going on
     steps = run_directory.checkpoint_steps(path)
     if not steps:
-        raise CommandError(f"run_dir={path} holds a run that stopped before its first checkpoint: delete it")
+        return Job(config.seed, path, [*arguments, f"seed={config.seed}", f"run_dir='{quoted}'", "resume=auto"])
     if steps[-1] >= config.total_steps:
         return Job(config.seed, path, None)
-    run_directory.lock(path).close()  # refuses one that is going on
     return Job(config.seed, path, [f"resume={path}", *([f"total_steps={config.total_steps}"] if longer else [])])
-
-
-def _difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:
-    """Dotted path of the first value that is not the same."""
-    for name, value in wanted.items():
-        other = found.get(name)
-        if value != other:
-            both = isinstance(value, dict) and isinstance(other, dict)
-            return f"{name}.{_difference(value, other)}" if both else name
-    return next(iter(found.keys() - wanted.keys()))

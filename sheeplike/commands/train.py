@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 from sheeplike.commands import cli
+from sheeplike.commands.errors import CommandError
 from sheeplike.commands.machine import check_accelerator
+from sheeplike.commands.preemption import stops_at_once
 from sheeplike.commands.sources import Sources
-
-INTERRUPTED = 130  # the exit status of a run that Ctrl-C stopped, as shells have it
-
-
-@contextmanager
-def stops_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process: for the start of a run, when there is nothing to save yet.
-
-    An exception would not do: one that is raised in a callback of JAX is printed and ignored.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if before != signal.default_int_handler:  # a background job, or a test, has a handler of its own
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda signum, frame: os._exit(INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def main(arguments: list[str]) -> None:
@@ -37,7 +14,7 @@ def main(arguments: list[str]) -> None:
 
     Raises:
         CommandError: the request cannot be met; nothing was created.
-        SystemExit: status 130 after Ctrl-C, once the run is saved.
+        SystemExit: once the run is saved, status 130 after Ctrl-C and 75 after another signal.
     """
     request = cli.parse(arguments)
     sources = Sources(request.config_dirs)
@@ -50,24 +27,28 @@ def main(arguments: list[str]) -> None:
     if any(override.startswith("seeds=") for override in request.overrides):
         series.run(request.overrides, request.config_dirs, print_config=request.print_config)
         return
-    resumed = [override for override in request.overrides if override.startswith("resume=")]
-    if resumed:
-        run_dir = Path(resumed[-1].partition("=")[2].strip("'\"")).expanduser()
-        others = [override for override in request.overrides if override not in resumed]
-        config = run_directory.resume(run_dir, others)
-    else:
-        config = load(request.overrides, sources)
-    if request.print_config:
-        print(to_yaml(config), end="")
+    if request.print_config and not any(override.startswith("resume=") for override in request.overrides):
+        print(to_yaml(load(request.overrides, sources)), end="")
         return
-    check_accelerator(config)
-    if not resumed:
-        run_dir = run_directory.check(config)
+    planned = run_directory.plan(request.overrides, sources)
+    if request.print_config:
+        print(to_yaml(planned.config), end="")
+        return
+    check_accelerator(planned.config)
+    run_dir = planned.run_dir
+    if planned.finished:
+        if "resume=auto" in request.overrides:
+            print(f"finished before: {run_dir}")
+            return
+        steps = run_directory.checkpoint_steps(run_dir)[-1]
+        raise CommandError(f"resume={run_dir}: finished at {steps} policy steps; expected a larger total_steps=")
+    if planned.changed:
+        print(f"changed: {run_directory.describe_changes(planned.changed)}")
     print("loading torch and JAX", flush=True)
     with stops_at_once():
-        from sheeplike.commands.training import run  # torch and JAX: from here on it takes seconds
-    finished = run(config, run_dir, resume=bool(resumed))
-    if not finished:
+        from sheeplike.commands.experiment import run  # torch and JAX: from here on it takes seconds
+    status = run(planned)
+    if status:
         print(f"saved; go on with: python -m sheeplike resume={run_dir}")
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(status)
     print(f"finished: {run_dir}")

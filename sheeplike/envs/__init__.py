@@ -27,10 +27,10 @@ def _cartpole_swingup(*, episode_length: int = 125) -> "Task":
     return Cartpole(swing_up=True, episode_length=episode_length)
 
 
-def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05) -> "Task":
+def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05, box_range: float = 0.05) -> "Task":
     from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 
-    return FrankaPick(episode_length=episode_length, picked_probability=picked_probability)
+    return FrankaPick(episode_length=episode_length, picked_probability=picked_probability, box_range=box_range)
 
 
 _TASKS: dict[str, Callable[..., "Task"]] = {
@@ -77,8 +77,8 @@ def make(
         depth: depth images beside the frames.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
-        **task_options: the task's own keywords: ``episode_length`` for every task; ``picked_probability`` for
-            ``franka_pick``. Any other keyword is refused.
+        **task_options: the task's own keywords: ``episode_length`` for every task; ``picked_probability`` and
+            ``box_range`` for ``franka_pick``. Any other keyword is refused.
 
     Raises:
         ValueError: an unknown environment, option or camera, or a value that cannot be served.

@@ -1,6 +1,7 @@
 """What an agent remembers: sequences to replay, or the steps since the last update."""
 
+from sheeplike.memory.journal import ReplayJournal
 from sheeplike.memory.replay import SequenceReplay
 from sheeplike.memory.rollout import Rollout
 
-__all__ = ["Rollout", "SequenceReplay"]
+__all__ = ["ReplayJournal", "Rollout", "SequenceReplay"]

@@ -11,13 +11,16 @@ Shape letters: ``L`` ring length in time steps, ``N`` worlds, ``B`` batch, ``T``
 from __future__ import annotations
 
 import math
+import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sheeplike.memory.journal import ReplayJournal
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -48,9 +51,13 @@ class SequenceReplay:
         device: where the ring lives.
         online: serve every fresh, non-overlapping sequence once before it is sampled uniformly.
         seed: of the sampler.
+        refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
+
+    Attributes:
+        lineage, parent: of the content; see :class:`~sheeplike.memory.journal.ReplayJournal`.
 
     Raises:
-        ValueError: the ring is not longer than one sequence.
+        ValueError: the ring is not longer than one sequence, or ``refreshed`` names what is not in ``spec``.
         MemoryError: the ring does not fit into the device's free memory; the message names a size that would.
     """
 
@@ -64,7 +71,10 @@ class SequenceReplay:
         device: torch.device | str = "cpu",
         online: bool = True,
         seed: int = 0,
+        refreshed: Collection[str] = (),
     ) -> None:
+        if not spec.keys() >= set(refreshed):
+            raise ValueError(f"refreshed={sorted(refreshed)}: expected keys of the ring, which holds {sorted(spec)}")
         self.length = size // num_envs
         if self.length < sequence + 1:  # one more, so that the write head is never inside a sequence
             raise ValueError(
@@ -87,6 +97,9 @@ class SequenceReplay:
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(seed)
+        self.refreshed = frozenset(refreshed)
+        self.awaited: int | None = None  # time up to which the journal has been put back, while it is
+        self._replaced()
 
     @staticmethod
     def footprint(spec: Spec, num_envs: int, size: int) -> int:
@@ -105,6 +118,11 @@ class SequenceReplay:
         return min(self.added, self.length) * self.num_envs
 
     @property
+    def oldest(self) -> int:
+        """Time of the oldest step held now."""
+        return max(0, self.added - self.length)
+
+    @property
     def ready(self) -> bool:
         """Whether a sequence can be sampled."""
         return self.added >= self.sequence
@@ -114,7 +132,9 @@ class SequenceReplay:
 
         Raises:
             ValueError: the keys are not those of the ring.
+            RuntimeError: the journal of a loaded state has not been put back.
         """
+        self._check_complete()
         if step.keys() != self.storage.keys():
             raise ValueError(f"replay step has keys {sorted(step)}, the ring holds {sorted(self.storage)}")
         slot = self.added % self.length
@@ -138,11 +158,13 @@ class SequenceReplay:
             ``(B,)`` int64 each: worlds, and times at which the sequences start.
 
         Raises:
-            RuntimeError: fewer than ``sequence`` steps per world have been added.
+            RuntimeError: fewer than ``sequence`` steps per world have been added, or the journal of a loaded state has
+                not been put back.
         """
+        self._check_complete()
         if not self.ready:
             raise RuntimeError(f"replay holds {self.added} steps per world, a sequence needs {self.sequence}")
-        oldest = max(0, self.added - self.length)
+        oldest = self.oldest
         fresh: list[tuple[int, int]] = []
         while self.fresh and len(fresh) < batch:
             world, start = self.fresh.popleft()
@@ -174,7 +196,12 @@ class SequenceReplay:
 
         Steps that have left the ring between sampling and now are skipped, so that a newer step that took their slot
         keeps its own values.
+
+        Raises:
+            ValueError: a key that is not ``refreshed``.
         """
+        if not values.keys() <= self.refreshed:
+            raise ValueError(f"write_back of {sorted(values)}: only {sorted(self.refreshed)} may be refreshed")
         rows = self._rows(worlds, times).flatten()
         alive = (times >= self.head - self.length).flatten()
         for key, value in values.items():
@@ -189,12 +216,33 @@ class SequenceReplay:
     def _flat(self, key: str) -> Tensor:
         return self.storage[key].flatten(0, 1)
 
-    def state_dict(self) -> dict[str, object]:
-        """Contents, write head, queue and sampler; tensors and plain numbers only. A full ring is not copied."""
+    @property
+    def journal(self) -> ReplayJournal:
+        """The keys that never change, as a checkpoint takes them."""
+        return ReplayJournal(self)
+
+    def _replaced(self) -> None:
+        """The content is no longer what was added to that of before."""
+        self.lineage, self.parent = uuid.uuid4().hex, None
+
+    def _check_complete(self) -> None:
+        if self.awaited is not None:
+            raise RuntimeError(f"the replay's journal was put back up to {self.awaited} of {self.added} steps only")
+
+    def state_dict(self, *, history: bool = True) -> dict[str, object]:
+        """Contents, write head, queue and sampler; tensors and plain numbers only. A full ring is not copied.
+
+        Args:
+            history: with the keys that never change. Without them, what is missing has to come from :attr:`journal`,
+                and no tensor is copied: they change with the ring.
+        """
         held = min(self.added, self.length)
-        contents = dict(self.storage)
-        if held < self.length:  # a view of a part would be written to disk with all of the memory behind it
-            contents = {key: ring[:held].to("cpu", copy=True) for key, ring in contents.items()}
+        if not history:
+            contents = {key: self.storage[key][:held] for key in sorted(self.refreshed)}
+        elif held < self.length:  # a view of a part would be written to disk with all of the memory behind it
+            contents = {key: ring[:held].to("cpu", copy=True) for key, ring in self.storage.items()}
+        else:
+            contents = dict(self.storage)
         return {
             "storage": contents,
             "added": self.added,
@@ -203,22 +251,26 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned; what it returned without history awaits the journal.
 
         Raises:
             ValueError: the stored ring has other keys, shapes or length than this one.
         """
         stored, added = state["storage"], int(state["added"])
         held = min(added, self.length)
-        for key, ring in self.storage.items():
-            if key not in stored or stored[key].shape != ring[:held].shape:
+        complete = stored.keys() != self.refreshed or self.refreshed == self.storage.keys()
+        expected = {key: ring[:held] for key, ring in self.storage.items() if complete or key in self.refreshed}
+        for key, ring in expected.items():
+            if key not in stored or stored[key].shape != ring.shape:
                 found = tuple(stored[key].shape) if key in stored else None
-                raise ValueError(f"replay key {key!r}: stored {found}, this ring expects {tuple(ring[:held].shape)}")
-        for key, ring in self.storage.items():
-            ring[:held].copy_(stored[key])
+                raise ValueError(f"replay key {key!r}: stored {found}, this ring expects {tuple(ring.shape)}")
+        for key, ring in expected.items():
+            ring.copy_(stored[key])
         self.added = added
         self.head.fill_(added)
         self.fresh = deque((world, start) for world, start in state["fresh"])
+        self.awaited = None if complete or not held else self.oldest
+        self._replaced()
         generator = state["generator"].cpu()
         # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
         if generator.shape == self.generator.get_state().shape:

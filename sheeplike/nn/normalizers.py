@@ -52,14 +52,18 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Take in ``(B, D)`` vectors."""
-        x = x.double()
-        mean, count = x.mean(0), x.shape[0]
-        total = self.count + count
+        """Take in ``(B, D)`` vectors. One that holds a non-finite number is left out: it would stay for ever."""
+        finite = x.isfinite().all(-1, keepdim=True)
+        count = finite.sum(dtype=torch.float64)
+        # Chosen, not multiplied by zero: that would keep a NaN alive.
+        x = torch.where(finite, x.double(), 0.0)
+        mean = x.sum(0) / count.clamp_min(1.0)
+        total = (self.count + count).clamp_min(1.0)
         gap = mean - self.mean
-        self.square += (x - mean).square().sum(0) + gap.square() * self.count * count / total
+        spread = torch.where(finite, x - mean, 0.0).square().sum(0)
+        self.square += spread + gap.square() * self.count * count / total
         self.mean += gap * count / total
-        self.count.copy_(total)
+        self.count += count
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, D)`` to whitened ``(B, D)`` float32."""

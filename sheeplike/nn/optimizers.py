@@ -20,6 +20,10 @@ class LaProp(torch.optim.Optimizer):
     and all arithmetic is ``foreach`` on the device: no host synchronisation, and ready for capture in a CUDA graph.
     The first update has learning rate zero when ``warmup > 0`` (the warm-up counts completed updates).
 
+    Attributes:
+        found_inf: None, or a 0-dim float32 device tensor: where it is 1 the next :meth:`step` changes nothing, whatever
+            the gradients are. It is torch's own way to skip a step without asking the host.
+
     Args:
         params: parameters, float32.
         lr: learning rate after warm-up.
@@ -46,6 +50,7 @@ class LaProp(torch.optim.Optimizer):
         # So that load_state_dict moves the step counters to the parameters' device too.
         defaults["capturable"] = True
         super().__init__(params, defaults)
+        self.found_inf: Tensor | None = None
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p] = {
@@ -68,7 +73,12 @@ class LaProp(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Update every parameter in place from its ``grad``; parameters without one are left alone."""
+        """Update every parameter in place from its ``grad``; parameters without one are left alone.
+
+        Where ``found_inf`` is 1, parameters, moments and counters keep every bit.
+        """
+        found_inf = getattr(self, "found_inf", None)  # torch does not copy it with the optimizer
+        keep = None if found_inf is None else found_inf == 0
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -78,8 +88,13 @@ class LaProp(torch.optim.Optimizer):
             square = [self.state[p]["square"] for p in params]
             steps = [self.state[p]["step"] for p in params]
             rate = self.learning_rate()
-            torch._foreach_add_(steps, 1.0)
-            count = steps[0]
+            if keep is None:
+                one, decay = 1.0, beta2
+            else:
+                # A list: of a single tensor the host would want to know the value.
+                one, decay = [keep.float()] * len(steps), torch.where(keep, beta2, 1.0)
+            torch._foreach_add_(steps, one)
+            count = steps[0] if keep is None else steps[0].clamp_min(1.0)  # a first step that is skipped has none
 
             # Adaptive gradient clipping on the raw gradients: g / max(1, |g| / (agc * max(agc_min, |p|))).
             grads = [p.grad for p in params]
@@ -90,24 +105,63 @@ class LaProp(torch.optim.Optimizer):
             torch._foreach_div_(shrink, limits)
             torch._foreach_clamp_min_(shrink, 1.0)
             update = torch._foreach_div(grads, shrink)
+            if keep is not None:
+                _erase(update, ~keep)
 
             # Divide by the bias-corrected root mean square.
-            torch._foreach_mul_(square, beta2)
+            torch._foreach_mul_(square, decay)
             torch._foreach_addcmul_(square, update, update, 1 - beta2)
             rms = torch._foreach_div(square, 1 - torch.pow(beta2, count))
             torch._foreach_sqrt_(rms)
             torch._foreach_add_(rms, group["eps"])
             torch._foreach_div_(update, rms)
 
+            if keep is not None:  # what is erased is 0 still; an average with itself stays as it is
+                torch._foreach_add_(_bits(update), torch._foreach_mul(_bits(momentum), (~keep).int()))
+
             # Momentum of the scaled gradient; the learning rate multiplies afterwards.
             torch._foreach_lerp_(momentum, update, 1 - beta1)
-            torch._foreach_sub_(params, torch._foreach_mul(momentum, rate / (1 - torch.pow(beta1, count))))
+            change = torch._foreach_mul(momentum, rate / (1 - torch.pow(beta1, count)))
+            if keep is not None:
+                _erase(change, ~keep)
+            torch._foreach_sub_(params, change)
 
 
 @torch.no_grad()
-def update_slow(slow: nn.Module, fast: nn.Module, rate: float) -> None:
-    """Move the parameters of ``slow`` towards those of ``fast`` by ``rate``, in place."""
-    torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), rate)
+def update_slow(slow: nn.Module, fast: nn.Module, rate: float, found_inf: Tensor | None = None) -> None:
+    """Move the parameters of ``slow`` towards those of ``fast`` by ``rate``, in place.
+
+    Nothing moves where ``found_inf``, a 0-dim float32 device tensor, is 1.
+    """
+    before, after = list(slow.parameters()), list(fast.parameters())
+    if found_inf is None:
+        torch._foreach_lerp_(before, after, rate)
+        return
+    moved = torch._foreach_lerp(before, after, rate)
+    _erase(moved, found_inf != 0)
+    _erase(before, found_inf == 0)
+    torch._foreach_add_(_bits(before), _bits(moved))
+
+
+def _bits(tensors: list[Tensor]) -> list[Tensor]:
+    """The same memory as int32. Times 0 is nothing then, even of a NaN, and plus 0 is every bit as it was."""
+    return [tensor.view(torch.int32) for tensor in tensors]
+
+
+def _erase(tensors: list[Tensor], where: Tensor) -> None:
+    """Make all float32 ``tensors`` 0 where ``where``, a 0-dim bool device tensor, is true: one call for all of them."""
+    torch._foreach_mul_(_bits(tensors), (~where).int())
+
+
+def adam(params: Iterable[nn.Parameter], lr: float, *, eps: float) -> torch.optim.Adam:
+    """Adam whose step can be changed or skipped without asking the host: fused, with its rate on the device."""
+    params = list(params)
+    device = params[0].device
+    rate = torch.tensor(lr, device=device)
+    optimizer = torch.optim.Adam(params, lr=rate, eps=eps, fused=True, capturable=device.type == "cuda")
+    # It is told to be capturable whether or not it will be captured; that needs no warning.
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
 
 
 def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None], state_dict: dict[str, Any]) -> None:

@@ -114,18 +114,56 @@ def test_what_is_rare_compiles_nothing(dreamers: list[DreamerV3], cameras: tuple
     assert predictions.keys() == set(cameras)
 
 
-def test_ten_updates_of_ppo_are_those_of_the_eager_agent(
-    make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
-) -> None:
-    options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": RATE, "epochs": 3}
+@pytest.fixture(scope="module")
+def ppos(make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> list[PPO]:
+    """The same rollout and the same parameters, eager and compiled; the compiled one has warmed up."""
+    options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": RATE, "epochs": 4}
     agents = [make_ppo(**options), make_ppo(**options, compile="inductor")]
     agents[1].warm_up()
     for agent in agents:
         torch.manual_seed(4)
         fill(agent, last={(3, 1)}, terminal={(5, 0)})
-    assert agents[1].compiled.mode == "inductor"
-    assert_same_learning(*(learn(agent, seed=5) for agent in agents))
-    assert_same_parameters(agents[0].networks, agents[1].networks, RATE)
+    return agents
+
+
+def test_ten_updates_of_ppo_are_those_of_the_eager_agent(ppos: list[PPO]) -> None:
+    assert ppos[1].compiled.mode == "inductor"
+    assert_same_learning(*(learn(agent, seed=5) for agent in ppos))
+    assert_same_parameters(ppos[0].networks, ppos[1].networks, RATE)
+
+
+def numbers(agent: Agent) -> list[Tensor]:
+    """A copy of what an update changes."""
+    modules, memory = (agent.networks, agent.rollout) if isinstance(agent, PPO) else (agent.modules, agent.replay)
+    state = [value for values in agent.optimizer.state.values() for value in values.values()]
+    return [value.clone() for value in (*modules.state_dict().values(), *state, *memory.storage.values())]
+
+
+def assert_skips(agent: Agent, *poison: tuple[str, float]) -> None:
+    """NaN and infinity go through the fused kernels; a good update follows; nothing is compiled for it."""
+    memory = agent.rollout if isinstance(agent, PPO) else agent.replay
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for key, value in poison:
+            good = memory.storage[key].clone()
+            memory.storage[key].fill_(value)
+            before = numbers(agent)
+            for count in (1, 2):
+                assert agent.update()["health/skipped_update"] == 1
+                assert agent.skipped_in_a_row.item() == count
+                for now, was in zip(numbers(agent), before, strict=True):
+                    torch.testing.assert_close(now, was, rtol=0, atol=0, equal_nan=True)
+            memory.storage[key].copy_(good)
+            assert agent.update()["health/skipped_update"] == agent.skipped_in_a_row == 0
+            assert any(not torch.equal(now, was) for now, was in zip(numbers(agent), before, strict=True))
+        assert torch.stack([value.isfinite().all() for value in numbers(agent)]).all()
+
+
+def test_a_compiled_update_of_dreamer_whose_numbers_are_not_finite_is_skipped(dreamers: list[DreamerV3]) -> None:
+    assert_skips(dreamers[1], ("state", torch.nan), ("state", torch.inf), ("reward", torch.inf), ("reward", torch.nan))
+
+
+def test_a_compiled_update_of_ppo_whose_numbers_are_not_finite_is_skipped(ppos: list[PPO]) -> None:
+    assert_skips(ppos[1], ("state", torch.nan))
 
 
 def test_an_unknown_mode_and_one_that_the_device_cannot_have_are_refused() -> None:
@@ -232,6 +270,43 @@ class TestGraph:
         assert agent._learn.captures == 1
         assert_same_learning(*learned)
         assert_same_parameters(*modules, rate=1e-3)
+
+    @pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
+    def test_a_captured_update_whose_numbers_are_not_finite_is_skipped(
+        self,
+        kind: str,
+        make_agent: Callable[..., DreamerV3],
+        make_ppo: Callable[..., PPO],
+        play: Callable[..., list[Step]],
+        fill: Callable[..., list[Step]],
+    ) -> None:
+        """The same graph skips it, counts it where the count is, and makes the next good one."""
+        if kind == "ppo":
+            agent = make_ppo(device="cuda", compile="graph", epochs=3)
+            fill(agent)
+            memory = agent.rollout
+        else:
+            agent = make_agent(device="cuda", compile="graph")
+            play(agent, 40)
+            memory = agent.replay
+        agent.warm_up()
+        address = agent.skipped_in_a_row.data_ptr()
+        good = memory.storage["state"].clone()
+        assert agent.update()["health/skipped_update"] == 0
+        memory.storage["state"].fill_(torch.nan)
+        before = numbers(agent)
+        for count in (1, 2, 3):
+            assert agent.update()["health/skipped_update"] == 1
+            assert agent.skipped_in_a_row.item() == count
+        for now, was in zip(numbers(agent), before, strict=True):
+            torch.testing.assert_close(now, was, rtol=0, atol=0, equal_nan=True)
+        assert agent.offending_batch()["held"].all()
+        memory.storage["state"].copy_(good)
+        assert agent.update()["health/skipped_update"] == agent.skipped_in_a_row == 0
+        assert agent.offending_batch() == {}
+        assert any(not torch.equal(now, was) for now, was in zip(numbers(agent), before, strict=True))
+        assert agent.skipped_in_a_row.data_ptr() == address
+        assert agent._learn.captures == 1
 
     def test_an_update_is_a_handful_of_launches(
         self, make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]

@@ -8,13 +8,14 @@ import pytest
 
 from sheeplike.__main__ import main
 from sheeplike.commands import machine
+from sheeplike.commands.run_directory import Plan
 
 
 class Result(NamedTuple):
     status: int
     output: str
     error: str
-    runs: list[SimpleNamespace]
+    runs: list[Plan]
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +41,9 @@ def sheeplike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) ->
     """Runs a command line in this process, with the training itself left out: ``runs`` has what it would have got."""
 
     def call(*arguments: str) -> Result:
-        runs: list[SimpleNamespace] = []
+        runs: list[Plan] = []
 
-        def run(config, run_dir, *, resume):
-            runs.append(SimpleNamespace(config=config, run_dir=run_dir, resume=resume))
-
-        monkeypatch.setitem(sys.modules, "sheeplike.commands.training", SimpleNamespace(run=run))
+        monkeypatch.setitem(sys.modules, "sheeplike.commands.experiment", SimpleNamespace(run=runs.append))
         capsys.readouterr()
         status = 0
         try:

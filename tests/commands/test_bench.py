@@ -192,9 +192,32 @@ def test_ppo(tmp_path, capsys):
     assert found.rows("breakdown")["losses"]["% of the whole"]["median"] > 20
 
 
+@pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
+def test_checkpoints(agent, tmp_path, capsys, monkeypatch):
+    """Later ones write only what is new; a size that does not fit is left out, and nothing is left behind."""
+    monkeypatch.setattr("sheeplike.commands.benchmark.checkpoints.SIZES", (2000, 10**12))
+    monkeypatch.setattr("sheeplike.commands.benchmark.checkpoints.NEW", 200)
+    monkeypatch.setattr("sheeplike.checkpoint.journals.CHUNK_BYTES", 100 * 2 * 48 * 48 * 3)
+    found = measure(tmp_path, capsys, JOB[0], f"agent={agent}", "parts=[checkpoint]")
+    check(found)
+    rows, notes = found.rows("checkpoint"), found.data["tables"]["checkpoint"]["notes"]
+    size = "2,000 steps" if agent == "dreamer_v3" else "32 steps"
+    assert list(rows) == [f"{size}, first", f"{size}, later"]
+    first, later = rows.values()
+    for row in rows.values():
+        assert row["the run waits, s"]["median"] <= row["until it is on the disk, s"]["median"]
+    written = [row["written, MiB"]["median"] for row in (first, later)]
+    if agent == "dreamer_v3":
+        frame = 48 * 48 * 3 / 2**20
+        assert written[0] - written[1] == pytest.approx(1700 * frame, rel=0.1)
+        assert any(note.startswith("1,000,000,000,000 steps: ") for note in notes)
+    else:
+        assert written[0] == pytest.approx(written[1])
+
+
 def test_the_bare_loop_and_the_vector_env_do_the_same(tmp_path):
     """The same episodes, frames and ends included, from one compiled step."""
-    from sheeplike.commands.training import launch
+    from sheeplike.commands.building import launch
 
     arguments = ["exp=dreamer_v3", JOB[0], "profile=cpu", "env.num_envs=2", "env.options.episode_length=4", "seed=3"]
     config = load(arguments, Sources())

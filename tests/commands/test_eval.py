@@ -35,7 +35,7 @@ def begun(sheeplike):
         create(run.run_dir, run.config).close()
         for step, score in checkpoints.items():
             meta = {} if score is None else {"score": score}
-            checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, meta, keep=9)
+            checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, meta, keep_last=9)
         return run.run_dir
 
     return call
@@ -97,7 +97,7 @@ def test_a_run_that_is_not_there_or_not_whole(begun, refused):
     assert "expected a run with a checkpoint; this one has none" in refused("eval", "run=mine")
     (run_dir / "checkpoints/.tmp-0123").mkdir(parents=True)
     assert "this one has none" in refused("eval", "run=mine")
-    checkpoint.save(run_dir / "checkpoints", 64, {"agent": {}}, {}, keep=1)
+    checkpoint.save(run_dir / "checkpoints", 64, {"agent": {}}, {}, keep_last=1)
     text = (run_dir / "config.yaml").read_text()
     for end in (0, len(text) // 3, len(text) // 2):
         (run_dir / "config.yaml").write_text(text[:end])

@@ -31,7 +31,6 @@ AGENTS = {
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Agent]:
     """A run with checkpoints at 64 and 128 policy steps, of an agent whose every parameter has moved; that agent."""
     from lightning.fabric import Fabric
-
     from sheeplike.commands.training import make_agent, make_envs
 
     run_dir = tmp_path_factory.mktemp("runs") / "mine"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sheeplike.checkpoint import Writer
 from sheeplike.commands.recorder import Recorder, save
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
@@ -29,7 +30,8 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
     agent = SimpleNamespace(
         counters=lambda policy_steps, gradient_steps: {"replay/size": float(policy_steps)},
         report=lambda: ({"wm/psnr": torch.tensor(9.0)}, {}),
-        state_dict=lambda replay: {"weights": torch.zeros(1)},
+        journals={},
+        state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
     worlds = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
     logger = RunLogger(tmp_path, tensorboard=False)
@@ -122,16 +124,17 @@ def test_rows_of_evaluations_and_reports_stand_behind_what_came_before(recorder,
 def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows, tmp_path) -> None:
     """A run that is resumed from it never comes to write them. What has been summed up since is part of it."""
     config = SimpleNamespace(
-        checkpoint=SimpleNamespace(replay=False, keep=1),
+        checkpoint=SimpleNamespace(replay=False),
         env=SimpleNamespace(name="corridor"),
         agent=SimpleNamespace(name="scribe"),
     )
     learn(recorder, state, 1.0)
     recorder.log(state)
     recorder.learned({"loss/total": torch.tensor(4.0)})
-    place = save(tmp_path / "checkpoints", recorder.agent, recorder.envs, recorder, config, state)
+    with Writer(tmp_path / "checkpoints") as writer:
+        save(writer, recorder.agent, recorder.envs, recorder, config, state)
     assert rows() == [(10, 1, 1.0)]
-    (group,) = torch.load(place / "monitor.pt")["metrics"]["groups"]
+    (group,) = torch.load(writer.last.path / "monitor.pt", weights_only=True)["metrics"]["groups"]
     assert (group["sums"].tolist(), group["counts"].tolist()) == ([4.0], [1.0])
     learn(recorder, state, 6.0)
     recorder.log(state)

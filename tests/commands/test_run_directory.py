@@ -47,7 +47,7 @@ def test_a_run_dir_in_use(begun, refused):
 
 def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, refused):
     begun(*JOB, checkpoint=False)
-    assert "resume=" not in refused(*JOB)
+    assert "expected resume=auto to begin again where it came to no checkpoint, or another" in refused(*JOB)
     assert "expected a run with a checkpoint" in refused(f"resume={DEFAULT}")
 
 
@@ -98,6 +98,19 @@ def test_resume_takes_the_saved_configuration(begun, sheeplike):
     assert (config.total_steps, config.eval.every, config.logger.tensorboard) == (20_000, None, False)
     update(run.run_dir, config)
     assert sheeplike("train", "resume=mine").runs[0].config == config
+
+
+def test_a_run_that_is_older_than_a_key(begun, sheeplike):
+    """``checkpoint.keep`` became two keys."""
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    saved["checkpoint"] = {"every": 500, "keep": 7, "replay": False}
+    file.write_text(yaml.safe_dump(saved))
+    for change, kept in (((), 7), (("checkpoint.keep_last=3",), 3)):
+        (resumed,) = sheeplike("resume=mine", *change).runs
+        found = resumed.config.checkpoint
+        assert (found.every, found.keep_last, found.keep_best, found.replay) == (500, kept, 1, False)
 
 
 def test_a_run_that_was_moved(begun, sheeplike):
@@ -151,6 +164,75 @@ def test_resume_needs_the_same_kind_of_device(begun, refused):
     file = run.run_dir / "config.yaml"
     file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
     assert "expected a GPU" in refused("resume=mine")
+
+
+def test_auto_begins_a_run_and_goes_on_with_it(begun, sheeplike):
+    (first,) = sheeplike(*JOB, "resume=auto", "run_dir=mine").runs
+    assert (first.resume, first.replace, first.run_dir) == (False, False, Path("mine"))
+    begun(*JOB, "run_dir=mine")
+    result = sheeplike(*JOB, "resume=auto", "run_dir=mine")
+    assert (result.runs[0].resume, result.runs[0].config) == (True, first.config)
+    assert "changed" not in result.output
+    assert sheeplike("resume=auto", *JOB, "run_dir=mine", "--cfg").output == sheeplike(
+        *JOB, "run_dir=x", "--cfg"
+    ).output.replace("run_dir: x", "run_dir: mine")
+
+
+def test_auto_shows_and_takes_what_may_change(begun, sheeplike):
+    begun(*JOB)
+    result = sheeplike(*JOB, "resume=auto", "total_steps=2_000_000", "checkpoint.every=null", "log_every=7")
+    assert result.runs[0].config.total_steps == 2_000_000
+    for change in ("total_steps 1000000 -> 2000000", "checkpoint.every 20000 -> null", "log_every 500 -> 7"):
+        assert change in result.output
+    result = sheeplike(f"resume={DEFAULT}", "eval.every=null")
+    assert "changed: eval.every 10000 -> null" in result.output
+
+
+def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
+    begun(*JOB)
+    line = refused(
+        *JOB, "resume=auto", "agent.batch_size=8", "env.num_envs=3", "total_steps=9999", f"run_dir={DEFAULT}"
+    )
+    assert f"run_dir={DEFAULT} holds another run" in line
+    assert "agent.batch_size 16 -> 8" in line
+    assert "-> 3" in line.partition("env.num_envs")[2]
+    assert "total_steps 1000000" not in line
+    assert "holds another run: agent.name" in refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
+
+
+def test_auto_begins_again_where_there_was_no_checkpoint(begun, sheeplike, refused):
+    begun(*JOB, checkpoint=False)
+    (DEFAULT / "metrics.jsonl").write_text("{}\n")
+    (again,) = sheeplike(*JOB, "resume=auto", "log_every=7").runs
+    assert (again.resume, again.replace) == (False, True)
+    assert (DEFAULT / "metrics.jsonl").exists(), "until everything is built"
+    create(again.run_dir, again.config, replace=again.replace).close()
+    assert sorted(path.name for path in DEFAULT.iterdir()) == [".lock", "config.yaml"]
+    assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
+
+
+def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike):
+    begun(*JOB, checkpoint=False)
+    (again,) = sheeplike(*JOB, "resume=auto").runs
+    (DEFAULT / "checkpoints/step_000000000128").mkdir(parents=True)
+    with pytest.raises(CommandError, match="was taken by another run"):
+        create(again.run_dir, again.config, replace=again.replace)
+    assert (DEFAULT / "checkpoints/step_000000000128").is_dir()
+
+
+def test_auto_is_content_with_a_finished_run(begun, sheeplike):
+    begun(*JOB, "total_steps=2000")
+    (DEFAULT / "checkpoints/step_000000002000").mkdir()
+    result = sheeplike(*JOB, "total_steps=2000", "resume=auto")
+    assert (result.status, result.runs) == (0, [])
+    assert f"finished before: {DEFAULT}" in result.output
+    assert sheeplike(*JOB, "total_steps=3000", "resume=auto").runs[0].resume
+
+
+def test_auto_refuses_a_directory_of_something_else(refused):
+    Path("papers").mkdir()
+    Path("papers/thesis.tex").touch()
+    assert "is not empty" in refused(*JOB, "resume=auto", "run_dir=papers")
 
 
 def test_a_run_that_is_older_than_the_watchdog(begun, sheeplike):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from sheeplike.commands import series
+from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED
 from sheeplike.commands.run_directory import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, lock
 from sheeplike.commands.sources import CONFIGS
 
@@ -126,6 +127,19 @@ def test_finished_ones_are_skipped_and_stopped_ones_resumed(begun, started):
     assert "seed 0 (1 of 3): finished before" in result.output
 
 
+def test_one_that_stopped_before_its_first_checkpoint_begins_again(begun, started):
+    begun(*JOB, step=None)
+    commands, _ = started(*JOB, "seeds=1")
+    assert commands == [[*JOB, "seed=0", f"run_dir='{DEFAULT}/seed_0'", "resume=auto"]]
+
+
+def test_resume_auto_is_what_a_series_does_anyway(begun, started, refused):
+    begun(*JOB, "seed=1", step=64)
+    commands, _ = started(*JOB, "seeds=2", "resume=auto")
+    assert [command[-1] for command in commands] == [f"run_dir='{DEFAULT}/seed_0'", f"resume={DEFAULT}/seed_1"]
+    assert "expected one of them" in refused(*JOB, "seeds=2", f"resume={DEFAULT}/seed_1")
+
+
 def test_a_series_is_extended_but_not_shortened(begun, started, refused):
     begun(*JOB, "total_steps=10_000", step=10_016)
     commands, _ = started(*JOB, "total_steps=20_000", "seeds=1")
@@ -140,8 +154,6 @@ def test_directories_are_looked_at_before_the_first_run_begins(begun, refused):
     assert line.endswith(f"nearest: run_dir={DEFAULT}_2\n")
     with lock(seed_1):
         assert f"run_dir={seed_1} is in use" in refused(*JOB, "seeds=2", "agent.batch_size=8")
-    begun(*JOB, "seed=2", step=None)
-    assert "stopped before its first checkpoint: delete it" in refused(*JOB, "seeds=[0,2]")
     Path(DEFAULT / "seed_3").mkdir()
     Path(DEFAULT / "seed_3/thesis.tex").touch()
     assert "is not empty" in refused(*JOB, "seeds=[0,3]")
@@ -153,9 +165,10 @@ def test_a_run_that_fails_ends_the_series(started):
     assert result.error == "sheeplike: seed 1 (2 of 3) failed; the seeds behind it were not started\n"
 
 
-def test_a_run_that_is_interrupted_ends_the_series(started):
-    commands, result = started(*JOB, "seeds=3", "total_steps=20_000", statuses=(130,))
-    assert (len(commands), result.status) == (1, 130)
+@pytest.mark.parametrize("status", [INTERRUPTED, PREEMPTED])
+def test_a_run_that_is_stopped_ends_the_series(started, status):
+    commands, result = started(*JOB, "seeds=3", "total_steps=20_000", statuses=(status,))
+    assert (len(commands), result.status) == (1, status)
     assert result.output.splitlines()[-1].endswith(f"python -m sheeplike {' '.join(JOB)} seeds=3 total_steps=20_000")
 
 

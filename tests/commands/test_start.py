@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.commands import run_directory, training
+from sheeplike.commands import experiment, run_directory
 from sheeplike.commands.agents import learning_begins
 from sheeplike.commands.config import load
 from sheeplike.commands.errors import CommandError
+from sheeplike.commands.run_directory import Plan
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -53,7 +54,7 @@ def watched(config: Config, directory: Path) -> Run:
             tell(kind, method)
         begin = LoopState.begin
         patch.setattr(LoopState, "begin", lambda *args: events.clear() or begin(*args))
-        assert training.run(config, directory)
+        assert experiment.run(Plan(config, directory)) == 0
     return Run(directory, events, output.getvalue())
 
 
@@ -93,7 +94,7 @@ def test_when_the_update_is_compiled_changes_nothing(
     config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where filling the replay takes long, the update is compiled before it is full."""
-    monkeypatch.setattr(training, "COLLECT_FIRST", 0)
+    monkeypatch.setattr(experiment, "COLLECT_FIRST", 0)
     early = watched(config, tmp_path / "run")
     assert early.events[0] == "warm_up"
     assert rows(early.directory) == rows(finished.directory)
@@ -101,8 +102,10 @@ def test_when_the_update_is_compiled_changes_nothing(
 
 @pytest.mark.usefixtures("no_memory")
 def test_a_run_that_cannot_learn_is_refused_and_leaves_nothing(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"^CUDA out of memory. Tried to allocate 20.00 GiB.$"):
-        training.run(config, tmp_path / "run")
+    with pytest.raises(
+        CommandError, match=r"^CUDA out of memory. Tried to allocate 20.00 GiB.; out of memory: .*what helps most: \S+="
+    ):
+        experiment.run(Plan(config, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     assert run_directory.check(replace(config, run_dir=str(tmp_path / "run"), dry_run=False)) == tmp_path / "run"
 
@@ -111,7 +114,7 @@ def test_a_run_that_cannot_learn_is_refused_and_leaves_nothing(config: Config, t
 def test_a_run_that_cannot_go_on_learning_keeps_what_it_has(config: Config, finished: Run) -> None:
     before = rows(finished.directory)
     with pytest.raises(CommandError, match="CUDA out of memory"):
-        training.run(replace(config, total_steps=80), finished.directory, resume=True)
+        experiment.run(Plan(replace(config, total_steps=80), finished.directory, resume=True))
     assert run_directory.checkpoint_steps(finished.directory) == [64]
     assert rows(finished.directory) == before
     run_directory.lock(finished.directory).close()  # nobody holds it

@@ -1,7 +1,14 @@
 """A world that diverges is truncated, counted and reset, and its neighbours never notice."""
 
+import numpy as np
 import pytest
 import torch
+
+from sheeplike.agents.agent import Agent
+from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.agents.ppo import PPO
+from sheeplike.loop import LoopState, train
+from sheeplike.monitor.metrics import EpisodeStatistics
 
 POISON = {
     "qpos": ["qpos"],
@@ -96,3 +103,66 @@ def test_nan_actions_cost_their_world_one_episode(env):
     for step in steps:
         for name, value in step.items():
             assert torch.isfinite(value.float()).all(), name
+
+
+class Watch:
+    """Keeps what the loop reports, and counts diverged worlds as a run does."""
+
+    def __init__(self, env):
+        self.statistics = EpisodeStatistics(env.num_envs, env.device)
+        self.steps, self.nonfinite, self.metrics = [], [], []
+
+    def stepped(self, step, info):
+        self.statistics.add(step.reward, step.is_terminal, step.is_last & ~step.is_terminal, info)
+        self.steps.append(step)
+        self.nonfinite.append(info["nonfinite"].clone())
+
+    def learned(self, metrics):
+        self.metrics.append(metrics)
+
+
+def make_agent(kind: str, env) -> Agent:
+    spaces = env.single_observation_space, env.single_action_space
+    if kind == "ppo":
+        return PPO(*spaces, num_envs=3, observations=("state",), rollout_length=7, minibatches=1, epochs=1)
+    size = Size(deter=16, hidden=8, classes=4, depth=2, units=8)
+    batch = {"batch_size": 2, "batch_length": 4, "replay_size": 90, "replay_ratio": 0.2}
+    return DreamerV3(*spaces, num_envs=3, observations=("state",), size=size, **batch, imagination_length=2)
+
+
+@pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
+def test_an_action_that_is_no_number_costs_one_episode_and_is_counted(kind, cartpole, monkeypatch):
+    """Of the world whose player computed it, in the loop; the player acts well in that world's next episode."""
+    agent, watch = make_agent(kind, cartpole), Watch(cartpole)
+    state = LoopState.begin(agent, cartpole, seed=0)
+    train(agent, cartpole, state, total_steps=6, observer=watch)
+    if kind == "ppo":  # it remembers nothing: what it sees is no number, once
+        act = state.player.act
+
+        def once(obs, is_first):
+            monkeypatch.undo()
+            sick = {**obs, "state": obs["state"].clone()}
+            sick["state"][1] = torch.nan
+            return act(sick, is_first)
+
+        monkeypatch.setattr(state.player, "act", once)
+    else:
+        state.player.latent.deter[1] = torch.nan
+    train(agent, cartpole, state, total_steps=6 + 3 * 14, observer=watch)
+
+    sick = torch.stack(watch.nonfinite)[2:, 1]
+    assert sick.tolist() == [True] + [False] * 13
+    assert watch.steps[2].is_last.tolist() == [False, True, False]
+    assert not watch.steps[2].is_terminal.any()
+    assert watch.statistics.flush()["health/nonfinite_worlds"] == 1
+    # The episode that ended early, the next one that ran its six steps, and all that came after.
+    lasts = torch.stack([step.is_last for step in watch.steps])[:, 1]
+    assert np.flatnonzero(lasts.numpy()).tolist() == [2, 9]
+    assert all(bool(step.action[1].isfinite().all()) for step in watch.steps[4:])
+    assert all(bool(value.isfinite().all()) for value in state.player.extras.values())
+    networks = agent.networks if kind == "ppo" else agent.modules
+    assert all(bool(value.isfinite().all()) for value in networks.state_dict().values())
+    # The rollout that holds what PPO saw cannot be learnt from; no more than that.
+    skipped = [metrics["health/skipped_update"].item() for metrics in watch.metrics]
+    assert skipped == [float(kind == "ppo")] + [0.0] * (len(skipped) - 1)
+    assert len(skipped) > 1

@@ -33,6 +33,8 @@ def test_scenes_are_package_data_and_compile(scene):
         ({"episode_lenght": 9}, r"cartpole_balance has no option 'episode_lenght'.*nearest: episode_length"),
         ({"picked_probability": 0.5}, r"no option 'picked_probability'"),
         ({"name": "franka_pick", "picked_probability": 1.5}, r"picked_probability=1.5.*\[0, 1\]"),
+        ({"name": "franka_pick", "box_range": 0.3}, r"box_range=0.3: expected metres in \[0, 0.2\], such as 0.05"),
+        ({"name": "franka_pick", "box_range": float("nan")}, r"box_range=nan"),
         ({"episode_length": 0}, r"episode_length=0"),
         ({"num_envs": 0}, r"num_envs=0"),
         ({"num_envs": 2.0}, r"num_envs=2.0"),
@@ -60,4 +62,8 @@ def test_cuda_without_a_gpu_is_refused():
 
 
 def test_task_options_name_their_defaults():
-    assert sheeplike.envs.task_options("franka_pick") == {"episode_length": 200, "picked_probability": 0.05}
+    assert sheeplike.envs.task_options("franka_pick") == {
+        "episode_length": 200,
+        "picked_probability": 0.05,
+        "box_range": 0.05,
+    }

@@ -25,7 +25,15 @@ SPEC = {
 def make(
     *, worlds: int = 3, length: int = 20, sequence: int = 5, online: bool = False, seed: int = 0
 ) -> SequenceReplay:
-    return SequenceReplay(SPEC, num_envs=worlds, size=worlds * length, sequence=sequence, online=online, seed=seed)
+    return SequenceReplay(
+        SPEC,
+        num_envs=worlds,
+        size=worlds * length,
+        sequence=sequence,
+        online=online,
+        seed=seed,
+        refreshed=("latent", "index"),
+    )
 
 
 def add(

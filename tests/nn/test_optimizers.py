@@ -174,3 +174,63 @@ def test_update_slow_moves_a_fraction_in_place() -> None:
         expected = 0.98 * before[name] + 0.02 * dict(fast.named_parameters())[name].detach().double()
         np.testing.assert_allclose(p.detach(), expected, rtol=1e-6)
     assert slow.weight.data_ptr() == memory
+
+
+# --- steps that are skipped -------------------------------------------------------------------------------------------
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().clone().view(torch.int32)
+
+
+def taught(steps: int, found_inf: list[float | None], bad: float = float("nan")) -> tuple[list[nn.Parameter], LaProp]:
+    """Steps, each told what of ``found_inf`` says; where that is 1, one gradient is ``bad`` here and there."""
+    params = [nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in tensors()]
+    params[1].data.mul_(-1.0)  # zeros with a sign
+    optimizer, good = LaProp(params, 0.01, warmup=2), 0
+    for found in found_inf:
+        for n, (p, g) in enumerate(zip(params, gradients(good), strict=True)):
+            p.grad = torch.tensor(g, dtype=torch.float32)
+            if found == 1:
+                p.grad.view(-1)[n % 2] = bad
+        good += found != 1
+        optimizer.found_inf = None if found is None else torch.tensor(found)
+        optimizer.step()
+    assert good == steps
+    return params, optimizer
+
+
+def state_bits(params: list[nn.Parameter], optimizer: LaProp) -> list[torch.Tensor]:
+    return [bits(x) for p in params for x in (p, *optimizer.state[p].values())]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1.0])
+@pytest.mark.parametrize(
+    ("plain", "told"),
+    [
+        ([], [1.0]),
+        ([None], [1.0, 1.0, 0.0]),
+        ([None] * 5, [0.0] * 5),
+        ([None] * 5, [0.0, 1.0, 0.0, None, 1.0, 1.0, 0.0, 0.0, 1.0]),
+    ],
+)
+def test_a_step_that_is_told_to_be_skipped_changes_no_bit_and_others_none_of_theirs(
+    plain: list[None], told: list[float | None], bad: float
+) -> None:
+    found, expected = taught(len(plain), told, bad), taught(len(plain), plain)
+    for ours, theirs in zip(state_bits(*found), state_bits(*expected), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_update_slow_moves_nothing_when_told() -> None:
+    torch.manual_seed(0)
+    slow, fast = nn.Linear(3, 2), nn.Linear(3, 2)
+    slow.bias.data.fill_(-0.0)
+    plain = copy.deepcopy(slow)
+    before = [bits(p) for p in slow.parameters()]
+    update_slow(slow, fast, 0.02, torch.tensor(1.0))
+    assert all(torch.equal(bits(p), was) for p, was in zip(slow.parameters(), before, strict=True))
+    update_slow(slow, fast, 0.02, torch.tensor(0.0))
+    update_slow(plain, fast, 0.02)
+    assert all(torch.equal(bits(p), bits(q)) for p, q in zip(slow.parameters(), plain.parameters(), strict=True))
+    assert not torch.equal(slow.weight, torch.zeros(2, 3))

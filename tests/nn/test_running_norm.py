@@ -50,6 +50,23 @@ def test_order_and_division_into_batches_do_not_matter() -> None:
         np.testing.assert_allclose(norm.square, reference.square, rtol=1e-7)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_vectors_that_are_not_finite_are_left_out(value: float) -> None:
+    """Whole vectors, wherever in them the number is; a batch of nothing else says nothing, the first one included."""
+    data = batches([40, 30])
+    bad = [np.full((5, 4), value, np.float32), *(batch.copy() for batch in data), data[0][:1].copy()]
+    bad[1][7, 2], bad[1][20, 0], bad[2][0], bad[3][0, 3] = value, value, value, value
+    norm, kept = taught(bad[:1]), [np.delete(data[0], [7, 20], 0), data[1][1:]]
+    assert norm.count == 0
+    assert not norm.mean.any()
+    x = torch.tensor(data[0])
+    assert torch.equal(norm(x), x.clamp(-10, 10))
+    norm, expected = taught(bad), taught(kept)
+    assert norm.count == expected.count == 67
+    np.testing.assert_allclose(norm.mean, expected.mean, rtol=1e-12)
+    np.testing.assert_allclose(norm.square, expected.square, rtol=1e-9)
+
+
 def test_millions_of_steps_are_still_counted() -> None:
     """In float32 the count would stop at 2^24 and the variance of values around 1000 would be lost."""
     norm = taught([np.array([[999.9], [1000.1]], np.float32)])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -21,17 +20,21 @@ from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
+from sheeplike.agents.dreamer_v3.experience import compact, replay_spec, to_store
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
+from sheeplike.agents.dreamer_v3.player import DreamerPlayer
 from sheeplike.agents.dreamer_v3.report import open_loop
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
+from sheeplike.agents.faults import Faults, held_rows, inspect, masked
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.memory import SequenceReplay
+from sheeplike.memory import ReplayJournal, SequenceReplay
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
 CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
+LATENTS = ("deter", "stoch")  # stored with every step, and refreshed by every update
 LOSS_SCALES = {"reconstruction": 1.0, "reward": 1.0, "continue": 1.0, "dyn": 1.0, "rep": 0.1} | {
     "policy": 1.0,
     "value": 1.0,
@@ -131,8 +134,13 @@ class DreamerV3:
             sequence=batch_length + CONTEXT,
             device=self.device,
             seed=seed,
+            refreshed=LATENTS,
         )
         self.ratio = Ratio(replay_ratio, start=learning_starts)
+        none = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
+        self.faults = Faults(self.device, worlds=none, starts=none)
+        self.generator = self.replay.generator
+        self.skipped_in_a_row = self.faults.skipped_in_a_row
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -171,11 +179,7 @@ class DreamerV3:
 
     def remember(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
-        # What was chosen on the last step of an episode is ignored by the environment.
-        action = self.codec.from_env(step.action) * (~step.is_last).unsqueeze(-1)
-        flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
-        obs = {key: step.obs[key] for key in self.keys.spaces}
-        self.replay.add({**obs, **flags, "action": action, "reward": step.reward, **step.extras})
+        self.replay.add(to_store(step, self.keys, self.codec))
 
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.
@@ -192,32 +196,48 @@ class DreamerV3:
     def update(self) -> dict[str, Tensor]:
         """One gradient step of world model, actor and critic on one batch of sequences.
 
-        Static shapes, one backward pass, no host synchronisation. Returns 0-dim device tensors.
+        Static shapes, one backward pass, no host synchronisation. Returns 0-dim device tensors. Where a loss or a
+        gradient is not finite, nothing changes but ``skipped_in_a_row`` and what is drawn next.
         """
         return self._learn(*self.replay.draw(self.batch_size))
 
     def _learn(self, worlds: Tensor, starts: Tensor) -> dict[str, Tensor]:
         """The gradient step on the sequences that ``worlds`` and ``starts``, ``(B,)`` int64, name in the replay."""
         sample = self.replay.gather(worlds, starts)
+        returns = self.actor_critic.return_scale.range
+        returns_before = returns.clone()
         with self.autocast():
             losses, metrics, posterior = self.losses(sample.data)
+        means, total = self._total(losses)
+        self.optimizer.zero_grad(set_to_none=False)
+        total.backward()
+        norms = self._gradient_norms()
+        finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
+        # Asked for on its own: an infinite reward falls into the last bin, and its loss is finite.
+        finite &= sample.data["reward"].isfinite().all()
+        skip = self.faults.count(finite, worlds=worlds, starts=starts)
+        metrics |= {f"loss/{name}": mean.detach() for name, mean in means.items()}
+        metrics |= {"loss/total": total.detach(), "opt/learning_rate": self.optimizer.learning_rate(), **norms}
+        # Averages leave NaN out; these count it.
+        metrics["health/nonfinite_loss"] = (~total.detach().isfinite()).float()
+        metrics["health/skipped_update"] = skip
+        self.optimizer.found_inf = skip
+        self.optimizer.step()
+        update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.slow_critic_rate, skip)
+        returns.copy_(torch.where(finite, returns, returns_before))
+        # The latents were computed by parameters that have just changed, but are fresher than those stored.
+        fresh = compact(posterior.detach())
+        fresh = {name: torch.where(finite, value, sample.data[name][:, CONTEXT:]) for name, value in fresh.items()}
+        self.replay.write_back(sample.worlds, sample.times[:, CONTEXT:], fresh)
+        return metrics
+
+    def _total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Means of the losses by name, and what is minimised: their weighted sum."""
         assert losses.keys() - set(self.keys.spaces) == self.scales.keys() - {"reconstruction"}, (
             "a loss without a scale"
         )
         means = {name: loss.mean() for name, loss in losses.items()}
-        total = sum(self._scale(name) * mean for name, mean in means.items())
-        self.optimizer.zero_grad(set_to_none=False)
-        total.backward()
-        metrics |= {f"loss/{name}": mean.detach() for name, mean in means.items()}
-        metrics |= {"loss/total": total.detach(), "opt/learning_rate": self.optimizer.learning_rate()}
-        # Averages leave non-finite numbers out; this one counts them.
-        metrics["health/nonfinite_loss"] = (~total.detach().isfinite()).float()
-        metrics |= self._gradient_norms()
-        self.optimizer.step()
-        update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.slow_critic_rate)
-        # The latents were computed by parameters that have just changed, but are fresher than those stored.
-        self.replay.write_back(sample.worlds, sample.times[:, CONTEXT:], compact(posterior.detach()))
-        return metrics
+        return means, sum(self._scale(name) * mean for name, mean in means.items())
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
         """All losses on sequences ``(B, CONTEXT + T, ...)``: losses by name, metrics, posterior states ``(B, T)``."""
@@ -290,18 +310,52 @@ class DreamerV3:
         learned = max(policy_steps - self.ratio.start, 1)
         return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
 
+    def offending_batch(self) -> dict[str, Tensor]:
+        """What the first update of the present streak of skipped ones saw; empty if the last one was not skipped.
+
+        Returns:
+            The replay's keys to ``(B, CONTEXT + T, ...)``; ``worlds`` ``(B,)`` and ``times`` ``(B, CONTEXT + T)``, as
+            :class:`~sheeplike.memory.replay.Sequences` has them; ``held`` of the same shape, bool: false where the ring
+            has lost the step since, or where the streak began before this agent was loaded. There the rest is 0.
+        """
+        if not int(self.skipped_in_a_row):
+            return {}
+        first = self.faults.first
+        data, worlds, times = self.replay.gather(*(first[name].clamp_min(0) for name in ("worlds", "starts")))
+        held = (times >= self.replay.added - self.replay.length) & (first["starts"] >= 0)[:, None]
+        return masked(data, held) | {"worlds": worlds, "times": times}
+
+    def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Losses and gradient norms on an :meth:`offending_batch`, to see what is not finite; changes nothing.
+
+        Sequences that have lost a step are left out. See :func:`sheeplike.agents.faults.inspect` for what is returned.
+
+        Raises:
+            ValueError: a key is missing, or no sequence is whole.
+        """
+        data = held_rows(batch, self.replay.storage, self.device)
+        returns = self.actor_critic.return_scale.range.clone()
+        try:
+            with own_randomness(self.device), self.compiled.paused():
+                with self.autocast():
+                    losses, _, _ = self.losses(data)
+                return inspect(*self._total(losses), self.modules, data)
+        finally:
+            self.actor_critic.return_scale.range.copy_(returns)
+
     def warm_up(self) -> float:
         """Compile the update and time it on the first sequence in memory, in seconds; nothing of the agent changes."""
         none = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-        state = copy.deepcopy(self.state_dict(replay=False))
+        state, faults = copy.deepcopy(self.state_dict(replay=False)), self.faults.snapshot()
         first = self.replay.gather(none[:1], none[:1])
-        latents = {name: first.data[name].clone() for name in ("deter", "stoch")}
+        latents = {name: first.data[name].clone() for name in LATENTS}
         try:
             with own_randomness(self.device):
                 return self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(first.worlds, first.times, latents)
             self.load_state_dict(state)
+            self.faults.restore(faults)
             self.optimizer.zero_grad(set_to_none=False)
 
     def _scale(self, name: str) -> float:
@@ -321,69 +375,27 @@ class DreamerV3:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring."""
+    @property
+    def journals(self) -> dict[str, ReplayJournal]:
+        """What was seen and done; the latents, which every update refreshes, are part of the state."""
+        return {"replay": self.replay.journal}
+
+    def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
+        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, without
+        ``history`` the ring is without what :attr:`journals` hold."""
         state = {
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
+            "skipped_in_a_row": self.skipped_in_a_row,
         }
-        return state | ({"replay": self.replay.state_dict()} if replay else {})
+        return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.modules.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
+        self.faults.load(state.get("skipped_in_a_row", 0))
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
-
-
-class DreamerPlayer:
-    """Follows ``N`` worlds with the agent's model and samples its policy.
-
-    Attributes:
-        extras: latents of the last :meth:`act`, as the replay stores them.
-    """
-
-    def __init__(self, agent: DreamerV3, num_envs: int) -> None:
-        self.agent = agent
-        # One for the policy's mode and one for a sample of it.
-        act = [partial(agent.act, sample=sample) for sample in (False, True)]
-        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
-        self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
-        self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
-        self.extras = compact(self.latent)
-
-    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
-        """Actions after seeing ``obs (N, ...)``; worlds with ``is_first (N,)`` begin from the zero state.
-
-        The authors evaluate with ``sample=True`` too; ``False`` takes the mode of the policy.
-        """
-        seen = {key: obs[key] for key in self.agent.keys.spaces}
-        self.latent, self.action = self.steps[sample](self.latent, self.action, seen, is_first)
-        self.extras = compact(self.latent)
-        return self.agent.codec.to_env(self.action)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"deter": self.latent.deter, "stoch": self.latent.stoch, "action": self.action}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        device = self.agent.device
-        self.latent = Latent(state["deter"].to(device), state["stoch"].to(device))
-        self.action = state["action"].to(device)
-
-
-def compact(latent: Latent) -> dict[str, Tensor]:
-    """A latent as the replay stores it: ``deter (..., D)`` bfloat16, ``stoch (..., S)`` uint8 class indices."""
-    return {"deter": latent.deter.bfloat16(), "stoch": latent.stoch.argmax(-1).to(torch.uint8)}
-
-
-def replay_spec(
-    keys: ModelKeys, codec: ActionCodec, size: Size, stoch: int = 32
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What one step of one world takes in the replay: key to (shape, dtype)."""
-    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
-    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
-    latents = {"deter": ((size.deter,), torch.bfloat16), "stoch": ((stoch,), torch.uint8)}
-    return {**obs, **flags, "action": ((codec.width,), torch.float32), "reward": ((), torch.float32), **latents}

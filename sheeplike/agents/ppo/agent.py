@@ -18,20 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction, Step, own_randomness
+from sheeplike.agents.faults import Faults, held_rows, inspect, masked
+from sheeplike.agents.ppo.experience import draw_shift, observations, rollout_spec, to_store
+from sheeplike.agents.ppo.kl_control import KL_CONTROLS, control_kl
 from sheeplike.agents.ppo.losses import gae, objective
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
 from sheeplike.agents.ppo.player import PPOPlayer
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
-from sheeplike.memory.replay import Spec
 from sheeplike.nn.compilation import Compilation
-from sheeplike.nn.optimizers import load_in_place
+from sheeplike.nn.optimizers import adam, load_in_place
 
-SHIFT = 4  # pixels by which augmentation moves an image at most
-KL_CONTROLS = ("none", "early_stop", "adaptive_lr")
-# How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
-LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
-MEASURABLE_KL = 1e-6  # nats
+JUDGED = ("drawn", "log_prob", "value", "advantage", "target", "valid")  # of each step of a minibatch
 
 
 class PPO:
@@ -138,12 +136,7 @@ class PPO:
                 vision=vision,
                 activation=activation,
             ).to(self.device)
-        # Fused, with the learning rate on the device: a step can then be changed or skipped without asking the host.
-        rate = torch.tensor(learning_rate, device=self.device)
-        options = {"eps": 1e-5, "fused": True, "capturable": self.device.type == "cuda"}
-        self.optimizer = torch.optim.Adam(self.networks.parameters(), lr=rate, **options)
-        # It is told to be capturable whether or not it will be captured; that needs no warning.
-        self.optimizer._warned_capturable_if_run_uncaptured = True
+        self.optimizer = adam(self.networks.parameters(), learning_rate, eps=1e-5)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
@@ -152,12 +145,16 @@ class PPO:
             history=frame_stack - 1,
         )
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.shift = self._draw_shift()
+        self.shift = draw_shift(num_envs, len(self.keys.images), self.generator)
         self.updates = 0  # of the current rollout
         self.unknown = frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
         # What the updates on one rollout share. It stays where it is: a captured update reads it there.
         self.advantage, self.target, self.valid = torch.zeros(3, num_envs * rollout_length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
+        none = torch.zeros(num_envs * rollout_length // minibatches, dtype=torch.int64, device=self.device)
+        self.faults = Faults(self.device, index=none)
+        self.skipped_in_a_row = self.faults.skipped_in_a_row
+        self.offending: dict[str, Tensor] = {}  # what is kept of an earlier rollout
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -191,14 +188,12 @@ class PPO:
         at 1 compares like with like. So it is with augmentation, and where a rollout begins in the middle of an episode
         whose older frames only the player knows, after a resume without the rollout.
         """
-        obs = {key: step.obs[key] for key in self.keys.spaces}
-        flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
-        shift = {"shift": self.shift} if self.augment else {}
-        self.rollout.add({**obs, **flags, "reward": step.reward, **step.extras, **shift})
+        self.rollout.add(to_store(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
         if self.augment or self.unknown:
             slot, worlds = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
+            seen = observations(self.rollout, self.keys, torch.full_like(worlds, slot), worlds)
             with torch.no_grad(), self.autocast():
-                policy, value = self.networks(self._observations(torch.full_like(worlds, slot), worlds))
+                policy, value = self.networks(seen)
             self.rollout.storage["log_prob"][slot] = policy.log_prob(step.extras["drawn"])
             self.rollout.storage["value"][slot] = value
         self.unknown = max(self.unknown - 1, 0)
@@ -212,7 +207,9 @@ class PPO:
     def update(self) -> dict[str, Tensor]:
         """One gradient step on one minibatch of the complete rollout; the last one makes room for the next rollout.
 
-        Static shapes, no host synchronisation. Returns 0-dim device tensors.
+        Static shapes, no host synchronisation. Returns 0-dim device tensors. Where a loss or a gradient is not finite,
+        nothing changes but ``skipped_in_a_row`` and what is drawn next. A step that ``early_stop`` skips is no such
+        update: ``ppo/skipped`` counts both, ``health/skipped_update`` these.
 
         Raises:
             RuntimeError: the rollout is not complete.
@@ -244,30 +241,32 @@ class PPO:
         return *gae(reward, value, last, terminal, discount=self.discount, lam=self.gae_lambda), (~last[:-1]).float()
 
     def _finish(self) -> None:
+        # What the first update of a streak of skipped ones saw is about to go.
+        here = (self.skipped_in_a_row > 0) & (self.skipped_in_a_row <= self.updates)
+        seen = self._first(here)
+        self.offending = {key: torch.where(here, value, self.offending.get(key, value)) for key, value in seen.items()}
         # Only now, or the ratio would compare actions chosen under two different normalisations.
         steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
         self.networks.update_norms(steps)
         self.rollout.restart()
-        self.shift = self._draw_shift()
+        self.shift = draw_shift(self.num_envs, len(self.keys.images), self.generator)
         self.updates = 0
 
     def _learn(self, index: Tensor) -> dict[str, Tensor]:
         """One gradient step on the steps ``index (B,)`` of the flattened rollout."""
-        slot, world = index // self.num_envs + self.rollout.history, index % self.num_envs
-        losses, metrics = self.losses(
-            self._observations(slot, world),
-            *(self.rollout.storage[key][slot, world] for key in ("drawn", "log_prob", "value")),
-            self.advantage[index],
-            self.target[index],
-            self.valid[index],
-        )
-        total = losses["policy"] + self.value_scale * losses["value"] - self.entropy_scale * losses["entropy"]
+        data = self.minibatch(index)
+        losses, metrics = self.losses(data, *(data[key] for key in JUDGED))
+        total = self._total(losses)
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.max_grad_norm)
-        # Adam's way to skip a step without the host, made for gradients that overflowed; those are skipped as well.
-        stopped = self._control_kl(metrics["ppo/approx_kl"])
-        self.optimizer.found_inf = torch.maximum(stopped, (~norm.isfinite()).float())
+        finite = total.detach().isfinite() & norm.isfinite()
+        skip = self.faults.count(finite, index=index)
+        rate = self.optimizer.param_groups[0]["lr"]
+        kl = metrics["ppo/approx_kl"]
+        control_kl(self.kl_control, kl, self.kl_target, finite=finite, stopped=self.stopped, rate=rate)
+        # Adam's way to skip a step without the host, made for gradients that overflowed.
+        self.optimizer.found_inf = torch.maximum(self.stopped, skip)
         self.optimizer.step()
         metrics |= {f"loss/{name}": loss.detach() for name, loss in losses.items()}
         metrics |= {
@@ -276,67 +275,37 @@ class PPO:
             "opt/learning_rate": self.learning_rate,
             "ppo/skipped": self.optimizer.found_inf,
             "health/nonfinite_loss": (~total.detach().isfinite()).float(),
+            "health/skipped_update": skip,
         }
         return metrics
 
-    def losses(
-        self,
-        obs: Mapping[str, Tensor],
-        drawn: Tensor,
-        old_log_prob: Tensor,
-        old_value: Tensor,
-        advantage: Tensor,
-        target: Tensor,
-        valid: Tensor,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1."""
+    def losses(self, obs: Mapping[str, Tensor], *judged: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1.
+
+        Args:
+            obs: what the networks see.
+            judged: :data:`JUDGED`.
+        """
         with self.autocast():
-            policy, value = self.networks(obs)
-        return self.objective(
-            policy,
-            value,
-            drawn,
-            old_log_prob,
-            old_value,
-            advantage,
-            target,
-            valid,
-            clip=self.clip,
-            value_clip=self.value_clip,
-            normalise_advantage=self.normalise_advantage,
-        )
+            policy, value = self.networks({key: obs[key] for key in self.keys.spaces})
+        options = {"clip": self.clip, "value_clip": self.value_clip, "normalise_advantage": self.normalise_advantage}
+        return self.objective(policy, value, *judged, **options)
+
+    def _total(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """What is minimised."""
+        return losses["policy"] + self.value_scale * losses["value"] - self.entropy_scale * losses["entropy"]
 
     @property
     def learning_rate(self) -> Tensor:
         """The learning rate, a 0-dim device tensor."""
         return self.optimizer.param_groups[0]["lr"].clone()
 
-    def _control_kl(self, kl: Tensor) -> Tensor:
-        """Hold the policy near the one that acted; returns 1 where this step is to be skipped."""
-        if self.kl_control == "early_stop":
-            self.stopped.copy_(torch.maximum(self.stopped, (kl > 1.5 * self.kl_target).float()))
-        elif self.kl_control == "adaptive_lr":
-            rate = self.optimizer.param_groups[0]["lr"]
-            factor = torch.where(kl > 2 * self.kl_target, 1 / LR_FACTOR, 1.0)
-            # At a rollout's first update, where the policy is still the one that acted, there is nothing but rounding.
-            factor = torch.where((kl < self.kl_target / 2) & (kl > MEASURABLE_KL), LR_FACTOR, factor)
-            rate.mul_(factor).clamp_(*LR_RANGE)
-        return self.stopped
-
-    def _observations(self, slot: Tensor, world: Tensor) -> dict[str, Tensor]:
-        """What the networks see at steps ``(B,)`` of the rollout."""
-        shift = self.rollout.storage["shift"][slot, world].long() if self.augment else None
-        images = {
-            key: self.rollout.stack(key, slot, world, None if shift is None else shift[:, camera])
-            for camera, key in enumerate(self.keys.images)
-        }
-        return images | {key: self.rollout.storage[key][slot, world] for key in self.keys.vectors}
-
-    def _draw_shift(self) -> Tensor:
-        """One shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
-        shape = (self.num_envs, len(self.keys.images), 2)
-        drawn = torch.randint(-SHIFT, SHIFT + 1, shape, generator=self.generator, device=self.device)
-        return drawn.to(torch.int8)
+    def minibatch(self, index: Tensor) -> dict[str, Tensor]:
+        """The steps ``index (B,)`` of the flattened rollout: what the networks see of them, and :data:`JUDGED`."""
+        slot, world = index // self.num_envs + self.rollout.history, index % self.num_envs
+        obs = observations(self.rollout, self.keys, slot, world)
+        stored = {key: self.rollout.storage[key][slot, world] for key in JUDGED[:3]}
+        return {**obs, **stored, **{key: getattr(self, key)[index] for key in JUDGED[3:]}}
 
     # --- what the loop asks beside that -----------------------------------------------------------------------------
 
@@ -348,11 +317,44 @@ class PPO:
         """Nothing that the host knows alone."""
         return {}
 
+    def offending_batch(self) -> dict[str, Tensor]:
+        """What the first update of the present streak of skipped ones saw, kept also when its rollout is gone.
+
+        Empty if the last update was not skipped.
+
+        Returns:
+            A :meth:`minibatch`; ``worlds`` and ``times`` ``(B,)``, which steps of its rollout these are; ``held``
+            ``(B,)`` bool: false, and all else 0, where the streak began before this agent was loaded.
+        """
+        count = int(self.skipped_in_a_row)
+        if count > self.updates and self.offending:
+            return dict(self.offending)
+        return self._first(count <= self.updates) if count else {}
+
+    def _first(self, here: Tensor | bool) -> dict[str, Tensor]:
+        """The minibatch of the first update of the present streak, if it was ``here``, in the current rollout."""
+        index = self.faults.first["index"]
+        steps = {"worlds": index % self.num_envs, "times": index // self.num_envs}
+        return masked(self.minibatch(index) | steps, (index >= 0) & here)
+
+    def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Losses and gradient norms on an :meth:`offending_batch`, to see what is not finite; changes nothing.
+
+        See :func:`sheeplike.agents.faults.inspect` for what is returned.
+
+        Raises:
+            ValueError: a key is missing, or nothing is held.
+        """
+        data = held_rows(batch, (*self.keys.spaces, *JUDGED), self.device)
+        with own_randomness(self.device), self.compiled.paused():
+            losses, _ = self.losses(data, *(data[key] for key in JUDGED))
+            return inspect(losses, self._total(losses), self.networks, data)
+
     def warm_up(self) -> float:
         """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
-        size = self.num_envs * self.rollout_length // self.minibatches
-        index = torch.zeros(size, dtype=torch.int64, device=self.device)
+        index = torch.zeros_like(self.faults.first["index"])
         state = copy.deepcopy((self.networks.state_dict(), self.optimizer.state_dict()))
+        faults = self.faults.snapshot()
         try:
             with own_randomness(self.device):
                 self.compiled.warm_up(self._prepare)
@@ -360,11 +362,17 @@ class PPO:
         finally:
             self.networks.load_state_dict(state[0])
             load_in_place(self.optimizer, self.optimizer.load_state_dict, state[1])
+            self.faults.restore(faults)
             self.optimizer.zero_grad(set_to_none=False)
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+    @property
+    def journals(self) -> dict[str, Any]:
+        """None: a rollout is small, and part of the state."""
+        return {}
+
+    def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` a new rollout begins.
 
         Raises:
@@ -377,6 +385,7 @@ class PPO:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "shift": self.shift,
+            "skipped_in_a_row": self.skipped_in_a_row,
         }
         return state | ({"rollout": self.rollout.state_dict()} if replay else {})
 
@@ -389,15 +398,8 @@ class PPO:
         if generator.shape == self.generator.get_state().shape:
             self.generator.set_state(generator)
         self.shift = state["shift"].to(self.device)
+        self.faults.load(state.get("skipped_in_a_row", 0))
+        self.offending = {}
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])
         self.unknown = 0 if "rollout" in state else self.frame_stack - 1
-
-
-def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
-    """What one step of one world takes in the rollout: key to (shape, dtype)."""
-    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
-    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
-    numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
-    shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
-    return {**obs, **flags, **numbers, "drawn": ((codec.width,), torch.float32), **shift}

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.dreamer_v3.agent import CONTEXT, compact
+from sheeplike.agents.dreamer_v3.agent import CONTEXT
+from sheeplike.agents.dreamer_v3.experience import compact
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.ppo import PPO
+from sheeplike.agents.ppo.agent import JUDGED
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Quantity, Task, interleaved, milliseconds
 from sheeplike.commands.benchmark.tables import Table
@@ -146,13 +148,10 @@ def ppo_parts(agent: PPO) -> dict[str, Part]:
     agent._prepare()
     each = 1 / (agent.epochs * agent.minibatches)
     index = torch.randperm(agent.valid.numel(), device=agent.device).view(agent.minibatches, -1)[0]
-    slot, world = index // agent.num_envs + agent.rollout.history, index % agent.num_envs
-    obs = agent._observations(slot, world)
-    stored = [agent.rollout.storage[key][slot, world] for key in ("drawn", "log_prob", "value")]
-    judged = [values[index] for values in (agent.advantage, agent.target, agent.valid)]
+    data = agent.minibatch(index)
 
     def losses() -> list[Tensor]:
-        return list(agent.losses(obs, *stored, *judged)[0].values())
+        return list(agent.losses(data, *(data[key] for key in JUDGED))[0].values())
 
     def optimize() -> None:
         nn.utils.clip_grad_norm_(agent.networks.parameters(), agent.max_grad_norm)
@@ -160,7 +159,7 @@ def ppo_parts(agent: PPO) -> dict[str, Part]:
 
     return {
         "advantages, once per rollout": Part(agent._prepare, each),
-        "reading the minibatch, augmentation": Part(lambda: agent._observations(slot, world)),
+        "reading the minibatch, augmentation": Part(lambda: agent.minibatch(index)),
         "losses": Part(lambda: _learn(nullcontext, losses)),  # it knows itself where precision is mixed
         "optimizer": Part(optimize),
     }

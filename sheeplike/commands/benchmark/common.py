@@ -12,9 +12,10 @@ from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
+from sheeplike.commands.agents import make_agent
+from sheeplike.commands.building import make_envs, time_worlds
 from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
-from sheeplike.commands.training import make_agent, make_envs, time_worlds
 from sheeplike.monitor.progress import phase
 
 IMPOSSIBLE = (ValueError, TypeError, MemoryError)  # what cannot be built as it is configured

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sheeplike.commands.benchmark.breakdown import breakdown
+from sheeplike.commands.benchmark.checkpoints import checkpoints
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.facts import facts
 from sheeplike.commands.benchmark.growth import growth
@@ -21,10 +22,10 @@ from sheeplike.commands.benchmark.layers import acting, learning, simulation, st
 from sheeplike.commands.benchmark.memory import memory
 from sheeplike.commands.benchmark.tables import Report, Table
 from sheeplike.commands.benchmark.updates import MODES, updates
+from sheeplike.commands.building import launch
 from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
-from sheeplike.commands.training import launch
 from sheeplike.monitor.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def run(config: Config, asked: Settings, sources: Sources, arguments: Sequence[s
         ("acting",): lambda parts: acting(bench, steps),
         ("update",): lambda parts: [updates(bench, asked.modes or tuple(MODES))],
         ("breakdown",): lambda parts: [breakdown(bench)],
+        ("checkpoint",): lambda parts: [checkpoints(bench, Path(asked.out))],
         ("growth",): lambda parts: [growth(bench, sources, rest)],
     }
     turns = [([part for part in parts if part in asked.parts], measure) for parts, measure in plan.items()]
@@ -64,7 +66,7 @@ def run(config: Config, asked: Settings, sources: Sources, arguments: Sequence[s
     for number, (parts, measure) in enumerate(turns, 1):
         name = " and ".join(parts)
         print(f"{number} of {len(turns)}: {name}", flush=True)
-        with as_command_errors(torch.OutOfMemoryError):
+        with as_command_errors(torch.OutOfMemoryError, OSError):
             report.add(measure(parts))
         if number == 1:
             report.add([memory(bench, name)])

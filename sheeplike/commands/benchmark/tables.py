@@ -10,7 +10,7 @@ from typing import Any
 from sheeplike.commands.benchmark.measure import Quantity
 
 Cell = Quantity | str
-READ = ("steps", "acting", "update", "breakdown", "memory", "growth")
+READ = ("steps", "acting", "update", "breakdown", "memory", "checkpoint", "growth")
 SPREAD = "Medians over rounds that were taken in turns; in brackets the quartiles. Warm-up is not counted."
 
 

@@ -31,11 +31,15 @@ from mujoco.mjx.third_party.mujoco_warp import OverflowType
 from mujoco.mjx.warp.types import _BATCH_DIM
 
 from sheeplike.envs.mjx.renderer import Renderer
+from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, Task
 
 Variation = dict[str, jax.Array]
 """Model fields that differ between worlds, by path; of one world: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``.
 Geoms fixed to the world keep the pose they were compiled with: Warp computes it once."""
+
+Scalars = dict[str, jax.Array]
+"""The task's settings by name, float32 () of one world, (N,) of all."""
 
 INPUTS = (
     "qpos",
@@ -110,9 +114,12 @@ class Simulator:
         device: where everything lives.
         variation: draws the model fields of one world from a typed PRNG key, anew for each episode.
 
+    Attributes:
+        settings: the task's settings and their defaults; which of their values a step takes is its caller's choice.
+
     Raises:
         ValueError: world counts that differ, or too few contacts or constraints allocated for the scene.
-        TypeError: a task that returns something other than the protocol says.
+        TypeError: a task that takes or returns something other than the protocol says.
     """
 
     def __init__(
@@ -134,6 +141,8 @@ class Simulator:
         self.num_envs = num_envs
         self.device = device
         self.sample_variation = variation
+        self.settings = declared(task)
+        self._defaults = Settings(self.settings, num_envs=num_envs, device=device).on_device
         model = mjx.put_model(task.model, device=device, impl="warp")
         # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
         quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
@@ -152,7 +161,7 @@ class Simulator:
         # the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in order of
         # appearance, so every leaf keeps its own only if the state comes first and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
-        self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0)))
+        self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0, 0)))
         # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
         self._newest: list[jax.Array] = []
         atexit.register(_finish, self._newest)
@@ -166,18 +175,27 @@ class Simulator:
         # Committed to the device like every state that a step returns: step would otherwise compile once for this state
         # and once more for its own.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
-        return self._start(key, index)
+        return self._start(key, index, self._defaults)
 
-    def step(self, variation: Variation, state: State, actions: jax.Array) -> tuple[Variation, State, Output]:
+    def step(
+        self,
+        variation: Variation,
+        state: State,
+        actions: jax.Array,
+        settings: Scalars | None = None,
+    ) -> tuple[Variation, State, Output]:
         """One control step of all worlds, in one compiled call.
 
         Args:
             variation: model fields by world, (N, ...) each; replaced where an episode begins. Not donated.
             state: donated, gone after the call.
             actions: float32 (N, A), or flat (N * A,); clipped to the action space.
+            settings: float32 (N,) for each of the task's settings, or their defaults; read where an episode begins.
+                Not donated.
         """
+        settings = self._defaults if settings is None else settings
         with jax.default_device(self.device):
-            state, variation, output = self._compiled(variation, state, actions)
+            state, variation, output = self._compiled(variation, state, actions, settings)
         self._newest[:] = [output.reward]
         return variation, state, output
 
@@ -186,9 +204,9 @@ class Simulator:
         """How often ``step`` was compiled: once, whatever came in."""
         return self._compiled._cache_size()
 
-    def _start_world(self, key: jax.Array, index: jax.Array) -> tuple[Variation, State]:
+    def _start_world(self, key: jax.Array, index: jax.Array, settings: Scalars) -> tuple[Variation, State]:
         key = jax.random.fold_in(key, index)
-        _, memory = self.task.reset(key, self._template)
+        _, memory = self.task.reset(key, self._template, **settings)
         outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
         state = State(
             data=self._template,
@@ -200,14 +218,18 @@ class Simulator:
         )
         return self.sample_variation(key), state
 
-    def _step_all(self, variation: Variation, state: State, actions: jax.Array) -> tuple[State, Variation, Output]:
+    def _step_all(
+        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars
+    ) -> tuple[State, Variation, Output]:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
-            variation, state, output = jax.vmap(self._step)(variation, state, actions)
+            variation, state, output = jax.vmap(self._step)(variation, state, actions, settings)
         return state, variation, output
 
-    def _step(self, variation: Variation, state: State, action: jax.Array) -> tuple[Variation, State, Output]:
+    def _step(
+        self, variation: Variation, state: State, action: jax.Array, settings: Scalars
+    ) -> tuple[Variation, State, Output]:
         """One control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
@@ -221,7 +243,7 @@ class Simulator:
         variation = _where(reset, self.sample_variation(variation_key), variation)
         model = self._model.tree_replace(variation)
         clean = self._clean(data, model)
-        first, first_memory = task.reset(reset_key, clean)
+        first, first_memory = task.reset(reset_key, clean, **settings)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
         # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
@@ -295,16 +317,18 @@ class Simulator:
         """Traces the task's four functions on one world (nothing is compiled); returns the shapes of its vectors."""
         changed: list[str] = []
 
-        def episode(key: jax.Array) -> tuple[Any, ...]:
+        def episode(key: jax.Array, settings: Scalars) -> tuple[Any, ...]:
             clean = self._clean(self._template, self._model)
-            first, memory = self.task.reset(key, clean)
+            first, memory = self.task.reset(key, clean, **settings)
             kept = [f.name for f in mjx.Data.fields() if f.name not in INPUTS]
             changed.extend(name for name in kept if getattr(first, name) is not getattr(clean, name))
             data, next_memory = self.task.control(first, memory, self._action_zero())
             outcome = self.task.evaluate(data, next_memory, self._action_zero())
             return memory, next_memory, outcome, dict(self.task.observe(data, memory))
 
-        memory, next_memory, outcome, vectors = jax.eval_shape(episode, jax.random.key(0))
+        memory, next_memory, outcome, vectors = jax.eval_shape(
+            episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
+        )
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):

@@ -45,6 +45,13 @@ class Task(Protocol):
 
     ``reset`` gets data whose inputs (positions, velocities, controls, mocap poses, ...) stand at the model's defaults
     and may change these alone; the simulator runs the kinematics afterwards.
+
+    A task may have ``settings: Mapping[str, float]``, numbers by name and with their defaults that may change while it
+    runs, for a curriculum. ``reset`` then takes each as a keyword, a traced float32 () of its world::
+
+        settings = {"box_range": 0.05}
+
+        def reset(self, key, data, *, box_range): ...
     """
 
     name: str
@@ -85,7 +92,7 @@ def repeat_actions(task: Task, repeat: int) -> Task:
         total_steps'    = total_steps / repeat        left to whoever asks for it
 
     The task's ``control`` runs once per action, so what it moves per action (the tip of an arm by 5 mm, say) it moves
-    once; rewards are judged, not summed.
+    once; rewards are judged, not summed. Settings are the task's own.
 
     Raises:
         ValueError: ``repeat`` is not positive, or does not divide the episode's length.

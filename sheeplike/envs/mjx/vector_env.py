@@ -16,10 +16,14 @@ from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx.settings import Settings, Values
 from sheeplike.envs.mjx.simulator import Output, Simulator, State, Variation, no_variation
 from sheeplike.envs.mjx.task import Task
 
 Observations = dict[str, torch.Tensor]
+
+SETTING = "settings."
+"""Of the names in a saved state, what those of settings begin with."""
 
 
 class MjxVectorEnv(gymnasium.vector.VectorEnv):
@@ -39,6 +43,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
       (N,) float32}}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
       scene's default pose, it is truncated, and the next step resets it.
+
+    The task's settings, numbers that may change while it runs, are read by ``settings`` and ``get_attr`` and changed by
+    ``set_attr``, each world's on its own.
 
     Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
 
@@ -83,6 +90,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self.simulator = Simulator(
             task, renderer, num_envs=num_envs, device=jax_device, variation=variation or no_variation
         )
+        self._settings = Settings(self.simulator.settings, num_envs=num_envs, device=jax_device)
         self.name = task.name
         self.num_envs = num_envs
         self.episode_length = task.episode_length
@@ -162,6 +170,30 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         # Clamping also makes the copy that nobody else can write to while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
 
+    @property
+    def settings(self) -> dict[str, torch.Tensor]:
+        """The task's settings: float32 (N,) CPU tensors by name, a copy."""
+        return self._settings.read()
+
+    def set_attr(self, name: str, values: Values) -> None:
+        """Changes a setting: one number for all worlds, or (N,) numbers, one per world.
+
+        Each world takes it at its next reset; the episodes under way go on as they were. Nothing is compiled and nobody
+        waits. A value only has to be finite: what it can sensibly be is for the task's documentation to say.
+
+        Raises:
+            ValueError: no such setting, another count of values, values that are not finite or not on the host.
+        """
+        self._settings.write({name: values})
+
+    def get_attr(self, name: str) -> tuple[float, ...]:
+        """A setting of every world, as float32 holds it.
+
+        Raises:
+            ValueError: no such setting.
+        """
+        return tuple(self._settings.read()[self._settings.check_name(name)].tolist())
+
     def close_extras(self, **kwargs: Any) -> None:
         """Lets go of the worlds and of all that crossed the bridge."""
         self._state, self._variation = None, {}
@@ -178,17 +210,22 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         if self._state is None:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
-        return {
+        worlds = {
             name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True))
             for name, leaf in _named_leaves((self._variation, self._state))
         }
+        return worlds | {f"{SETTING}{name}": values for name, values in self.settings.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes the worlds up where ``state_dict`` left them, for the same task, worlds and versions.
 
+        Settings that were not saved, by a version of the task that did not have them, take their defaults.
+
         Raises:
             ValueError: names, shapes or dtypes differ from this environment's.
         """
+        settings = {name.removeprefix(SETTING): state[name] for name in state if name.startswith(SETTING)}
+        state = {name: state[name] for name in state if not name.startswith(SETTING)}
         template = self.simulator.start(self._seed)
         names, leaves = zip(*_named_leaves(template), strict=True)
         if set(state) != set(names):
@@ -204,6 +241,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
             array = jnp.copy(jax.device_put(value, self.simulator.device))
             restored.append(jax.random.wrap_key_data(array) if _is_key(leaf) else array)
+        self._settings.restore(settings)
         self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
 
     def _advance(
@@ -211,7 +249,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
-        self._variation, self._state, output = self.simulator.step(self._variation, self._state, to_jax(flat))
+        self._variation, self._state, output = self.simulator.step(
+            self._variation, self._state, to_jax(flat), self._settings.on_device
+        )
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics

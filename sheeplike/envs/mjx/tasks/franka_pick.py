@@ -41,6 +41,8 @@ MAX_RETURN = sum(WEIGHTS.values())
 TARGET_HEIGHT = 0.20
 BOX_HALF_HEIGHT = 0.03
 BOX_RANGE = 0.05
+# As far as a square image of the front camera shows the whole box.
+MAX_BOX_RANGE = 0.2
 TIP_STEP = 0.005
 GRIPPER_STEP = 0.02
 TIP_LOW = np.array([0.25, -0.32, 0.02], np.float32)
@@ -81,9 +83,12 @@ class FrankaPick:
     Args:
         episode_length: control steps of 50 ms.
         picked_probability: part of the episodes that start with the box already grasped, as a help to exploration.
+        box_range: default of the setting of this name: metres, in [0, 0.2]; the box is placed with y in
+            [-box_range, box_range].
 
     Raises:
-        ValueError: ``episode_length`` is not positive, or ``picked_probability`` is not in [0, 1].
+        ValueError: ``episode_length`` is not positive, ``picked_probability`` is not in [0, 1], or ``box_range`` is not
+            in [0, 0.2].
     """
 
     name = "franka_pick"
@@ -92,11 +97,16 @@ class FrankaPick:
     contacts_per_world = 24
     constraints_per_world = 96
 
-    def __init__(self, *, episode_length: int = 200, picked_probability: float = 0.05) -> None:
+    def __init__(
+        self, *, episode_length: int = 200, picked_probability: float = 0.05, box_range: float = BOX_RANGE
+    ) -> None:
         if episode_length < 1:
             raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 200")
         if not 0.0 <= picked_probability <= 1.0:
             raise ValueError(f"picked_probability={picked_probability}: expected a number in [0, 1], such as 0.05")
+        if not 0.0 <= box_range <= MAX_BOX_RANGE:
+            raise ValueError(f"box_range={box_range}: expected metres in [0, {MAX_BOX_RANGE}], such as {BOX_RANGE}")
+        self.settings = {"box_range": box_range}
         self.episode_length = episode_length
         self.picked_probability = picked_probability
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -122,9 +132,9 @@ class FrankaPick:
         tip = data.site("tip").xpos
         return key.qpos.astype(np.float32), key.ctrl.astype(np.float32), tip.astype(np.float32)
 
-    def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:
+    def reset(self, key: jax.Array, data: mjx.Data, *, box_range: jax.Array) -> tuple[mjx.Data, Memory]:
         box_key, picked_key = jax.random.split(key)
-        box_y = jax.random.uniform(box_key, minval=-BOX_RANGE, maxval=BOX_RANGE)
+        box_y = jax.random.uniform(box_key, minval=-box_range, maxval=box_range)
         placed = jnp.stack([self._home_tip[0], box_y, BOX_HALF_HEIGHT])
         home_qpos = jnp.asarray(self._home_qpos).at[self._box_qpos : self._box_qpos + 3].set(placed)
         picked = jax.random.uniform(picked_key) < self.picked_probability

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike import checkpoint
+import sheeplike
 from sheeplike.checkpoint import Corrupt, load, load_latest, save
 
 
@@ -23,7 +23,7 @@ def parts(value: float = 1.0) -> dict:
 
 
 def save_steps(root: Path, *steps: int, keep: int = 10) -> list[Path]:
-    return [save(root, step, parts(float(step)), {"config": "seed: 1"}, keep) for step in steps]
+    return [save(root, step, parts(float(step)), {"config": "seed: 1"}, keep_last=keep) for step in steps]
 
 
 def names(root: Path) -> list[str]:
@@ -60,14 +60,14 @@ class Colour(int):
         (Counter(), "collections.Counter"),
         (Path("x"), "pathlib.PosixPath"),
         (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
-        (Colour(1), "test_checkpoint.Colour"),
+        (Colour(1), "test_safety.Colour"),
         (lambda: None, "builtins.function"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_could_not_be_loaded_is_refused_by_its_key(tmp_path, value, kind):
     with pytest.raises(TypeError) as caught:
-        save(tmp_path, 1, {"agent": {"player": [0, {"carry": value}]}}, {}, keep=1)
+        save(tmp_path, 1, {"agent": {"player": [0, {"carry": value}]}}, {}, keep_last=1)
     message = str(caught.value)
     assert message.startswith("agent['player'][1]['carry'] is ")
     assert kind.split(".")[-1] in message
@@ -78,13 +78,13 @@ def test_what_could_not_be_loaded_is_refused_by_its_key(tmp_path, value, kind):
 
 def test_a_key_that_could_not_be_loaded_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"a key of agent is numpy\.int64"):
-        save(tmp_path, 1, {"agent": {np.int64(1): 1}}, {}, keep=1)
+        save(tmp_path, 1, {"agent": {np.int64(1): 1}}, {}, keep_last=1)
 
 
 @pytest.mark.parametrize(
     ("step", "part", "meta", "keep", "error", "message"),
     [
-        (1, "agent", {}, 0, ValueError, "keep=0: expected at least 1"),
+        (1, "agent", {}, 0, ValueError, "keep_last=0: expected at least 1"),
         (-1, "agent", {}, 1, ValueError, "step=-1: expected"),
         (1, "../agent", {}, 1, ValueError, r"part '\.\./agent': expected a file name"),
         (1, "", {}, 1, ValueError, "part ''"),
@@ -93,7 +93,7 @@ def test_a_key_that_could_not_be_loaded_is_refused(tmp_path):
 )
 def test_bad_arguments_are_refused(tmp_path, step, part, meta, keep, error, message):
     with pytest.raises(error, match=message):
-        save(tmp_path, step, {part: {}}, meta, keep)
+        save(tmp_path, step, {part: {}}, meta, keep_last=keep)
     assert names(tmp_path) == []
 
 
@@ -136,7 +136,7 @@ def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path, name):
 
 
 def test_nothing_in_the_package_unpickles_freely():
-    package = Path(checkpoint.__file__).parent
+    package = Path(sheeplike.__file__).parent
     for source in package.rglob("*.py"):
         text = source.read_text()
         assert not re.search(r"weights_only\s*=\s*False|pickle\.loads?\(|allow_pickle\s*=\s*True", text), source

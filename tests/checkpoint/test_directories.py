@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.checkpoint import Corrupt, best, list_checkpoints, load, load_latest, save
+from sheeplike.checkpoint import Corrupt, UnknownFormat, best, list_checkpoints, load, load_latest, save
 
 
 def parts(value: float = 1.0) -> dict:
@@ -26,7 +26,7 @@ def parts(value: float = 1.0) -> dict:
 
 
 def save_steps(root: Path, *steps: int, keep: int = 10) -> list[Path]:
-    return [save(root, step, parts(float(step)), {"config": "seed: 1"}, keep) for step in steps]
+    return [save(root, step, parts(float(step)), {"config": "seed: 1"}, keep_last=keep) for step in steps]
 
 
 def names(root: Path) -> list[str]:
@@ -49,12 +49,13 @@ def flip_bit(path: Path, where: float) -> None:
 
 
 def test_a_checkpoint_loads_as_it_was_saved(tmp_path):
-    path = save(tmp_path / "run" / "checkpoints", 1200, parts(3.0), {"config": "a: 1", "sizes": [1, 2]}, keep=3)
+    path = save(tmp_path / "run" / "checkpoints", 1200, parts(3.0), {"config": "a: 1", "sizes": [1, 2]}, keep_last=3)
     assert path == tmp_path / "run" / "checkpoints" / "step_000000001200"
     for meta, loaded in (load(path), load_latest(path.parent)):
         assert (meta["step"], meta["config"], meta["sizes"]) == (1200, "a: 1", [1, 2])
         assert meta["versions"]["torch"] == torch.__version__
-        assert set(meta["versions"]) == {"sheeplike", "torch", "jax", "mujoco"}
+        packages = {"sheeplike", "torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "python"}
+        assert set(meta["versions"]) == packages
         assert torch.equal(loaded["agent"]["model"]["weight"], torch.full((3, 4), 3.0))
         assert loaded["agent"]["updates"] == 7
         assert loaded["loop"] == {"ratio": {"carry": 0.25}, "name": "dreamer"}
@@ -64,7 +65,7 @@ def test_the_manifest_describes_every_file(tmp_path):
     (path,) = save_steps(tmp_path, 5)
     assert names(path) == ["agent.pt", "loop.pt", "manifest.json"]
     manifest = json.loads((path / "manifest.json").read_text())
-    assert (manifest["format"], manifest["step"], manifest["meta"]) == (1, 5, {"config": "seed: 1"})
+    assert (manifest["format"], manifest["step"], manifest["meta"]) == (2, 5, {"config": "seed: 1"})
     for name, entry in manifest["files"].items():
         content = (path / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -87,7 +88,7 @@ def test_everything_a_continuation_needs_can_be_saved(tmp_path):
         "empty": torch.zeros(0, 3),
         "parameter": torch.nn.Parameter(torch.ones(2)),
     }
-    _, loaded = load(save(tmp_path, 0, {"state": state}, {}, keep=1))
+    _, loaded = load(save(tmp_path, 0, {"state": state}, {}, keep_last=1))
     loaded = loaded["state"]
     for name in ("python", "numpy", "plain", "types"):
         assert loaded[name] == state[name]
@@ -99,8 +100,8 @@ def test_everything_a_continuation_needs_can_be_saved(tmp_path):
 
 
 def test_the_same_step_is_replaced(tmp_path):
-    save(tmp_path, 5, parts(1.0), {}, keep=3)
-    save(tmp_path, 5, parts(2.0), {}, keep=3)
+    save(tmp_path, 5, parts(1.0), {}, keep_last=3)
+    save(tmp_path, 5, parts(2.0), {}, keep_last=3)
     assert names(tmp_path) == ["step_000000000005"]
     assert load_latest(tmp_path)[1]["agent"]["model"]["weight"][0, 0] == 2.0
 
@@ -108,7 +109,7 @@ def test_the_same_step_is_replaced(tmp_path):
 def test_the_newest_are_kept(tmp_path):
     save_steps(tmp_path, 1, 2, 30, 400, keep=2)
     assert names(tmp_path) == ["step_000000000030", "step_000000000400"]
-    save(tmp_path, 10**13, parts(), {}, keep=2)  # a step with more digits than the name is padded to
+    save(tmp_path, 10**13, parts(), {}, keep_last=2)  # a step with more digits than the name is padded to
     assert [load(path)[0]["step"] for path in list_checkpoints(tmp_path)] == [400, 10**13]
 
 
@@ -156,7 +157,7 @@ def test_files_and_directories_are_synced_before_and_after_the_rename(tmp_path, 
 def save_scores(root: Path, *scores: object, keep: int = 1) -> list[int]:
     """Saves step 1, 2, … with these scores; returns the steps that are left."""
     for step, score in enumerate(scores, 1):
-        save(root, step, parts(float(step)), {"score": score} if score is not None else {}, keep)
+        save(root, step, parts(float(step)), {"score": score} if score is not None else {}, keep_last=keep)
     return [load(path)[0]["step"] for path in list_checkpoints(root)]
 
 
@@ -188,9 +189,9 @@ def test_a_best_one_without_a_readable_manifest_is_not_the_best(tmp_path):
 def test_a_kill_before_the_old_ones_are_removed_leaves_nothing_behind_for_long(tmp_path, monkeypatch):
     save_scores(tmp_path, 1.0, 3.0)
     with monkeypatch.context() as patch:
-        patch.setattr("sheeplike.checkpoint._remove", lambda path: None)
-        save(tmp_path, 3, parts(), {"score": 5.0}, keep=1)
-    save(tmp_path, 4, parts(), {}, keep=1)
+        patch.setattr("sheeplike.checkpoint.directories.remove", lambda path: None)
+        save(tmp_path, 3, parts(), {"score": 5.0}, keep_last=1)
+    save(tmp_path, 4, parts(), {}, keep_last=1)
     assert [load(path)[0]["step"] for path in list_checkpoints(tmp_path)] == [3, 4]
 
 
@@ -260,8 +261,8 @@ def test_no_checkpoint_is_another_error(tmp_path):
 
 def test_another_format_is_named(tmp_path):
     (path,) = save_steps(tmp_path, 1)
-    rewrite(path, json.loads((path / "manifest.json").read_text()) | {"format": 2})
-    with pytest.raises(Corrupt, match="has format 2, expected 1"):
+    rewrite(path, json.loads((path / "manifest.json").read_text()) | {"format": 3})
+    with pytest.raises(UnknownFormat, match=r"has format 3, written by sheeplike .*, which reads formats 1 and 2"):
         load(path)
 
 
@@ -277,13 +278,13 @@ def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(tmp_path, monkey
     monkeypatch.setattr(torch, "save", full)
     for step in (1, 2):
         with pytest.raises(OSError, match="No space left"):
-            save(tmp_path, step, parts(), {}, keep=1)
+            save(tmp_path, step, parts(), {}, keep_last=1)
     assert names(tmp_path) == ["step_000000000001"]
     assert load_latest(tmp_path)[0]["step"] == 1
 
 
 def test_a_replacement_that_fails_at_the_last_rename_brings_the_old_one_back(tmp_path, monkeypatch):
-    save(tmp_path, 5, parts(1.0), {}, keep=1)
+    save(tmp_path, 5, parts(1.0), {}, keep_last=1)
     real = os.rename
 
     def fail(source, target):
@@ -293,7 +294,7 @@ def test_a_replacement_that_fails_at_the_last_rename_brings_the_old_one_back(tmp
 
     monkeypatch.setattr(os, "rename", fail)
     with pytest.raises(OSError, match="Input/output"):
-        save(tmp_path, 5, parts(2.0), {}, keep=1)
+        save(tmp_path, 5, parts(2.0), {}, keep_last=1)
     assert names(tmp_path) == ["step_000000000005"]
     assert load_latest(tmp_path)[1]["agent"]["model"]["weight"][0, 0] == 1.0
 
@@ -339,7 +340,7 @@ for _ in range(kills):
         for step in range(done + 1, 10**6):
             tensor = torch.full((200_000,), float(step))
             # Every other time the checkpoint of the same step is replaced.
-            save(root, step - step % 2, {"a": {"x": tensor}, "b": {"x": tensor}}, {"seen": step}, keep=2)
+            save(root, step - step % 2, {"a": {"x": tensor}, "b": {"x": tensor}}, {"seen": step}, keep_last=2)
             os.write(writing, f"{step} ".encode())
     os.close(writing)
     acknowledged = os.read(reading, 4096)
@@ -353,7 +354,7 @@ for _ in range(kills):
     assert meta["seen"] >= int(acknowledged.split()[-1]), (meta["seen"], acknowledged)
     done = meta["seen"]
     assert all(torch.equal(parts[name]["x"], torch.full((200_000,), float(done))) for name in "ab")
-save(root, done + 2, {}, {}, keep=2)
+save(root, done + 2, {}, {}, keep_last=2)
 print("all kills survived")
 """
 

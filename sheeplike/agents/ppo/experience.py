@@ -1,0 +1,44 @@
+"""One step of one world as the rollout holds it, and how it is read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sheeplike.agents.agent import Step
+from sheeplike.agents.spaces import ActionCodec, ObservationKeys
+from sheeplike.memory import Rollout
+from sheeplike.memory.replay import Spec
+
+SHIFT = 4  # pixels by which augmentation moves an image at most
+
+
+def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
+    """What one step of one world takes in the rollout: key to (shape, dtype)."""
+    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
+    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
+    numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
+    shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
+    return {**obs, **flags, **numbers, "drawn": ((codec.width,), torch.float32), **shift}
+
+
+def to_store(step: Step, keys: ObservationKeys) -> dict[str, Tensor]:
+    """A step of all worlds as the rollout takes it: :func:`rollout_spec`'s keys to ``(N, ...)``, but for shifts."""
+    flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
+    return {**{key: step.obs[key] for key in keys.spaces}, **flags, "reward": step.reward, **step.extras}
+
+
+def draw_shift(num_envs: int, cameras: int, generator: torch.Generator) -> Tensor:
+    """One shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
+    drawn = torch.randint(-SHIFT, SHIFT + 1, (num_envs, cameras, 2), generator=generator, device=generator.device)
+    return drawn.to(torch.int8)
+
+
+def observations(rollout: Rollout, keys: ObservationKeys, slot: Tensor, world: Tensor) -> dict[str, Tensor]:
+    """What the networks see at steps ``(B,)`` of the rollout: images stacked and, with augmentation, moved; vectors."""
+    shift = rollout.storage["shift"][slot, world].long() if "shift" in rollout.storage else None
+    images = {
+        key: rollout.stack(key, slot, world, None if shift is None else shift[:, camera])
+        for camera, key in enumerate(keys.images)
+    }
+    return images | {key: rollout.storage[key][slot, world] for key in keys.vectors}

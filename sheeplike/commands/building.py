@@ -1,0 +1,118 @@
+"""What a run consists of, built from its configuration: device, worlds, evaluation; and what warms them up."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+import warp
+from gymnasium.vector import VectorEnv
+from lightning.fabric import Fabric
+
+from sheeplike import envs
+from sheeplike.agents.agent import Agent
+from sheeplike.commands.errors import CommandError
+from sheeplike.commands.evaluation import play
+from sheeplike.commands.schema import Config
+from sheeplike.loop import Evaluation, first_step
+from sheeplike.nn.compilation import EAGER_CALLS
+
+
+def launch(config: Config) -> Fabric:
+    """Device, precision and threads that the configuration asks for.
+
+    Raises:
+        CommandError: torch cannot use the GPU.
+    """
+    if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
+        raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
+    if config.fabric.deterministic:
+        _make_deterministic(config.fabric.accelerator == "cuda")
+    if config.fabric.precision == "bf16-mixed":
+        torch.set_float32_matmul_precision("high")
+    fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
+    fabric.launch()
+    if fabric.device.type == "cpu":
+        # torch's threads spin while they wait for each other: one too many and an update takes ten times as long.
+        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), max(os.cpu_count() - 1, 1)))
+    return fabric
+
+
+def _make_deterministic(gpu: bool) -> None:
+    """Two runs of the same numbers give the same bits, on a GPU too, where that costs speed.
+
+    The libraries read this when their devices are first used.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    if gpu:
+        torch.backends.cudnn.benchmark = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+        warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
+
+
+def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
+    """The worlds that the configuration describes."""
+    env = config.env
+    return envs.make(
+        env.name,
+        num_envs=num_envs,
+        device=device,
+        image_size=env.image_size,
+        cameras=env.cameras,
+        depth=env.depth,
+        action_repeat=env.action_repeat,
+        seed=config.seed,
+        **env.options,
+    )
+
+
+@dataclass
+class Evaluator:
+    """Evaluates the agent in worlds of its own, which are built when they are first needed."""
+
+    config: Config
+    agent: Agent
+    device: torch.device
+    worlds: VectorEnv | None = None
+
+    def __call__(self) -> Evaluation:
+        """Run the evaluation that the configuration asks for."""
+        settings = self.config.eval
+        if self.worlds is None:
+            self.worlds = make_envs(self.config, settings.num_envs, self.device)
+        return play(self.agent, self.worlds, episodes=settings.episodes, sample=settings.sample, video=settings.video)
+
+    def close(self) -> None:
+        if self.worlds is not None:
+            self.worlds.close()
+
+
+def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
+    """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
+    worlds.reset(seed=0)
+    action = torch.zeros(worlds.action_space.shape, device=worlds.device)
+    worlds.step(action)[1].sum().item()  # waits for the device
+    start = time.perf_counter()
+    for _ in range(steps):
+        _, reward, *_ = worlds.step(action)
+    reward.sum().item()
+    return (time.perf_counter() - start) / steps
+
+
+def compile_policy(agent: Agent, worlds: VectorEnv) -> None:
+    """Act until that is compiled, and captured where it is, with a player that nobody uses afterwards."""
+    step, player = first_step(worlds.reset(seed=0)[0], worlds.num_envs), agent.player(worlds.num_envs)
+    for _ in range(EAGER_CALLS + 1):
+        player.act(step.obs, step.is_first)
+
+
+def describe_device(config: Config, device: torch.device) -> str:
+    """Where a run takes place, for people to read."""
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, torch on {threads}"
+    exact = "; deterministic" if config.fabric.deterministic else ""
+    return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"

@@ -1,0 +1,391 @@
+"""A training run as an object: what the command line drives to its end, and what a program can drive in its own way.
+
+::
+
+    import sheeplike
+
+    with sheeplike.init("exp=ppo", "env=cartpole_balance", "total_steps=200_000", "resume=auto") as run:
+        while not run.over:
+            metrics = run.iterate(20_000)
+            print(run.policy_steps, metrics.get("rollout/return_mean"), run.evaluate()["eval/return_mean"])
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from sheeplike import checkpoint
+from sheeplike.commands import snapshot
+from sheeplike.commands.agents import (
+    describe_run,
+    describe_time,
+    learning_begins,
+    make_agent,
+    name_collecting,
+    plan_memory,
+)
+from sheeplike.commands.building import Evaluator, compile_policy, describe_device, launch, make_envs, time_worlds
+from sheeplike.commands.config import to_yaml
+from sheeplike.commands.errors import as_command_errors
+from sheeplike.commands.faults import Halted, Unsaved, dump, explained
+from sheeplike.commands.machine import check_accelerator
+from sheeplike.commands.memory import disk_advice
+from sheeplike.commands.preemption import StopRequest, stoppable, stops_at_once
+from sheeplike.commands.recorder import Recorder
+from sheeplike.commands.run_directory import CHECKPOINTS, Plan, checkpoint_steps, create, discard, lock, plan, update
+from sheeplike.commands.sources import Sources
+from sheeplike.commands.watchdog import Watchdog
+from sheeplike.loop import Every, LoopState, train
+from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.progress import Progress, banner, phase
+
+COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
+
+
+def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
+    """Begin a run, or go on with one, as ``python -m sheeplike <overrides>`` does; nothing is learnt yet.
+
+    Args:
+        overrides: such as ``"exp=ppo"``, ``"env=franka_pick"``, ``"total_steps=200_000"``; ``"resume=<run_dir>"`` goes
+            on with that run, and ``"resume=auto"`` with what is in ``run_dir``, if anything is.
+        config_dirs: where to look for configs beside those of the package.
+
+    Raises:
+        CommandError: the request cannot be met; nothing was created.
+    """
+    planned = plan(overrides, Sources(config_dirs))
+    check_accelerator(planned.config)
+    return Experiment(planned)
+
+
+def run(planned: Plan) -> int:
+    """Train until ``total_steps`` or until asked to stop, and leave a checkpoint.
+
+    Returns:
+        The exit status: 0 if the run is finished.
+    """
+    with Experiment(planned, building=stops_at_once) as experiment:
+        experiment.iterate()
+    return 0 if experiment.finished else experiment.stop.status
+
+
+class Experiment:
+    """A run that is under way; a context manager, at whose end it is saved and closed.
+
+    Signals that ask to stop (see :mod:`~sheeplike.commands.preemption`) end :meth:`iterate` after the iteration that is
+    going on; ``over`` is true from then on.
+
+    Args:
+        planned: what to train; the directory of a new run is created once everything could be built.
+        building: a context in which worlds and agent are built, before there is anything to save.
+
+    Attributes:
+        config, run_dir, worlds, agent: what the run consists of.
+        state: where it stands.
+        stop: whether it was asked to stop, and how.
+
+    Raises:
+        CommandError: what the configuration describes cannot be built, or there is nothing to resume.
+    """
+
+    def __init__(self, planned: Plan, *, building: Callable[[], AbstractContextManager] = nullcontext) -> None:
+        self.config, self.run_dir = planned.config, planned.run_dir
+        self.resumed = self.kept = planned.resume
+        self.rollbacks = 0
+        self._compiled = False
+        with ExitStack() as stack:  # what has begun is ended, should a later part fail
+            with building(), explained(self.config, self._spaces):
+                parts = self._build(stack)
+            # From here on nothing ends this process without leaving the run in order.
+            self.stop: StopRequest = stack.enter_context(stoppable())
+            if not planned.resume:
+                stack.enter_context(create(self.run_dir, self.config, replace=planned.replace))
+            stack.callback(self._discard_if_nothing_is_kept)
+            self._begin(parts, stack)
+            self._ending = stack.pop_all()
+
+    # --- what a program drives --------------------------------------------------------------------------------------
+
+    @property
+    def policy_steps(self) -> int:
+        """Policy steps made so far, over all worlds."""
+        return self.state.policy_steps
+
+    @property
+    def over(self) -> bool:
+        """Whether ``total_steps`` are made, or the run was asked to stop."""
+        return self.finished or self.stop()
+
+    @property
+    def finished(self) -> bool:
+        """Whether ``total_steps`` are made."""
+        return self.policy_steps >= self.config.total_steps
+
+    def iterate(self, policy_steps: int | None = None) -> dict[str, float]:
+        """Interact and learn for so many policy steps more, to the end of the run by default.
+
+        Returns:
+            The newest value of every metric; there are new ones every ``log_every`` policy steps.
+
+        Raises:
+            Halted: updates go on being non-finite (see ``faults`` in the configuration).
+            CommandError: there is not enough memory.
+        """
+        total = self.config.total_steps
+        target = total if policy_steps is None else min(self.policy_steps + policy_steps, total)
+        self.recorder.begin(self.state)
+        self._busy = True
+        with explained(self.config, self._spaces), Watchdog(self.config.watchdog) as self.watchdog:
+            self._go_to(target)
+        self.recorder.flush()
+        self._busy = False
+        return dict(self.recorder.latest)
+
+    def _go_to(self, target: int) -> None:
+        while self.policy_steps < target and not self.stop():
+            if not self._compiled:
+                # The worlds do not wait for the update to be compiled, nor for long to learn that it cannot be.
+                self._train(min(self._compile_at, target))
+                if self.policy_steps >= self._compile_at and not self.over:
+                    self._paused(self._compile_update)(self.state)
+                    self._compiled = self.kept = True
+                if self.policy_steps < self._compile_at:
+                    continue
+            self._train(target)
+            if self._broken():
+                self._go_back()
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the agent as the configuration says, in worlds of its own; the metrics are written too."""
+        return self.recorder.evaluated(self.evaluator(), self.state)
+
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint of everything.
+
+        Args:
+            wait: until it is on the disk. Otherwise it is written while the run goes on, and a disk that is full is
+                only warned about.
+
+        Raises:
+            OSError: it cannot be written, with ``wait``.
+        """
+        parts, meta, journals = snapshot.take(self.agent, self.worlds, self.recorder, self.config, self.state)
+        self.writer.save(self.policy_steps, parts, meta, journals, finite=("agent",), wait=wait)
+        self.kept = True
+
+    def close(self) -> None:
+        """Let go of everything, without saving. Calling it again does nothing."""
+        self._ending.close()
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        # What is in the middle of an iteration cannot be saved; after an error anywhere else it is worth it.
+        with self._ending:
+            self.progress.close()
+            if not self._busy:
+                self._save_at_the_end()
+        if self.stop():
+            self.stop.tell_others()
+
+    # --- how it begins ----------------------------------------------------------------------------------------------
+
+    def _build(self, stack: ExitStack) -> dict[str, Any] | None:
+        """Everything but the state; returns the parts of the checkpoint to go on from."""
+        config, parts = self.config, None
+        fabric = launch(config)
+        torch.manual_seed(config.seed)
+        with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
+            if self.resumed:
+                stack.enter_context(lock(self.run_dir))
+                with phase("reading the checkpoint"):
+                    _, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
+            with phase("building worlds"):
+                self.worlds = make_envs(config, config.env.num_envs, fabric.device)
+            stack.callback(self.worlds.close)
+            print(plan_memory(config, self.worlds))
+            if not self.resumed and (advice := disk_advice(config, **self._spaces())):
+                print(f"sheeplike: {advice}", file=sys.stderr)
+            self.agent = make_agent(config, self.worlds, fabric)
+        with phase("building simulation and rendering kernels"):
+            self._step_seconds = time_worlds(self.worlds)
+        with phase("compiling the policy"):
+            compile_policy(self.agent, self.worlds)
+        self.evaluator = Evaluator(config, self.agent, fabric.device)
+        stack.callback(self.evaluator.close)
+        return parts
+
+    def _begin(self, parts: dict[str, Any] | None, stack: ExitStack) -> None:
+        """The state, new or restored, and what records it."""
+        config = self.config
+        begun = None if parts is None else parts["loop"]["counters"]["policy_steps"]
+        self.progress = Progress(config.total_steps, initial_steps=begun or 0)
+        stack.callback(self.progress.close)
+        with as_command_errors(OSError, checkpoint.InUse):
+            self.writer = checkpoint.Writer(
+                self.run_dir / CHECKPOINTS,
+                keep_last=config.checkpoint.keep_last,
+                keep_best=config.checkpoint.keep_best,
+                config=to_yaml(config),
+                device=self.worlds.device.type,
+                report=self.progress.note,
+            )
+        stack.callback(self.writer.close)
+        self.logger = RunLogger(self.run_dir, tensorboard=config.logger.tensorboard, purge_step=begun)
+        stack.callback(lambda: self.logger.close())  # of that moment: going back opens another
+        self.recorder = Recorder(self.agent, self.worlds, self.logger, self.progress)
+        stack.callback(self._last_row)
+        snapshot.seed_everything(config.seed)
+        if parts is None:
+            self.state = LoopState.begin(self.agent, self.worlds, config.seed)
+        else:
+            with as_command_errors(ValueError, KeyError, checkpoint.Corrupt):
+                self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
+            parts.clear()  # or part of it would be held twice
+            update(self.run_dir, config)
+        soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.worlds.num_envs
+        self._compile_at = min(learning_begins(config), soon)
+        self._busy = False
+        told = describe_run(
+            config,
+            self.agent,
+            self.worlds,
+            device=describe_device(config, self.worlds.device),
+            begun=self.policy_steps,
+            step_seconds=self._step_seconds,
+        )
+        banner({"sheeplike": told})
+        self.logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
+        self.logger.log_hyperparameters(asdict(config))
+        self.progress.stage(name_collecting(config))
+        self._arm()
+
+    def _arm(self) -> None:
+        """Hooks of the loop, counted from here."""
+        recorder, config = self.recorder, self.config
+        intervals = [
+            (self.worlds.num_envs, self._iterated),
+            (config.log_every, recorder.log),
+            (config.video_every, self._paused(recorder.report)),
+            (config.eval.every, self._paused(lambda state: self.evaluate())),
+            (config.checkpoint.every, self._paused(lambda state: self._save_if_sound())),
+        ]
+        self._hooks = [Every(n, hook, self.policy_steps // n) for n, hook in intervals if n is not None]
+
+    # --- how it goes on ---------------------------------------------------------------------------------------------
+
+    def _train(self, total_steps: int) -> None:
+        train(
+            self.agent,
+            self.worlds,
+            self.state,
+            total_steps=total_steps,
+            observer=self.recorder,
+            hooks=self._hooks,
+            stop=lambda: self.stop() or self._broken(),
+        )
+
+    def _iterated(self, state: LoopState) -> None:
+        self.progress.update(state.policy_steps)
+        self.watchdog.beat()
+
+    def _paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
+        """``hook``, which may take long: neither the rates of acting and learning nor the watchdog count it."""
+
+        def timed(state: LoopState) -> None:
+            with self.watchdog.paused():
+                self.recorder.paused(hook)(state)
+
+        return timed
+
+    def _compile_update(self, state: LoopState) -> None:
+        try:
+            with phase("compiling the update"):
+                update_seconds = self.agent.warm_up()
+        except Exception:
+            if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
+                return
+            raise
+        self.progress.note(describe_time(self.config, state.policy_steps, self._step_seconds, update_seconds))
+
+    def _save_if_sound(self) -> None:
+        """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""
+        if int(self.agent.skipped_in_a_row):
+            self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: updates are being skipped")
+            return
+        try:
+            self.save(wait=False)
+        except checkpoint.NonFinite as error:
+            self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {error}")
+            self.recorder.skipped = math.inf
+
+    def _save_at_the_end(self) -> None:
+        try:
+            with phase("saving"):
+                if not self.writer.holds(self.policy_steps):
+                    self.save()
+        except (OSError, checkpoint.NonFinite) as error:
+            steps = checkpoint_steps(self.run_dir)
+            newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
+            raise Unsaved(f"{self.run_dir} could not be saved, {newest}: {error}") from error
+
+    def _broken(self) -> bool:
+        return self.recorder.skipped >= self.config.faults.max_skipped
+
+    def _go_back(self) -> None:
+        """Continue from the last good checkpoint, with other random numbers; or halt, if that has been tried.
+
+        Raises:
+            Halted: ``faults.max_rollbacks`` are used up, or there is no checkpoint.
+        """
+        with suppress(OSError):
+            self.writer.wait()
+        step, faults = self.policy_steps, self.config.faults
+        told = f"{faults.max_skipped} updates in a row were not finite at policy step {step:,}; "
+        try:
+            told += f"what the first one saw is in {dump(self.run_dir, self.agent, self.state)}"
+        except OSError as error:
+            told += f"what the first one saw cannot be saved: {error}"
+        try:
+            if self.rollbacks >= faults.max_rollbacks:
+                raise FileNotFoundError(f"after {self.rollbacks} returns to a checkpoint")
+            meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
+        except (FileNotFoundError, checkpoint.Corrupt) as error:
+            raise Halted(f"{told}; halted: {error}") from None
+        self.rollbacks += 1
+        self.progress.note(f"{told}; going back to policy step {meta['step']:,}")
+        self.recorder.pending = None
+        self.logger.close()
+        self.logger = RunLogger(self.run_dir, tensorboard=self.config.logger.tensorboard, purge_step=meta["step"])
+        self.recorder.logger = self.logger
+        self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
+        # The same random numbers would lead to the same place.
+        seed = self.config.seed + 7919 * self.rollbacks
+        snapshot.seed_everything(seed)
+        self.agent.generator.manual_seed(seed)
+        self.recorder.begin(self.state)
+        self._arm()
+
+    def _spaces(self) -> dict[str, Any]:
+        """Those of one world, where there are worlds."""
+        worlds = getattr(self, "worlds", None)
+        return (
+            {} if worlds is None else {"space": worlds.single_observation_space, "actions": worlds.single_action_space}
+        )
+
+    def _last_row(self) -> None:
+        with suppress(RuntimeError):  # a device that has failed keeps it
+            self.recorder.flush()
+
+    def _discard_if_nothing_is_kept(self) -> None:
+        if not (self.kept or checkpoint_steps(self.run_dir)):
+            discard(self.run_dir)

@@ -1,0 +1,106 @@
+"""Stopping on request: Ctrl-C, a scheduler that takes the machine back, a container that is shut down.
+
+A signal only leaves a note. The loop finishes its iteration, the run is saved by ordinary code, and then whoever
+listened to the signal before is told: submitit, for one, puts its job back into SLURM's queue that way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
+PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+class StopRequest:
+    """Whether and how this process was asked to stop; see :func:`stoppable`.
+
+    Attributes:
+        signals: what came, in order.
+    """
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+        self._before: dict[int, object] = {}
+        self._last = 0.0
+
+    def __call__(self) -> bool:
+        return bool(self.signals)
+
+    @property
+    def status(self) -> int:
+        """The exit status that tells what happened."""
+        return INTERRUPTED if self.signals[:1] == [signal.SIGINT] else PREEMPTED
+
+    def tell_others(self) -> None:
+        """Call the handlers that had been there for the signals that came, now that everything is saved."""
+        for signum in dict.fromkeys(self.signals):
+            if handler := self._listener(signum):
+                handler(signum, None)
+
+    def _listener(self, signum: int) -> Handler | None:
+        """A handler that somebody else had installed, rather than the system's or Python's own."""
+        before = self._before.get(signum)
+        return before if callable(before) and before is not signal.default_int_handler else None
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        now, again = time.monotonic(), bool(self.signals)
+        repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
+        self._last = now
+        if again and not repeated and self._listener(signum) is None:
+            os._exit(128 + signum)
+        if not repeated:
+            self.signals.append(signum)
+        if not again:
+            # Not print: the signal may have come in the middle of one.
+            text = f"\n{signal.Signals(signum).name}: saving after this iteration; once more stops at once, unsaved\n"
+            os.write(1, text.encode())
+
+
+@contextmanager
+def stoppable() -> Iterator[StopRequest]:
+    """Within it SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for an orderly stop; a second one ends the process at once.
+
+    A signal that another program has a handler for never ends the process here: that is told when all is saved. In a
+    thread other than the main one, where Python takes no signals, nothing changes.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    for signum in SIGNALS:
+        request._before[signum] = signal.getsignal(signum)
+        signal.signal(signum, request._ask)
+    try:
+        yield request
+    finally:
+        for signum, handler in request._before.items():
+            # None: installed by a library in C, which Python cannot give back.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def stops_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process: for the start of a run, when there is nothing to save yet.
+
+    An exception would not do: one that is raised in a callback of JAX is printed and ignored.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.default_int_handler:  # a background job, or a test, has a handler of its own
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda signum, frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

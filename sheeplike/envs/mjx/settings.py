@@ -1,0 +1,134 @@
+"""Numbers of a task that may change while it runs, such as the difficulty of a curriculum.
+
+A task declares them with their defaults, ``settings = {"box_range": 0.05}``, and its ``reset`` takes them as keywords.
+They enter the simulator's compiled step as arguments, one value per world: to change one compiles nothing, and each
+world's next reset is the first to see it.
+"""
+
+import difflib
+import inspect
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+import torch
+
+from sheeplike.envs.mjx.task import Task
+
+Values = float | Sequence[float] | np.ndarray | torch.Tensor
+"""One number for all worlds, or (N,) numbers, one per world; on the host."""
+
+
+def declared(task: Task) -> dict[str, float]:
+    """The settings of a task and their defaults; none if it has no ``settings``.
+
+    Raises:
+        TypeError: they are not what ``reset`` takes, or a default is not a number.
+        ValueError: a default that is not finite in float32.
+    """
+    settings = getattr(task, "settings", {})
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"{task.name}.settings is {settings!r}: expected names and defaults, such as {{'range': 0.1}}")
+    _, _, *parameters = inspect.signature(task.reset).parameters.values()
+    named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name, default in settings.items():
+        if name not in named and not takes_any:
+            known = choices(name, sorted(named)) if named else "no keyword, as reset(key, data) has none"
+            raise TypeError(f"{task.name}.reset does not take the setting {name!r}: expected {known}")
+        if isinstance(default, bool) or not isinstance(default, numbers.Real):
+            raise TypeError(f"{task.name}: setting {name}={default!r}: expected a number as its default, such as 0.1")
+        if not math.isfinite(_float32(default)):
+            raise ValueError(f"{task.name}: setting {name}={default!r}: expected a finite default, such as 0.1")
+    for name, parameter in named.items():
+        if name not in settings and parameter.default is parameter.empty:
+            known = choices(name, sorted(settings)) if settings else f"settings = {{{name!r}: ...}} with its default"
+            raise TypeError(
+                f"{task.name}.reset takes {name!r}, which is not among the task's settings: expected {known}"
+            )
+    return {name: float(default) for name, default in settings.items()}
+
+
+class Settings:
+    """The settings of all worlds: on the host to be read and changed, on the device for the simulator.
+
+    Args:
+        defaults: by name; every world begins with these.
+        num_envs: worlds.
+        device: where the simulator reads them.
+
+    Attributes:
+        on_device: float32 (N,) by name. The same arrays from step to step until they are written anew.
+    """
+
+    def __init__(self, defaults: Mapping[str, float], *, num_envs: int, device: jax.Device) -> None:
+        self.num_envs = num_envs
+        self._defaults = dict(defaults)
+        self._device = device
+        self._on_host: dict[str, np.ndarray] = {}
+        self.on_device: dict[str, jax.Array] = {}
+        self.write(self._defaults)
+
+    def write(self, values: Mapping[str, Values]) -> None:
+        """Changes those that are named: all of them, or none.
+
+        Raises:
+            ValueError: an unknown name, neither one number nor one per world, or a number that is not finite.
+        """
+        written = {name: self._checked(name, value) for name, value in values.items()}
+        self._on_host |= written
+        # Always an array of its own that is never changed: on a CPU the device may read the host's memory. Committed to
+        # the device, like everything that a step takes.
+        self.on_device |= {name: jax.device_put(value, self._device) for name, value in written.items()}
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """Copies: float32 (N,) CPU tensors by name."""
+        return {name: torch.from_numpy(value.copy()) for name, value in self._on_host.items()}
+
+    def restore(self, saved: Mapping[str, Values]) -> None:
+        """Takes what ``read`` gave, and the defaults of what is missing: it was saved before the task had them.
+
+        Raises:
+            ValueError: as for ``write``.
+        """
+        self.write({**self._defaults, **saved})
+
+    def check_name(self, name: str) -> str:
+        """Returns the name.
+
+        Raises:
+            ValueError: there is no such setting.
+        """
+        if name not in self._defaults:
+            known = choices(name, sorted(self._defaults)) if self._defaults else "none, as this task has no settings"
+            raise ValueError(f"there is no setting {name!r}: expected {known}")
+        return name
+
+    def _checked(self, name: str, values: Values) -> np.ndarray:
+        self.check_name(name)
+        expected = f"expected one number or {self.num_envs} of them on the host, one per world"
+        try:
+            given = np.asarray(values)
+        except (TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{name}: a {type(values).__name__} that NumPy cannot take ({reason}): {expected}"
+            ) from None
+        if given.dtype.kind not in "iuf" or given.shape not in ((), (self.num_envs,)):
+            raise ValueError(f"{name}: got {given.dtype} {given.shape}: {expected}")
+        checked = np.array(np.broadcast_to(_float32(given), (self.num_envs,)))
+        for world in np.flatnonzero(~np.isfinite(checked))[:1]:
+            raise ValueError(f"{name}={checked[world]} in world {world}: expected a finite number")
+        return checked
+
+
+def choices(name: object, known: Sequence[str]) -> str:
+    """What was expected in place of a name, and the nearest of it."""
+    return f"one of {', '.join(known)} (nearest: {difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]})"
+
+
+def _float32(values: object) -> np.ndarray:
+    with np.errstate(over="ignore"):  # too large is infinite, which is refused
+        return np.asarray(values).astype(np.float32)

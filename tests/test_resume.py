@@ -1,0 +1,189 @@
+"""A run that was stopped and went on in another process is bit for bit the run that would have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from sheeplike import checkpoint
+
+STEPS = 96
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+JOBS = {
+    "dreamer_v3": ["agent.replay_ratio=1"],  # four updates in every iteration
+    "ppo": [
+        "agent.rollout_length=8",
+        "agent.frame_stack=2",
+        "agent.augment=true",
+        "agent.kl_control=adaptive_lr",
+        "agent.observations=['*']",
+    ],
+}
+COMMON = [
+    "env=cartpole_balance",
+    "dry_run=true",
+    f"total_steps={STEPS}",
+    "env.num_envs=4",
+    "log_every=20",
+    "video_every=48",
+    "eval.every=48",
+    "checkpoint.every=32",
+    "checkpoint.keep_last=9",
+    "logger.tensorboard=false",
+    "fabric.deterministic=true",
+]
+STOP_IN_A_BURST = """
+import os, signal, sys
+from sheeplike.__main__ import main
+from sheeplike.agents.{module} import {agent} as Agent
+
+update, done = Agent.update, 0
+
+def counted(self):
+    global done
+    done += 1
+    if done == {stop_at}:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return update(self)
+
+Agent.update = counted
+main(sys.argv[1:])
+"""
+
+
+class Run(NamedTuple):
+    directory: Path
+    status: int
+    output: str
+
+    def rows(self) -> list[dict[str, float]]:
+        """What was recorded, without times."""
+        found = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in found]
+
+    def steps(self) -> list[int]:
+        return [
+            int(path.name.removeprefix("step_")) for path in checkpoint.list_checkpoints(self.directory / "checkpoints")
+        ]
+
+
+class Process:
+    """A command line in a process of its own, under way."""
+
+    def __init__(self, directory: Path, *arguments: str, code: str | None = None) -> None:
+        self.directory = directory
+        command = [sys.executable, "-m", "sheeplike"] if code is None else [sys.executable, "-c", code]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen([*command, *arguments], env=ENVIRONMENT, **pipes)
+
+    def end(self) -> Run:
+        output, _ = self.process.communicate(timeout=400)
+        return Run(self.directory, self.process.returncode, output)
+
+
+def begin(agent: str, directory: Path, *, code: str | None = None, extra: tuple[str, ...] = ()) -> Process:
+    """Side by side with other processes: most of the time is spent on their start."""
+    return Process(directory, f"exp={agent}", *COMMON, *JOBS[agent], f"run_dir={directory}", *extra, code=code)
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    """Every number, bit for bit; times apart."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), where
+        bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other) if tensor.numel()]
+        assert not bits or torch.equal(*bits), where
+    elif isinstance(one, Mapping):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            if key != "seconds" and not str(key).startswith("time/"):
+                assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}/{index}")
+    else:
+        assert one == other, where
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    """Every tensor of the last checkpoint (the next observation is one of them) and every row."""
+    (meta, parts), (other_meta, other_parts) = (
+        checkpoint.load_latest(run.directory / "checkpoints") for run in (one, other)
+    )
+    assert meta["step"] == other_meta["step"] == STEPS
+    journals = [contents(found.pop("journals", {})) for found in (parts, other_parts)]
+    assert parts.keys() == other_parts.keys() == {"agent", "memory", "envs", "loop", "monitor", "rng"}
+    assert_same(parts, other_parts)
+    assert_same(*journals)
+    assert one.rows() == other.rows()
+    assert one.rows()[-1]["step"] > STEPS - 20
+
+
+def contents(journals: Mapping[str, Mapping[str, checkpoint.Stored]]) -> dict[str, torch.Tensor]:
+    """What the journals hold, end to end."""
+    held = {}
+    for stored in (journal for part in journals.values() for journal in part.values()):
+        chunks = [(start, torch.load(stored.path / name, weights_only=True)) for name, start, _ in stored.chunks]
+        for key in chunks[0][1]:
+            held[key] = torch.cat([steps[key][max(stored.oldest - start, 0) :] for start, steps in chunks])
+            assert len(held[key]) == stored.end - stored.oldest
+    return held
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run, Run]]:
+    """For each agent: one that ran through, one stopped in the middle of a burst, and that one when it had gone on."""
+    place = tmp_path_factory.mktemp("runs")
+    bursts = {"dreamer_v3": ("DreamerV3", 18), "ppo": ("PPO", 6)}
+    straight = {agent: begin(agent, place / f"{agent}_straight") for agent in bursts}
+    stopped, before = {}, {}
+    for agent, (name, stop_at) in bursts.items():
+        code = STOP_IN_A_BURST.format(module=agent, agent=name, stop_at=stop_at)
+        stopped[agent] = begin(agent, place / f"{agent}_stopped", code=code)
+    for agent, process in stopped.items():
+        before[agent] = process.end()._replace(directory=place / f"{agent}_before")
+        shutil.copytree(process.directory, before[agent].directory)
+        stopped[agent] = Process(process.directory, f"resume={process.directory}")
+    return {agent: (straight[agent].end(), before[agent], stopped[agent].end()) for agent in bursts}
+
+
+@pytest.mark.parametrize("agent", JOBS)
+def test_stopped_by_a_signal_in_the_middle_of_a_burst_and_resumed(
+    agent: str, runs: dict[str, tuple[Run, Run, Run]]
+) -> None:
+    straight, stopped, resumed = runs[agent]
+    assert (straight.status, resumed.status) == (0, 0), straight.output + resumed.output
+    assert stopped.status == 75, stopped.output
+    assert "SIGTERM" in stopped.output
+    assert f"resume={resumed.directory}" in stopped.output
+    last = stopped.steps()[-1]
+    assert last < STEPS
+    assert last % 32 != 0, "saved because of the signal"
+    assert_same_run(straight, resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", JOBS)
+@pytest.mark.parametrize("mode", ["off", "auto"])
+def test_continued_from_a_checkpoint_on_the_way(agent: str, mode: str, tmp_path: Path) -> None:
+    """As after a kill: N steps, a new process, M steps; plain and compiled."""
+    straight = begin(agent, tmp_path / "straight", extra=(f"compile={mode}",)).end()
+    assert straight.status == 0, straight.output
+    killed = tmp_path / "killed"
+    shutil.copytree(straight.directory, killed)
+    for path in checkpoint.list_checkpoints(killed / "checkpoints"):
+        if int(path.name.removeprefix("step_")) > 64:
+            shutil.rmtree(path)
+    resumed = Process(killed, f"resume={killed}").end()
+    assert resumed.status == 0, resumed.output
+    assert_same_run(straight, resumed)
