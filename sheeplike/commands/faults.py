@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from sheeplike.agents.agent import Agent
+from sheeplike.commands.agents import make_agent
+from sheeplike.commands.building import launch, make_envs
+from sheeplike.commands.config import load_saved
 from sheeplike.commands.errors import CommandError
+from sheeplike.commands.eval import acting
 from sheeplike.commands.memory import is_out_of_memory, memory_advice
+from sheeplike.commands.run_directory import config_file
 from sheeplike.commands.schema import Config
 from sheeplike.commands.snapshot import random_state
 from sheeplike.loop import LoopState
 
 FAULTS = "faults"
+SPACES = ("single_observation_space", "single_action_space")
 
 
 class Halted(CommandError):
@@ -71,3 +79,28 @@ def dump(run_dir: Path, agent: Agent, state: LoopState) -> Path:
     path.parent.mkdir(exist_ok=True)
     torch.save(content, path)
     return path
+
+
+def examine(path: Path | str) -> dict[str, float]:
+    """Losses and gradient norms on the batch of a :func:`dump`, with the agent that met it.
+
+    Args:
+        path: ``<run_dir>/faults/step_….pt``; the run's configuration is read too.
+
+    Returns:
+        What ``Agent.examine`` returns: ``nonfinite/<key>`` of the data, ``loss/<name>``, ``grad_norm/<parameter>``.
+
+    Raises:
+        CommandError: the run's configuration is not there, or not valid.
+    """
+    path = Path(path)
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    config = load_saved(config_file(path.parents[1], "run"), [])
+    config = replace(acting(config), fabric=replace(config.fabric, accelerator="cpu", precision="32-true"))
+    worlds = make_envs(config, 1, torch.device("cpu"))
+    # Built for as many worlds as it was trained in: what an agent saves may be shaped by their number.
+    shaped = SimpleNamespace(num_envs=config.env.num_envs, **{name: getattr(worlds, name) for name in SPACES})
+    agent = make_agent(config, shaped, launch(config))
+    worlds.close()
+    agent.load_state_dict(found["agent"])
+    return {name: float(value) for name, value in agent.examine(found["batch"]).items()}

@@ -215,6 +215,8 @@ def test_a_skip_for_the_divergence_is_no_fault(make_ppo: Make, play: Make) -> No
     metrics = case.agent.update()
     assert (metrics["ppo/skipped"], metrics["health/skipped_update"]) == (1, 0)
     assert case.agent.skipped_in_a_row.item() == 0
+    assert case.agent.update()["health/skipped_update"] == 0
+    assert case.agent.skipped_in_a_row.item() == 0
     assert case.overflow()["health/skipped_update"] == 1
 
 
@@ -295,12 +297,15 @@ def test_the_batch_of_the_first_skipped_update_of_a_streak(make_case: Make) -> N
         assert_holds(agent.offending_batch(), seen[2])
     assert not torch.equal(seen[2]["state"], seen[3]["state"])
     if case.kind == "ppo":
-        case.collect()  # the rollout is another one
-        case.overflow()
-        assert_holds(agent.offending_batch(), seen[2])
+        for _ in range(2):  # more rollouts
+            case.collect()
+            for _ in range(4):
+                case.overflow()
+                assert_holds(agent.offending_batch(), seen[2])
+        case.collect()
         agent.update()
         case.overflow()
-        assert_holds(agent.offending_batch(), seen[6])
+        assert_holds(agent.offending_batch(), seen[-1])
 
 
 def assert_holds(batch: dict[str, Tensor], seen: dict[str, Tensor]) -> None:
@@ -331,6 +336,7 @@ def test_a_streak_that_began_before_a_checkpoint_has_no_batch(make_case: Make) -
     case, other = make_case(), make_case()
     for _ in range(4):
         case.overflow()
+        other.overflow()  # whose own batch is not the one that is loaded
     other.agent.load_state_dict(case.agent.state_dict())
     for _ in range(2):
         batch = other.agent.offending_batch()
