@@ -345,9 +345,14 @@ class Experiment:
     def _go_back(self) -> None:
         """Continue from the last good checkpoint, with other random numbers; or halt, if that has been tried.
 
+        Not if an update has been good since: the record is an interval late.
+
         Raises:
             Halted: ``faults.max_rollbacks`` are used up, or there is no checkpoint.
         """
+        if self.recorder.skipped < math.inf and not int(self.agent.skipped_in_a_row):
+            self.recorder.skipped = 0.0
+            return
         with suppress(OSError):
             self.writer.wait()
         step, faults = self.policy_steps, self.config.faults

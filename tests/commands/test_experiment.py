@@ -23,7 +23,7 @@ from sheeplike.memory import Rollout
 
 SMALL = ("env=cartpole_balance", "dry_run=true", "logger=jsonl", "video_every=null", "eval.every=null", "log_every=2")
 PPO = ("exp=ppo", *SMALL, "total_steps=96", "checkpoint.every=32")
-DREAMER = ("exp=dreamer_v3", *SMALL, "total_steps=96", "checkpoint.every=32", "agent.replay_ratio=0.5")
+DREAMER = ("exp=dreamer_v3", *SMALL, "total_steps=96", "checkpoint.every=48", "agent.replay_ratio=0.5")
 
 
 @pytest.fixture
@@ -83,17 +83,15 @@ def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(begi
 
 
 @pytest.fixture
-def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], bool]], None]:
-    """Rewards become NaN at the steps, counted over the whole life of the process, that are chosen."""
+def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
+    """Rewards become NaN as long as that is asked for."""
 
-    def call(chosen: Callable[[int], bool]) -> None:
-        step, count = MjxVectorEnv.step, 0
+    def call(lasts: Callable[[], bool]) -> None:
+        step = MjxVectorEnv.step
 
         def poisoned(self: MjxVectorEnv, actions: torch.Tensor) -> tuple:
-            nonlocal count
-            count += 1
             obs, reward, *rest = step(self, actions)
-            return obs, reward * float("nan") if chosen(count) else reward, *rest
+            return obs, reward * float("nan") if lasts() else reward, *rest
 
         monkeypatch.setattr(MjxVectorEnv, "step", poisoned)
 
@@ -104,13 +102,14 @@ def test_updates_that_are_not_finite_go_back_to_a_checkpoint_and_then_on(
     begin: Callable[..., Experiment], poison: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with begin(*DREAMER, "faults.max_skipped=3") as run:
-        run.iterate(48)
+        run.iterate(50)
+        assert run.writer.holds(48)
         before = {name: value.clone() for name, value in newest(run)["agent"]["modules"].items()}
-        poison(lambda count: count <= 3)
+        poison(lambda: not (run.run_dir / "faults").exists())
         run.iterate()
     output = capsys.readouterr().out
     assert "3 updates in a row were not finite" in output
-    assert "going back to policy step 32" in output
+    assert "going back to policy step 48" in output
     assert checkpoint_steps(run.run_dir)[-1] == 96
     steps = [row["step"] for row in rows(run)]
     assert steps == sorted(set(steps)), "what came before is dropped"
@@ -129,7 +128,7 @@ def test_updates_that_are_not_finite_go_back_to_a_checkpoint_and_then_on(
 def test_a_run_that_stays_non_finite_halts(begin: Callable[..., Experiment], poison: Callable[..., None]) -> None:
     run = begin(*PPO, "faults.max_skipped=3", "total_steps=160")
     run.iterate(36)
-    poison(lambda count: True)
+    poison(lambda: True)
     with run, pytest.raises(Halted, match="halted: after 1 returns to a checkpoint") as halted:
         run.iterate()
     assert halted.value.status == 70
@@ -141,7 +140,7 @@ def test_a_run_that_stays_non_finite_halts(begin: Callable[..., Experiment], poi
 @pytest.mark.slow
 def test_without_a_checkpoint_it_halts_at_once(begin: Callable[..., Experiment], poison: Callable[..., None]) -> None:
     run = begin(*PPO, "faults.max_skipped=1", "checkpoint.every=null")
-    poison(lambda count: True)
+    poison(lambda: True)
     with run, pytest.raises(Halted, match="halted: no checkpoint in"):
         run.iterate()
     assert run.rollbacks == 0
