@@ -324,6 +324,7 @@ class Experiment:
             return
         try:
             self.save(wait=False)
+            self.rollbacks = 0  # it has got beyond where it had gone back to
         except checkpoint.NonFinite as error:
             self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {error}")
             self.recorder.skipped = math.inf
