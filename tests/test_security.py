@@ -46,7 +46,7 @@ def run_dir() -> Path:
     """The directory ``mine`` of a run with one checkpoint."""
     config = load([*JOB, "run_dir=mine"], Sources())
     create(Path("mine"), config).close()
-    checkpoint.save(Path("mine/checkpoints"), 64, {part: {"x": torch.zeros(3)} for part in PARTS}, {}, 9)
+    checkpoint.save(Path("mine/checkpoints"), 64, {part: {"x": torch.zeros(3)} for part in PARTS}, {}, keep_last=9)
     return Path("mine")
 
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_something_else_is_one_line(run_dir, capfd, command, con
 def test_no_other_kinds_of_objects_are_let_through():
     """The libraries that a run imports add to what ``weights_only`` takes; nothing but torch's own kinds of tensors."""
     code = (
-        "import torch; from sheeplike.commands import training\n"
+        "import torch; from sheeplike.commands import experiment\n"
         "print({one.__module__.partition('.')[0] for one in torch.serialization.get_safe_globals()} - {'torch'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -132,7 +132,7 @@ def test_no_other_kinds_of_objects_are_let_through():
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    return checkpoint.save(tmp_path / "root", 1, {"agent": {"x": torch.arange(9)}}, {"score": 1.0}, 9)
+    return checkpoint.save(tmp_path / "root", 1, {"agent": {"x": torch.arange(9)}}, {"score": 1.0}, keep_last=9)
 
 
 def problem(path: Path) -> str:

@@ -104,7 +104,7 @@ def test_a_file_of_variables_in_the_working_directory_is_not_read(workplace):
     (workplace / ".env").write_text(f"SHEEPLIKE_SEARCH_PATH=/nowhere\nSHEEPLIKE_CACHE_DIR={workplace}/cache\nX_Y_Z=1\n")
     code = (
         "import os; before = dict(os.environ); from sheeplike.__main__ import main\n"
-        "main(['exp=ppo', 'env=cartpole_balance', '--cfg']); from sheeplike.commands import training\n"
+        "main(['exp=ppo', 'env=cartpole_balance', '--cfg']); from sheeplike.commands import experiment\n"
         "assert 'X_Y_Z' not in os.environ and 'SHEEPLIKE_SEARCH_PATH' not in os.environ\n"
         f"assert not any({str(workplace)!r} in os.environ.get(name, '') for name in ('WARP_CACHE_PATH',))"
     )

@@ -104,7 +104,7 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
     import torch
 
     from sheeplike import checkpoint
-    from sheeplike.commands.training import make_envs
+    from sheeplike.commands.building import make_envs
     from sheeplike.monitor.progress import phase
 
     with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):

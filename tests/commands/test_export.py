@@ -31,7 +31,9 @@ AGENTS = {
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Agent]:
     """A run with checkpoints at 64 and 128 policy steps, of an agent whose every parameter has moved; that agent."""
     from lightning.fabric import Fabric
-    from sheeplike.commands.training import make_agent, make_envs
+
+    from sheeplike.commands.agents import make_agent
+    from sheeplike.commands.building import make_envs
 
     run_dir = tmp_path_factory.mktemp("runs") / "mine"
     arguments = [*AGENTS[request.param], "env=cartpole_balance", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
@@ -48,7 +50,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         state["modules"] = {
             name: value.t().contiguous().t() if value.ndim == 2 else value for name, value in state["modules"].items()
         }
-        checkpoint.save(run_dir / "checkpoints", step, {"agent": state, "envs": {}}, {"score": -step}, keep=9)
+        checkpoint.save(run_dir / "checkpoints", step, {"agent": state, "envs": {}}, {"score": -step}, keep_last=9)
     return run_dir, agent
 
 
@@ -149,7 +151,7 @@ def test_what_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> N
     error = refusal(["export", f"run={run_dir}"], capsys)
     assert "the checkpoint is not of the agent in its config.yaml" in error
     config.write_text(text)
-    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, {}, keep=9)
+    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, {}, keep_last=9)
     assert "the checkpoint holds no agent" in refusal(["export", f"run={run_dir}"], capsys)
     assert not (run_dir / "export").exists()
 

@@ -236,12 +236,12 @@ def test_what_makes_the_checkpoints_fit_is_proposed(tmp_path) -> None:
 
 
 def test_checkpoints_share_what_was_seen_but_not_the_latents() -> None:
-    """Three at once at most: two that are kept, the best being one of them or not, and the one being written."""
-    config = configured(*DREAMER, "checkpoint.keep=1")
+    """Three at once at most: the newest, the best, and the one being written."""
+    config = configured(*DREAMER, "checkpoint.keep_last=1")
     now = plan(config)
     assert memory._on_disk(config, None, None) == 3 * (now.saved + now.renewed) + now.memory - now.renewed
     assert 0 < now.renewed < now.memory
-    small = configured(*DREAMER, "checkpoint.keep=1", "checkpoint.replay=false")
+    small = configured(*DREAMER, "checkpoint.keep_last=1", "checkpoint.replay=false")
     assert memory._on_disk(small, None, None) == 3 * now.saved
-    rollout = configured(*PPO, "checkpoint.keep=1")
+    rollout = configured(*PPO, "checkpoint.keep_last=1")
     assert memory._on_disk(rollout, None, None) == 3 * (plan(rollout).saved + plan(rollout).memory)
