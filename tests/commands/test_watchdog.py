@@ -50,14 +50,8 @@ def test_a_run_that_goes_on_says_nothing() -> None:
 
 
 def test_what_may_take_long_is_not_reported_and_what_comes_then_is() -> None:
-<<<<<<< HEAD
-    pause = (
-        "with watchdog.paused():\n    with watchdog.paused():\n        pass\n    watchdog.beat()\n    time.sleep(0.9)"
-    )
-=======
     nested = "    with watchdog.paused():\n        pass\n"
     pause = f"with watchdog.paused():\n{nested}    time.sleep(0.2)\n    watchdog.beat()\n    time.sleep(0.9)"
->>>>>>> security
     assert told(pause) == ""
     assert "Timeout" in told(f"{pause}\ntime.sleep(0.8)")
 
