@@ -178,7 +178,11 @@ def test_a_run_in_use_is_not_touched(dry_run: Path) -> None:
 def test_a_run_that_is_going_on_or_is_finished_is_not_resumed(dry_run: Path) -> None:
     with lock(dry_run):
         done = subprocess.run(
-            [*COMMAND, f"resume={dry_run}"], env=ENVIRONMENT, capture_output=True, text=True, timeout=90
+            [*COMMAND, f"resume={dry_run}", "total_steps=9999"],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=90,
         )
     assert done.returncode == 2
     assert "in use by another process" in done.stderr.splitlines()[-1]

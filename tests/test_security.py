@@ -181,6 +181,10 @@ def test_a_manifest_of_a_gigabyte_is_not_read(saved):
         {"step": True},
         {"meta": [1]},
         {"versions": None},
+        {"journals": 5},
+        {"journals": {"agent": {"x": {"oldest": 0, "end": 1, "chunks": [["agent.pt", 0]]}}}},
+        {"journals": {"agent": {"x": {"oldest": 0, "end": -1, "chunks": []}}}},
+        {"journals": {"agent": {"x": {"end": 1, "chunks": []}}}},
     ],
     ids=str,
 )

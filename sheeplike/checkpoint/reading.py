@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,38 @@ def load_latest(
     raise Corrupt(f"{root}: all {len(reasons)} checkpoints are damaged")
 
 
+def _journals(path: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a manifest says of journals, by part and name.
+
+    Raises:
+        Corrupt: that is not what a manifest says.
+    """
+    described = manifest.get("journals", {})
+    try:
+        for entry in (entry for part in described.values() for entry in part.values()):
+            numbers = [entry["oldest"], entry["end"]]
+            for file, *steps in entry["chunks"]:
+                numbers += steps
+                if type(file) is not str or len(steps) != 2:
+                    raise TypeError("a chunk is no file, start and stop")
+            if any(type(number) is not int or number < 0 for number in numbers):
+                raise TypeError("a time is no number of steps")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"{path / MANIFEST}: is no manifest: journals: {error!r}") from None
+    return described
+
+
 def _newest(root: Path | str, tried: Collection[tuple[int, int]]) -> tuple[Path, tuple[int, int]] | None:
     """The newest directory that has not been tried, and what tells it from another of the same name."""
+    empty = 0
     while True:
         identities = {path: _identity(path) for path in reversed(list_checkpoints(root))}
+        # A directory is not listed at one moment: the list can miss the newest checkpoint because it was not yet there,
+        # and the one before because it was no longer.
+        if not identities and empty < 10:
+            empty += 1
+            time.sleep(0.005)
+            continue
         if None not in identities.values():  # else one was removed since it was listed, and a newer one may be there
             return next(((path, found) for path, found in identities.items() if found not in tried), None)
 
@@ -119,7 +148,7 @@ def _load(
     path: Path, map_location: torch.device | str, only: Collection[str] | None, *, journals: bool = True
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     manifest = read_manifest(path / MANIFEST)
-    files, described = manifest["files"], manifest.get("journals", {})
+    files, described = manifest["files"], _journals(path, manifest)
     for name in files:
         if not PART.fullmatch(name):
             raise Corrupt(f"{path / MANIFEST}: names {name!r}, which is no file name")

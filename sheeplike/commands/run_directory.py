@@ -35,6 +35,7 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
+SHOWN = 8  # changes, at most
 _CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # as sheeplike.checkpoint names them
 
 
@@ -96,8 +97,10 @@ def plan(overrides: Iterable[str], sources: Sources) -> Plan:
 
 
 def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """``total_steps 1000 -> 2000, log_every 10 -> 20``."""
-    return ", ".join(f"{key} {show(before)} -> {show(after)}" for key, (before, after) in changed.items())
+    """``total_steps 1000 -> 2000, log_every 10 -> 20``; of many the first few."""
+    told = [f"{key} {show(before)} -> {show(after)}" for key, (before, after) in changed.items()]
+    more = [f"and {len(told) - SHOWN} more"] if len(told) > SHOWN else []
+    return ", ".join(told[:SHOWN] + more)
 
 
 def check(config: Config) -> Path:

@@ -32,6 +32,7 @@ INCIDENTAL = frozenset(
         "log_every",
         "video_every",
         "watchdog",
+        "faults",
         "checkpoint",
         "logger",
     }

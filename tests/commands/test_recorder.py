@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sheeplike.checkpoint import Writer
-from sheeplike.commands.recorder import Recorder, save
+from sheeplike.commands import snapshot
+from sheeplike.commands.recorder import Recorder
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress
@@ -31,6 +31,7 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
         counters=lambda policy_steps, gradient_steps: {"replay/size": float(policy_steps)},
         report=lambda: ({"wm/psnr": torch.tensor(9.0)}, {}),
         journals={},
+        skipped_in_a_row=torch.zeros((), dtype=torch.int64),
         state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
     worlds = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
@@ -100,7 +101,7 @@ def test_a_log_point_reads_nothing_that_has_just_been_issued(recorder, state, ro
     for number in range(4):
         learn(recorder, state, float(number))
         recorder.log(state)
-        assert len(read) == 2 * number
+        assert len(read) == 3 * number
         allowed = {id(taken._values) for taken in recorder.pending.taken}
     assert rows() == [(10, 1, 0.0), (20, 2, 1.0), (30, 3, 2.0)]
 
@@ -131,10 +132,10 @@ def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows,
     learn(recorder, state, 1.0)
     recorder.log(state)
     recorder.learned({"loss/total": torch.tensor(4.0)})
-    with Writer(tmp_path / "checkpoints") as writer:
-        save(writer, recorder.agent, recorder.envs, recorder, config, state)
+    parts, _, journals = snapshot.take(recorder.agent, recorder.envs, recorder, config, state)
     assert rows() == [(10, 1, 1.0)]
-    (group,) = torch.load(writer.last.path / "monitor.pt", weights_only=True)["metrics"]["groups"]
+    assert not journals
+    (group,) = parts["monitor"]["metrics"]["groups"]
     assert (group["sums"].tolist(), group["counts"].tolist()) == ([4.0], [1.0])
     learn(recorder, state, 6.0)
     recorder.log(state)

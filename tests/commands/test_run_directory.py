@@ -197,7 +197,9 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     assert "agent.batch_size 16 -> 8" in line
     assert "-> 3" in line.partition("env.num_envs")[2]
     assert "total_steps 1000000" not in line
-    assert "holds another run: agent.name" in refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
+    line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
+    assert "holds another run: exp dreamer_v3 -> ppo" in line
+    assert " more; expected" in line
 
 
 def test_auto_begins_again_where_there_was_no_checkpoint(begun, sheeplike, refused):
