@@ -77,7 +77,7 @@ def test_every_kill_leaves_a_valid_checkpoint(agent: str, tmp_path: Path) -> Non
         root = run_dir / "checkpoints"
         torn += any(path.name.startswith(".tmp-") for path in root.iterdir())
         with warnings.catch_warnings(action="error"):  # one that is damaged would be passed over with a warning
-            before = checkpoint.load_latest(root).meta["step"]
+            before = checkpoint.load_latest(root)[0]["step"]
         valid += 1
         assert before >= begun, "the run went back"
         lost_most = max(lost_most, reached(run_dir) - before)
