@@ -9,7 +9,7 @@ a checkpoint from elsewhere can run no code.
 """
 
 from sheeplike.checkpoint.directories import best, list_checkpoints
-from sheeplike.checkpoint.files import FORMAT, MANIFEST, Corrupt, InUse, UnknownFormat
+from sheeplike.checkpoint.files import FORMAT, MANIFEST, Corrupt, InUse, UnknownFormat, versions
 from sheeplike.checkpoint.journals import CHUNK_BYTES, Journal, Stored
 from sheeplike.checkpoint.reading import load, load_latest
 from sheeplike.checkpoint.snapshot import NonFinite
@@ -32,4 +32,5 @@ __all__ = [
     "load",
     "load_latest",
     "save",
+    "versions",
 ]

@@ -3,21 +3,100 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import warp
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 
-from sheeplike import envs
+from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
-from sheeplike.commands.errors import CommandError
+from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.ppo import PPO
+from sheeplike.commands.advice import disk_advice, explained, spaces_of
+from sheeplike.commands.agents import make_agent, plan_memory
+from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.evaluation import play
+from sheeplike.commands.run_directory import CHECKPOINTS, lock
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, first_step
+from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS
+
+
+class Built(NamedTuple):
+    """What a run consists of, before it has a state.
+
+    Attributes:
+        step_seconds: that one step of all worlds takes.
+        parts: of the checkpoint to go on from, or None.
+    """
+
+    worlds: VectorEnv
+    agent: DreamerV3 | PPO
+    evaluator: Evaluator
+    step_seconds: float
+    parts: dict[str, Any] | None
+
+
+def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> Built:
+    """Build everything that a run needs, and read its checkpoint if it goes on.
+
+    Args:
+        stack: closes what has been built, and unlocks the directory of a run that goes on.
+
+    Raises:
+        CommandError: what the configuration describes cannot be built, or there is nothing to resume.
+    """
+    parts = worlds = None
+    with explained(config):
+        fabric = launch(config)
+        torch.manual_seed(config.seed)
+        with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
+            if resume:
+                stack.enter_context(lock(run_dir))
+                with phase("reading the checkpoint"):
+                    meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+                for difference in differences(meta, parts, fabric.device):
+                    print(f"sheeplike: {difference}", file=sys.stderr)
+            with phase("building worlds"):
+                worlds = make_envs(config, config.env.num_envs, fabric.device)
+    stack.callback(worlds.close)
+    with explained(config, worlds):
+        print(plan_memory(config, worlds))
+        if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
+            print(f"sheeplike: {advice}", file=sys.stderr)
+        with as_command_errors(ValueError, TypeError):
+            agent = make_agent(config, worlds, fabric)
+        with phase("building simulation and rendering kernels"):
+            step_seconds = time_worlds(worlds)
+        with phase("compiling the policy"):
+            compile_policy(agent, worlds)
+    evaluator = Evaluator(config, agent, fabric.device)
+    stack.callback(evaluator.close)
+    return Built(worlds, agent, evaluator, step_seconds, parts)
+
+
+def differences(meta: Mapping[str, Any], parts: Mapping[str, Any], device: torch.device) -> Iterator[str]:
+    """Why a run that goes on from this checkpoint is not bit for bit the one that would have been; usually nothing."""
+    if "memory" not in parts:
+        yield (
+            "this resume is approximate: the checkpoint does not hold what the agent has seen "
+            "(checkpoint.replay=false, or it is damaged), and it begins again with an empty memory"
+        )
+    here = checkpoint.versions()
+    changed = [f"{name} {was} -> {here[name]}" for name, was in meta["versions"].items() if here.get(name) != was]
+    if changed:
+        yield f"this resume may differ in the last bits: {', '.join(changed)}"
+    if meta.get("device") not in (None, device.type):
+        yield f"this resume is approximate: from {meta['device']} to {device.type}, random numbers are others"
 
 
 def launch(config: Config) -> Fabric:

@@ -13,34 +13,24 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from sheeplike import checkpoint
 from sheeplike.commands import snapshot
-from sheeplike.commands.agents import (
-    describe_run,
-    describe_time,
-    learning_begins,
-    make_agent,
-    name_collecting,
-    plan_memory,
-)
-from sheeplike.commands.building import Evaluator, compile_policy, describe_device, launch, make_envs, time_worlds
+from sheeplike.commands.advice import explained
+from sheeplike.commands.agents import describe_run, describe_time, learning_begins, name_collecting
+from sheeplike.commands.building import build, describe_device
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import as_command_errors
-from sheeplike.commands.faults import Halted, Unsaved, dump, explained
+from sheeplike.commands.faults import Halted, Unsaved, dump
 from sheeplike.commands.machine import check_accelerator
-from sheeplike.commands.memory import disk_advice
 from sheeplike.commands.preemption import StopRequest, stoppable, stops_at_once
 from sheeplike.commands.recorder import Recorder
-from sheeplike.commands.run_directory import CHECKPOINTS, Plan, checkpoint_steps, create, discard, lock, plan, update
+from sheeplike.commands.run_directory import CHECKPOINTS, Plan, checkpoint_steps, create, discard, plan, update
 from sheeplike.commands.sources import Sources
 from sheeplike.commands.watchdog import Watchdog
 from sheeplike.loop import Every, LoopState, train
@@ -102,14 +92,16 @@ class Experiment:
         self.rollbacks = 0
         self._compiled = False
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
-            with building(), explained(self.config, self._spaces):
-                parts = self._build(stack)
+            with building():
+                built = build(self.config, self.run_dir, stack, resume=planned.resume)
+            self.worlds, self.agent, self.evaluator = built.worlds, built.agent, built.evaluator
+            self._step_seconds = built.step_seconds
             # From here on nothing ends this process without leaving the run in order.
             self.stop: StopRequest = stack.enter_context(stoppable())
             if not planned.resume:
                 stack.enter_context(create(self.run_dir, self.config, replace=planned.replace))
             stack.callback(self._discard_if_nothing_is_kept)
-            self._begin(parts, stack)
+            self._begin(built.parts, stack)
             self._ending = stack.pop_all()
 
     # --- what a program drives --------------------------------------------------------------------------------------
@@ -143,7 +135,7 @@ class Experiment:
         target = total if policy_steps is None else min(self.policy_steps + policy_steps, total)
         self.recorder.begin(self.state)
         self._busy = True
-        with explained(self.config, self._spaces), Watchdog(self.config.watchdog) as self.watchdog:
+        with explained(self.config, self.worlds), Watchdog(self.config.watchdog) as self.watchdog:
             self._go_to(target)
         self.recorder.flush()
         self._busy = False
@@ -199,31 +191,6 @@ class Experiment:
 
     # --- how it begins ----------------------------------------------------------------------------------------------
 
-    def _build(self, stack: ExitStack) -> dict[str, Any] | None:
-        """Everything but the state; returns the parts of the checkpoint to go on from."""
-        config, parts = self.config, None
-        fabric = launch(config)
-        torch.manual_seed(config.seed)
-        with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
-            if self.resumed:
-                stack.enter_context(lock(self.run_dir))
-                with phase("reading the checkpoint"):
-                    _, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
-            with phase("building worlds"):
-                self.worlds = make_envs(config, config.env.num_envs, fabric.device)
-            stack.callback(self.worlds.close)
-            print(plan_memory(config, self.worlds))
-            if not self.resumed and (advice := disk_advice(config, **self._spaces())):
-                print(f"sheeplike: {advice}", file=sys.stderr)
-            self.agent = make_agent(config, self.worlds, fabric)
-        with phase("building simulation and rendering kernels"):
-            self._step_seconds = time_worlds(self.worlds)
-        with phase("compiling the policy"):
-            compile_policy(self.agent, self.worlds)
-        self.evaluator = Evaluator(config, self.agent, fabric.device)
-        stack.callback(self.evaluator.close)
-        return parts
-
     def _begin(self, parts: dict[str, Any] | None, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
         config = self.config
@@ -240,10 +207,7 @@ class Experiment:
                 report=self.progress.note,
             )
         stack.callback(self.writer.close)
-        self.logger = RunLogger(self.run_dir, tensorboard=config.logger.tensorboard, purge_step=begun)
-        stack.callback(lambda: self.logger.close())  # of that moment: going back opens another
-        self.recorder = Recorder(self.agent, self.worlds, self.logger, self.progress)
-        stack.callback(self._last_row)
+        self.recorder = Recorder(self.agent, self.worlds, self.progress)
         snapshot.seed_everything(config.seed)
         if parts is None:
             self.state = LoopState.begin(self.agent, self.worlds, config.seed)
@@ -252,6 +216,10 @@ class Experiment:
                 self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
             parts.clear()  # or part of it would be held twice
             update(self.run_dir, config)
+        # Only now: what an earlier attempt wrote after its last checkpoint is dropped.
+        self._open_logger(begun)
+        stack.callback(lambda: self.logger.close())  # of that moment: going back opens another
+        stack.callback(self._last_row)
         soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.worlds.num_envs
         self._compile_at = min(learning_begins(config), soon)
         self._busy = False
@@ -268,6 +236,10 @@ class Experiment:
         self.logger.log_hyperparameters(asdict(config))
         self.progress.stage(name_collecting(config))
         self._arm()
+
+    def _open_logger(self, purge_step: int | None) -> None:
+        tensorboard = self.config.logger.tensorboard
+        self.recorder.logger = self.logger = RunLogger(self.run_dir, tensorboard=tensorboard, purge_step=purge_step)
 
     def _arm(self) -> None:
         """Hooks of the loop, counted from here."""
@@ -371,8 +343,7 @@ class Experiment:
         self.progress.note(f"{told}; going back to policy step {meta['step']:,}")
         self.recorder.pending = None
         self.logger.close()
-        self.logger = RunLogger(self.run_dir, tensorboard=self.config.logger.tensorboard, purge_step=meta["step"])
-        self.recorder.logger = self.logger
+        self._open_logger(meta["step"])
         self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
         # The same random numbers would lead to the same place.
         seed = self.config.seed + 7919 * self.rollbacks
@@ -380,13 +351,6 @@ class Experiment:
         self.agent.generator.manual_seed(seed)
         self.recorder.begin(self.state)
         self._arm()
-
-    def _spaces(self) -> dict[str, Any]:
-        """Those of one world, where there are worlds."""
-        worlds = getattr(self, "worlds", None)
-        return (
-            {} if worlds is None else {"space": worlds.single_observation_space, "actions": worlds.single_action_space}
-        )
 
     def _last_row(self) -> None:
         with suppress(RuntimeError):  # a device that has failed keeps it

@@ -1,13 +1,10 @@
-"""What ends a run against its will, and what it leaves: a batch to look into, or advice."""
+"""What ends a run against its will, and what it leaves to look into."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -17,9 +14,7 @@ from sheeplike.commands.building import launch, make_envs
 from sheeplike.commands.config import load_saved
 from sheeplike.commands.errors import CommandError
 from sheeplike.commands.eval import acting
-from sheeplike.commands.memory import is_out_of_memory, memory_advice
 from sheeplike.commands.run_directory import config_file
-from sheeplike.commands.schema import Config
 from sheeplike.commands.snapshot import random_state
 from sheeplike.loop import LoopState
 
@@ -37,25 +32,6 @@ class Unsaved(CommandError):
     """The run ended, and its last checkpoint could not be written."""
 
     status = 74  # EX_IOERR of sysexits.h
-
-
-@contextmanager
-def explained(config: Config, spaces: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Where memory is short inside, say what the run takes and what would help.
-
-    Args:
-        spaces: gives ``space`` and ``actions`` of one world, or nothing as long as there is none.
-
-    Raises:
-        CommandError: instead of whatever said that memory is short.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        reason = next(iter(str(error).splitlines()), "")
-        raise CommandError(f"{reason}; {memory_advice(config, error, **spaces())}") from error
 
 
 def dump(run_dir: Path, agent: Agent, state: LoopState) -> Path:

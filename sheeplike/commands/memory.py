@@ -1,14 +1,10 @@
-"""What a run will take of memory and disk, and what to change when that is too much."""
+"""What a run will take of memory and disk."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -17,28 +13,18 @@ from gymnasium import spaces
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic as DreamerActorCritic
 from sheeplike.agents.dreamer_v3.agent import CONTEXT, replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
-from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
+from sheeplike.agents.dreamer_v3.sizes import Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.agents.ppo.agent import rollout_spec
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.commands import schema
-from sheeplike.commands.errors import CommandError
 from sheeplike.commands.schema import Config
-from sheeplike.commands.validation import validate
 from sheeplike.memory import Rollout, SequenceReplay
 from sheeplike.nn.cnn import LAYOUTS
 from sheeplike.nn.vision import STAGES
 
-_OUT_OF_MEMORY = re.compile(
-    r"RESOURCE_EXHAUSTED|out of memory|can't allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
-    r"|cudaErrorMemoryAllocation",
-    re.IGNORECASE,
-)
-_OF_THE_WORLDS = re.compile(r"RESOURCE_EXHAUSTED|warp", re.IGNORECASE)
 MIXED, FULL = 2, 4  # bytes of a number
-HALVINGS = 8  # at most, of a setting that is proposed
-ROOM = 0.9  # of what is free: the rest goes to what no plan knows of
 
 
 @dataclass(frozen=True)
@@ -78,117 +64,6 @@ def plan(config: Config, space: spaces.Dict | None = None, actions: spaces.Space
     # Packed by the renderer, and unpacked; and depth the same way.
     pixels = sum(math.prod(one.shape[:2]) * (4 + one.shape[2] * one.dtype.itemsize) for one in _images(space))
     return tell(config, space, codec, (config.env.num_envs + (config.eval.num_envs or 0)) * pixels)
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what caused it, says that memory is short: of torch, JAX, Warp, NumPy or Python."""
-    while error is not None:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
-            return True
-        # JAX's and torch's own kinds of errors are this one; Warp raises it as it is.
-        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def memory_advice(
-    config: Config,
-    error: BaseException | None = None,
-    *,
-    space: spaces.Dict | None = None,
-    actions: spaces.Space | None = None,
-    free: int | None = None,
-) -> str:
-    """What the run takes, and the settings that would help most, in one line.
-
-    Args:
-        error: of the simulation or of the learner.
-        space, actions: see :func:`plan`.
-        free: bytes that the device has left, where that is known.
-    """
-    now = plan(config, space, actions)
-    agent = config.agent
-    if isinstance(agent, schema.PPO):
-        memory, batch = "the rollout", f"a minibatch of {_minibatch(config):,} steps"
-    else:
-        memory, batch = f"a replay of {agent.replay_size:,} policy steps", f"a batch of {agent.batch_size} sequences"
-    taken = (
-        f"expected are {_size(now.learner)} for parameters and optimizer, {_size(now.memory)} for {memory}, about "
-        f"{_size(now.batch)} for {batch}, {_size(now.worlds)} for the frames of {config.env.num_envs} worlds and "
-        "their physics"
-    )
-    room = "" if free is None else f"; {_size(free)} are free"
-    helping: list[tuple[int, str]] = []
-    for choices in _smaller(config):
-        first = None
-        for text, changed in choices:
-            smaller = _changed(config, changed)
-            if smaller is None:
-                break
-            left = plan(smaller, _resized(space, smaller), actions).total
-            first = first or (now.total - left, text)
-            if free is None or left <= ROOM * free:
-                first = now.total - left, text  # that alone will do; where nothing will, the first step
-                break
-        if first and first[0] > 0:
-            helping.append(first)
-    helping.sort(key=lambda entry: -entry[0])
-    if _OF_THE_WORLDS.search(str(error)):  # whose physics takes what no plan knows of
-        helping.sort(key=lambda entry: not entry[1].startswith("env.num_envs="))
-    settings = ", ".join(f"{text} ({_size(saved)} less)" for saved, text in helping[:3])
-    return f"out of memory: {taken}{room}; what helps most: {settings or 'a smaller task'}"
-
-
-def disk_advice(
-    config: Config,
-    *,
-    space: spaces.Dict | None = None,
-    actions: spaces.Space | None = None,
-    free: int | None = None,
-    held: int = 0,
-) -> str | None:
-    """A warning, in one line, where the checkpoints of a run may not fit on the disk; None where they do.
-
-    Args:
-        space, actions: see :func:`plan`.
-        free: bytes; None: what the disk of ``run_dir`` has left.
-        held: bytes of the checkpoints that are there already and will be replaced.
-    """
-    if free is None:
-        place = Path(config.run_dir or ".").expanduser().absolute()
-        free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
-    needed, have = _on_disk(config, space, actions), free + held
-    if needed <= have:
-        return None
-    checkpoint = config.checkpoint
-    options: list[tuple[str, Config | None]] = []
-    if checkpoint.replay:
-        options.append(("checkpoint.replay=false", _with(config, replay=False)))
-    if checkpoint.keep_last > 1:
-        options.append(("checkpoint.keep_last=1", _with(config, keep_last=1)))
-    if checkpoint.keep_best > 0:
-        options.append(("checkpoint.keep_best=0", _with(config, keep_best=0)))
-    if isinstance(config.agent, schema.DreamerV3) and checkpoint.replay:
-        for text, changed in _halved("agent.replay_size", config.agent.replay_size):
-            smaller = _changed(config, changed)
-            if smaller is None:
-                break
-            options.append((text, smaller))
-            if _on_disk(smaller, space, actions) <= have:
-                break
-    saved: dict[str, tuple[int, str]] = {}
-    for text, smaller in options:
-        less = needed - _on_disk(smaller, space, actions)
-        if less > 0:
-            saved[text.partition("=")[0]] = less, text  # of the halvings, the last
-    helping = ", ".join(f"{text} ({_size(less)} less)" for less, text in sorted(saved.values(), key=lambda e: -e[0]))
-    return (
-        f"the checkpoints in {config.run_dir} may take {_size(needed)}, and {_size(have)} are free; what helps: "
-        f"{helping or 'another run_dir'}"
-    )
 
 
 def count_parameters(config: Config, space: spaces.Dict, codec: ActionCodec) -> int:
@@ -269,75 +144,20 @@ def _ppo(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) ->
     return Plan(
         learner=parameters * 4 * FULL,
         memory=memory,
-        batch=int(_minibatch(config) * (per_step * networks + dense)),
+        batch=int(minibatch(config) * (per_step * networks + dense)),
         worlds=worlds,
         saved=parameters * 3 * FULL,
         renewed=memory,
     )
 
 
-def _on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | None) -> int:
+def on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | None) -> int:
     """Bytes of all checkpoints at most: those that are kept, and the one being written beside them."""
     c = config.checkpoint
     kept = c.keep_last + c.keep_best
     now = plan(config, space, actions)
     # What was seen never changes, so the checkpoints share it.
     return (kept + 1) * (now.saved + now.renewed * c.replay) + (now.memory - now.renewed) * c.replay
-
-
-def _smaller(config: Config) -> Iterator[Iterator[tuple[str, dict[str, object]]]]:
-    """For each setting that takes memory its smaller values, from large to small: as typed, and as data."""
-    a, side = config.agent, config.env.image_size
-    yield _halved("env.num_envs", config.env.num_envs)
-    yield _smaller_images(side)
-    if isinstance(a, schema.PPO):
-        yield _halved("agent.rollout_length", a.rollout_length)
-        yield _halved("agent.frame_stack", a.frame_stack)
-        yield (
-            (f"agent.minibatches={a.minibatches * 2**n}", {"agent.minibatches": a.minibatches * 2**n})
-            for n in range(1, HALVINGS + 1)
-        )
-        return
-    yield _halved("agent.replay_size", a.replay_size)
-    yield _halved("agent.batch_size", a.batch_size)
-    yield _halved("agent.batch_length", a.batch_length)
-    yield _halved("agent.imagination_length", a.imagination_length)
-    yield (
-        (f"agent/size={name}", {"agent.size": {"name": name, **asdict(size)}})
-        for name, size in reversed(SIZES.items())
-        if size.deter < a.size.deter
-    )
-
-
-def _halved(key: str, value: int) -> Iterator[tuple[str, dict[str, object]]]:
-    for n in range(1, HALVINGS + 1):
-        if value >> n:
-            yield f"{key}={value >> n}", {key: value >> n}
-
-
-def _smaller_images(size: int | tuple[int, int]) -> Iterator[tuple[str, dict[str, object]]]:
-    for less in range(16, 256, 16):
-        value = size - less if isinstance(size, int) else [side - less for side in size]
-        yield f"env.image_size={json.dumps(value, separators=(',', ':'))}", {"env.image_size": value}
-
-
-def _changed(config: Config, changed: dict[str, object]) -> Config | None:
-    """The configuration with other values, or None where they do not go with the rest."""
-    data = json.loads(json.dumps(asdict(config)))
-    for key, value in changed.items():
-        section = data
-        *sections, name = key.split(".")
-        for part in sections:
-            section = section[part]
-        section[name] = value
-    try:
-        return validate(data)
-    except CommandError:
-        return None
-
-
-def _with(config: Config, **changed: object) -> Config:
-    return replace(config, checkpoint=replace(config.checkpoint, **changed))
 
 
 def _assumed(config: Config) -> spaces.Dict:
@@ -359,7 +179,7 @@ def _assumed(config: Config) -> spaces.Dict:
     return spaces.Dict(found)
 
 
-def _resized(space: spaces.Dict | None, config: Config) -> spaces.Dict | None:
+def resized(space: spaces.Dict | None, config: Config) -> spaces.Dict | None:
     """The same observations with images of another size."""
     if space is None:
         return None
@@ -382,7 +202,7 @@ def _shape(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _minibatch(config: Config) -> int:
+def minibatch(config: Config) -> int:
     return config.env.num_envs * config.agent.rollout_length // config.agent.minibatches
 
 
@@ -390,5 +210,5 @@ def _widths(agent: schema.DreamerV3) -> Size:
     return Size(**{name: value for name, value in asdict(agent.size).items() if name != "name"})
 
 
-def _size(count: int) -> str:
+def in_words(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"

@@ -45,16 +45,16 @@ class Recorder:
     Args:
         agent: what learns.
         envs: the training worlds.
-        logger: where curves and videos go.
         progress: the line in the terminal.
+        logger: where curves and videos go; there must be one by the time that something is written.
 
     Attributes:
         latest: the newest value of every metric that was written.
         skipped: updates in a row that were skipped for non-finite numbers, as of the last row.
     """
 
-    def __init__(self, agent: Agent, envs: VectorEnv, logger: RunLogger, progress: Progress) -> None:
-        self.agent, self.envs, self.logger, self.progress = agent, envs, logger, progress
+    def __init__(self, agent: Agent, envs: VectorEnv, progress: Progress, logger: RunLogger | None = None) -> None:
+        self.agent, self.envs, self.progress, self.logger = agent, envs, progress, logger
         self.episodes = EpisodeStatistics(envs.num_envs, envs.device)
         self.metrics = MetricBuffer()
         self.fps = envs.metadata["render_fps"]

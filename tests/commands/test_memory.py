@@ -17,10 +17,11 @@ from sheeplike.agents.dreamer_v3.agent import replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.commands import memory
+from sheeplike.commands.advice import disk_advice, is_out_of_memory, memory_advice
 from sheeplike.commands.agents import make_agent
 from sheeplike.commands.config import load
 from sheeplike.commands.errors import as_command_errors
-from sheeplike.commands.memory import count_parameters, disk_advice, is_out_of_memory, memory_advice, plan
+from sheeplike.commands.memory import count_parameters, plan
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 from sheeplike.memory import SequenceReplay
@@ -83,7 +84,7 @@ def test_what_says_that_memory_is_short(function) -> None:
 def test_jax_says_it_too() -> None:
     code = (
         "import jax, jax.numpy as jnp\n"
-        "from sheeplike.commands.memory import is_out_of_memory\n"
+        "from sheeplike.commands.advice import is_out_of_memory\n"
         "try:\n    jnp.zeros(2**46, jnp.uint8).block_until_ready()\n"
         "except Exception as error:\n    print(type(error).__name__, is_out_of_memory(error), str(error)[:18])"
     )
@@ -179,7 +180,7 @@ def test_what_is_proposed_is_valid_and_takes_less_the_first_the_least(job: tuple
     assert left == sorted(left)
     assert left[-1] < now.total
     for number in (now.learner, now.memory, now.batch, now.worlds):
-        assert memory._size(number) in text
+        assert memory.in_words(number) in text
 
 
 def test_what_alone_would_do_is_proposed() -> None:
@@ -207,7 +208,7 @@ def test_a_replay_is_not_made_smaller_than_a_sequence_of_each_world() -> None:
 
 def test_a_run_whose_checkpoints_fit_says_nothing(tmp_path) -> None:
     config = configured(*DREAMER, f"run_dir={tmp_path}/not/there/yet")
-    needed = memory._on_disk(config, None, None)
+    needed = memory.on_disk(config, None, None)
     assert disk_advice(config, free=needed) is None
     assert disk_advice(config, free=needed - 1) is not None
     assert disk_advice(config, free=0, held=needed) is None
@@ -223,13 +224,13 @@ def test_the_disk_of_the_run_is_asked(tmp_path, monkeypatch) -> None:
 
 def test_what_makes_the_checkpoints_fit_is_proposed(tmp_path) -> None:
     config = configured(*DREAMER, f"run_dir={tmp_path}/run")
-    needed = memory._on_disk(config, None, None)
+    needed = memory.on_disk(config, None, None)
     text = disk_advice(config, free=needed // 3)
     assert "\n" not in text
     assert f"the checkpoints in {tmp_path}/run may take {needed / GIB:.1f} GiB" in text
     proposed = settings(text)
     assert [key for key, _ in proposed][:2] == ["checkpoint.replay", "agent.replay_size"]
-    left = [memory._on_disk(configured(*DREAMER, f"{key}={value}"), None, None) for key, value in proposed]
+    left = [memory.on_disk(configured(*DREAMER, f"{key}={value}"), None, None) for key, value in proposed]
     assert left == sorted(left)
     assert left[0] < left[1] <= needed // 3
     assert left[-1] < needed
@@ -239,9 +240,9 @@ def test_checkpoints_share_what_was_seen_but_not_the_latents() -> None:
     """Three at once at most: the newest, the best, and the one being written."""
     config = configured(*DREAMER, "checkpoint.keep_last=1")
     now = plan(config)
-    assert memory._on_disk(config, None, None) == 3 * (now.saved + now.renewed) + now.memory - now.renewed
+    assert memory.on_disk(config, None, None) == 3 * (now.saved + now.renewed) + now.memory - now.renewed
     assert 0 < now.renewed < now.memory
     small = configured(*DREAMER, "checkpoint.keep_last=1", "checkpoint.replay=false")
-    assert memory._on_disk(small, None, None) == 3 * now.saved
+    assert memory.on_disk(small, None, None) == 3 * now.saved
     rollout = configured(*PPO, "checkpoint.keep_last=1")
-    assert memory._on_disk(rollout, None, None) == 3 * (plan(rollout).saved + plan(rollout).memory)
+    assert memory.on_disk(rollout, None, None) == 3 * (plan(rollout).saved + plan(rollout).memory)

@@ -36,7 +36,7 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
     )
     worlds = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
     logger = RunLogger(tmp_path, tensorboard=False)
-    yield Recorder(agent, worlds, logger, Progress(1000, interval=0.0, file=screen))
+    yield Recorder(agent, worlds, Progress(1000, interval=0.0, file=screen), logger)
     logger.close()
 
 
