@@ -266,6 +266,11 @@ class Writer:
         if self._error is not None:
             raise self._error
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def holds(self, step: int) -> bool:
         """Whether the last checkpoint that was written, if need be after waiting for it, is that of ``step``."""
         self._join()

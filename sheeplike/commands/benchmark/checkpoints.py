@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import gc
 import shutil
+import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from sheeplike.agents.ppo import PPO
-from sheeplike.checkpoint import Journal, Saved, Writer
+from sheeplike.checkpoint import Journal, Writer
 from sheeplike.commands.benchmark.common import Bench
+from sheeplike.commands.benchmark.layers import learning_loop, period
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity, once
 from sheeplike.commands.benchmark.tables import Table
 from sheeplike.memory import SequenceReplay
 from sheeplike.monitor.progress import phase
 
+Grown = tuple[dict[str, Any], dict[str, Journal]]
+
 SIZES = (100_000, 1_000_000)  # policy steps in the replay
 NEW = 20_000  # policy steps between two checkpoints
-UNITS = {"the run waits, s": "s", "until it is on the disk, s": "s", "written, MiB": "MiB"}
+EVERY = 300  # seconds between two checkpoints, for the share of time that they take
+UNITS = {
+    "the run waits, s": "s",
+    "until it is on the disk, s": "s",
+    "written, MiB": "MiB",
+    "the run loses, s": "s",
+    f"% at one in {EVERY // 60} min": "%",
+}
 
 
 def checkpoints(bench: Bench, out: Path) -> Table:
@@ -29,6 +42,8 @@ def checkpoints(bench: Bench, out: Path) -> Table:
     Args:
         out: the checkpoints are written, and removed again, in a directory of its own beside it.
     """
+    run, _ = learning_loop(bench)
+    each = period(bench.config)
     agent = bench.agent
     state = agent.state_dict(replay=False)
     table = Table("checkpoint", "Checkpoints", list(UNITS))
@@ -36,12 +51,10 @@ def checkpoints(bench: Bench, out: Path) -> Table:
     if isinstance(agent, PPO):
         memory = {"rollout": agent.rollout.state_dict()}
         name = f"{agent.num_envs * agent.rollout_length:,} steps"
-        _measure(table, name, out, lambda: ({"agent": state, "memory": memory}, {}))
+        _measure(table, name, out, lambda: ({"agent": state, "memory": memory}, {}), lambda: run(each))
         return table
     spec = {key: (tuple(ring.shape[2:]), ring.dtype) for key, ring in agent.replay.storage.items()}
     worlds, refreshed, sequence = agent.replay.num_envs, agent.replay.refreshed, agent.replay.sequence
-    del agent
-    bench.forget_agent()
     for size in SIZES:
         name, needed = f"{size:,} steps", SequenceReplay.footprint(spec, worlds, size)
         if shutil.disk_usage(out).free < 2 * needed:
@@ -54,49 +67,62 @@ def checkpoints(bench: Bench, out: Path) -> Table:
         except (MemoryError, ValueError) as error:
             table.notes.append(f"{name}: {error}.")
             continue
-        _replay(table, name, out, replay, state)
+        _replay(table, name, out, replay, state, lambda: run(each))
         del replay
         gc.collect()
     table.notes.append(
-        f"Between two checkpoints {NEW:,} policy steps are added to a replay that is full. Where the run waits until "
-        "all is on the disk, a copy would not have fitted into half of the free memory."
+        f"Between two checkpoints {NEW:,} policy steps are added to a replay that is full, beside that of the run. "
+        "Where the run waits until all is on the disk, a copy would not have fitted into half of the free memory. What "
+        "the run loses is the wait, and what its iterations take longer than usual until all is on the disk."
     )
     return table
 
 
-def _replay(table: Table, name: str, out: Path, replay: SequenceReplay, state: dict[str, Any]) -> None:
+def _replay(
+    table: Table, name: str, out: Path, replay: SequenceReplay, state: dict[str, Any], run: Callable[[], float]
+) -> None:
     step: dict[str, Tensor] = {}
     for key, ring in replay.storage.items():
         step[key] = ring.fill_(1)[0].clone()
     replay.added = replay.length
 
-    def grown() -> tuple[dict[str, Any], dict[str, Journal]]:
+    def grown() -> Grown:
         for _ in range(NEW // replay.num_envs):
             replay.add(step)
         return {"agent": state, "memory": replay.state_dict(history=False)}, {"replay": replay.journal}
 
-    _measure(table, name, out, grown)
+    _measure(table, name, out, grown, run)
 
 
-def _measure(table: Table, name: str, out: Path, grown: Any) -> None:
+def _measure(table: Table, name: str, out: Path, grown: Callable[[], Grown], run: Callable[[], float]) -> None:
     """Two rows.
 
     Args:
-        grown: goes on for a while; returns the parts of a checkpoint, and the journals of its memory.
+        grown: adds to the memory; returns the parts of a checkpoint, and the journals of the memory.
+        run: lets the run go on for a while; returns the seconds that it took.
     """
     with (
         phase(f"checkpoints: {name}"),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=".bench-") as place,
         Writer(place, keep_last=1, keep_best=0) as writer,
     ):
-        saved: list[Saved] = []
+        rows: list[tuple[float, ...]] = []
         for number in range(1 + LEAST_ROUNDS):
             parts, journals = grown()
+            usual = statistics.median(run() for _ in range(LEAST_ROUNDS))
+            start = time.perf_counter()
             writer.save(number, parts, {}, {"memory": journals})
             del parts
+            made = 0
+            while writer.busy:
+                run()
+                made += 1
+            lost = time.perf_counter() - start - made * usual
             writer.wait()
-            saved.append(writer.last)
-    first, *later = [(one.blocked, one.seconds, one.written / 2**20) for one in saved]
+            one = writer.last
+            lost = max(lost, one.blocked)  # the rest may drown in noise
+            rows.append((one.blocked, one.seconds, one.written / 2**20, lost, 100 * lost / EVERY))
+    first, *later = rows
     columns = list(zip(UNITS.values(), first, zip(*later, strict=True), strict=True))
     table.rows[f"{name}, first"] = [once(value, unit) for unit, value, _ in columns]
     table.rows[f"{name}, later"] = [Quantity(unit, tuple(values)) for unit, _, values in columns]

@@ -6,7 +6,7 @@ Every layer is timed without waiting for the device between two steps, as a run 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -212,6 +212,21 @@ class Observer:
 
 def learning(bench: Bench, table: Table) -> Table:
     """The table with the row ``+ learning``: the loop of a run, at its ratio of learning to acting."""
+    run, state = learning_loop(bench)
+    worlds, each = bench.worlds, period(bench.config)
+    before = state.policy_steps, state.gradient_steps
+    with phase("timing + learning"):
+        (taken,) = interleaved(
+            {"": lambda calls: run(calls * each)}, seconds=bench.seconds, rounds=bench.rounds, warm=True
+        ).values()
+    steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
+    _put(table, "+ learning", [seconds / each for seconds in taken], worlds.num_envs)
+    table.notes.append(f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step.")
+    return table
+
+
+def learning_loop(bench: Bench) -> tuple[Callable[[int], float], LoopState]:
+    """The loop of a run that has begun to learn: does so many iterations, and returns the seconds that they took."""
     bench.compile_worlds()
     agent, worlds = bench.agent, bench.worlds
     state = LoopState.begin(agent, worlds, bench.config.seed)
@@ -232,16 +247,7 @@ def learning(bench: Bench, table: Table) -> Table:
     with phase("the first updates"):
         while not state.gradient_steps:
             run(1)
-    each = period(bench.config)
-    before = state.policy_steps, state.gradient_steps
-    with phase("timing + learning"):
-        (taken,) = interleaved(
-            {"": lambda calls: run(calls * each)}, seconds=bench.seconds, rounds=bench.rounds, warm=True
-        ).values()
-    steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
-    _put(table, "+ learning", [seconds / each for seconds in taken], worlds.num_envs)
-    table.notes.append(f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step.")
-    return table
+    return run, state
 
 
 def period(config: schema.Config) -> int:

@@ -1,0 +1,180 @@
+"""What the pages on stopping, clusters and curricula tell a reader to run is run, as small as can be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sheeplike
+from sheeplike.commands.preemption import PREEMPTED
+
+HOWTO = Path(__file__).parents[1] / "howto"
+SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger=jsonl"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+pytestmark = pytest.mark.slow
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (HOWTO / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    lines = [line for block in blocks(page, "") for line in block.splitlines() if "python -m sheeplike " in line]
+    return [shlex.split(line.partition("python -m sheeplike ")[2]) for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def start(command: list[str], environment: dict[str, str] = ENVIRONMENT) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+
+
+def stop_when_it_runs(process: subprocess.Popen[str], signum: int) -> str:
+    """Send a signal to everything in the session once the banner is out, as a scheduler does; returns the output."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("  time "):
+            time.sleep(3)
+            os.killpg(process.pid, signum)
+            break
+    return "".join(lines) + process.communicate(timeout=120)[0]
+
+
+def small(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "sheeplike", *arguments, *SMALL]
+
+
+def executable(path: Path, script: str) -> None:
+    path.write_text(script)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_the_slurm_script(tmp_path: Path) -> None:
+    """Under a SLURM of two lines: srun runs its command, scontrol notes what it is told."""
+    (script,) = blocks("run_on_a_cluster.md", "bash")
+    job, tools = tmp_path / "job.sh", tmp_path / "tools"
+    tools.mkdir()
+    executable(job, script)
+    executable(tools / "srun", f'#!/bin/bash\nexec "$@" {" ".join(SMALL)}\n')
+    executable(tools / "scontrol", '#!/bin/bash\necho "$@" >> requeued\n')
+    (tools / "python").symlink_to(sys.executable)
+    path = f"{tools}:{os.environ['PATH']}"
+    environment = ENVIRONMENT | {"PATH": path, "SLURM_JOB_ID": "7", "PYTHONPATH": str(HOWTO.parent)}
+    # The system sends the signal to the steps and not to the script; bash waits for its step before it minds one.
+    executable(job, script.replace("#!/bin/bash\n", "#!/bin/bash\ntrap : USR1\n", 1))
+    first = stop_when_it_runs(start([str(job)], environment), signal.SIGUSR1)
+    assert "SIGUSR1: saving after this iteration" in first
+    assert Path("requeued").read_text() == "requeue 7\n"
+    process = start([str(job)], environment)
+    second = stop_when_it_runs(process, signal.SIGUSR1)
+    assert process.returncode == PREEMPTED
+    assert "continued from policy step" in second
+
+
+def test_the_kubernetes_job() -> None:
+    (text,) = blocks("run_on_a_cluster.md", "yaml")
+    job = yaml.safe_load(text)
+    spec = job["spec"]["template"]["spec"]
+    (exits,) = [rule["onExitCodes"] for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert exits == {"operator": "In", "values": [PREEMPTED]}
+    assert spec["restartPolicy"] == "Never", "or a pod failure policy is refused"
+    python, *arguments = spec["containers"][0]["command"]
+    assert (python, arguments[:2]) == ("python", ["-m", "sheeplike"])
+    process = start(small(arguments[2:]))
+    assert "SIGTERM" in stop_when_it_runs(process, signal.SIGTERM)
+    assert process.returncode == PREEMPTED
+
+
+def test_the_commands_on_clusters() -> None:
+    single, series = commands("run_on_a_cluster.md")
+    process = start(small(single))
+    assert "saved; go on with" in stop_when_it_runs(process, signal.SIGTERM)
+    process = start(small(single))
+    assert "continued from policy step" in stop_when_it_runs(process, signal.SIGINT)
+    assert process.returncode == 130
+    # A dry run begins anew, so the series is not one.
+    process = start([sys.executable, "-m", "sheeplike", *series])
+    output = stop_when_it_runs(process, signal.SIGTERM)
+    assert "go on with all that is left" in output
+    assert process.returncode == PREEMPTED
+
+
+def test_the_commands_on_resuming() -> None:
+    resumed = commands("resume.md")
+    (run_dir,) = {command[0].removeprefix("resume=") for command in resumed}
+    begun = ["exp=dreamer_v3", "env=franka_pick", f"run_dir={run_dir}"]
+    assert "saved" in stop_when_it_runs(start(small(begun)), signal.SIGINT)
+    for command in resumed:
+        process = start([sys.executable, "-m", "sheeplike", *command])
+        output = stop_when_it_runs(process, signal.SIGINT)
+        assert "continued from policy step" in output
+        assert process.returncode == 130
+    assert "changed: total_steps 100000 -> 2000000" in output
+
+
+def test_the_program_that_examines_what_a_halted_run_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sheeplike.commands.faults import dump
+
+    (program,) = blocks("resume.md", "python")
+    (place,) = re.findall(r'"(logs/.*?)/faults/step_(\d+).pt"', program)
+    with sheeplike.init("exp=ppo", "env=cartpole_balance", *SMALL, f"run_dir={place[0]}") as run:
+        run.iterate(40)
+        run.agent.rollout.storage["reward"].fill_(float("nan"))
+        while not run.agent.rollout.full:
+            run.state.step.extras = run.state.player.extras
+            run.agent.remember(run.state.step)
+        run.agent.update()
+        run.state.policy_steps = int(place[1])
+        dump(run.run_dir, run.agent, run.state)
+        run.close()
+    exec(compile(program, "resume.md", "exec"), {})
+    output = capsys.readouterr().out
+    assert re.search(r"loss/total +nan", output)
+    assert re.search(r"nonfinite/\S+ +[1-9]", output)
+
+
+def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an agent that always succeeds, the range of the boxes widens, and nothing is compiled for it."""
+    curriculum, evaluations = blocks("write_a_curriculum.md", "python")
+    runs = []
+
+    def init(*overrides: str) -> object:
+        few = ["total_steps=96", "agent.minibatches=2", "logger=jsonl", "eval.episodes=1", "video_every=null"]
+        run = real(*overrides, "dry_run=true", *few)
+        iterate = run.iterate
+        monkeypatch.setattr(run, "iterate", lambda steps: iterate(32) | {"rollout/success_rate": 1.0}, raising=False)
+        runs.append(run)
+        return run
+
+    real = sheeplike.init
+    monkeypatch.setattr(sheeplike, "init", init, raising=False)
+    exec(compile(curriculum, "write_a_curriculum.md", "exec"), {})
+    (run,) = runs
+    assert run.finished
+    assert run.worlds.simulator.compilations == 1
+    reach = 0.02 * 1.3**3
+    assert run.worlds.get_attr("box_range") == pytest.approx((reach, reach))
+    with real(f"resume={run.run_dir}", "total_steps=128") as again:
+        assert again.worlds.get_attr("box_range") == pytest.approx((reach, reach))
+        again.close()
+    exec(compile(evaluations, "write_a_curriculum.md", "exec"), {"sheeplike": sheeplike})
+    assert runs[-1].finished
