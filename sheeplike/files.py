@@ -37,3 +37,12 @@ def read_text(path: Path | str, limit: int) -> str:
     if len(content) > limit:
         raise OSError(0, f"has more than {limit:,} bytes", str(path))
     return content.decode()
+
+
+def sync_directory(path: Path | str) -> None:
+    """A new name or a rename survives a power cut only once its directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

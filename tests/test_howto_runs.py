@@ -74,7 +74,7 @@ def test_the_slurm_script(tmp_path: Path) -> None:
     executable(job, script)
     executable(tools / "srun", f'#!/bin/bash\nexec "$@" {" ".join(SMALL)}\n')
     executable(tools / "scontrol", '#!/bin/bash\necho "$@" >> requeued\n')
-    (tools / "python").symlink_to(sys.executable)
+    executable(tools / "python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     path = f"{tools}:{os.environ['PATH']}"
     environment = ENVIRONMENT | {"PATH": path, "SLURM_JOB_ID": "7", "PYTHONPATH": str(HOWTO.parent)}
     # The system sends the signal to the steps and not to the script; bash waits for its step before it minds one.
@@ -161,7 +161,7 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
         few = ["total_steps=96", "agent.minibatches=2", "logger=jsonl", "eval.episodes=1", "video_every=null"]
         run = real(*overrides, "dry_run=true", *few)
         iterate = run.iterate
-        monkeypatch.setattr(run, "iterate", lambda steps: iterate(32) | {"rollout/success_rate": 1.0}, raising=False)
+        monkeypatch.setattr(run, "iterate", lambda every: iterate(32) | {"rollout/success_rate": 1.0}, raising=False)
         runs.append(run)
         return run
 

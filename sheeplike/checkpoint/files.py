@@ -200,15 +200,6 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def sync_directory(path: Path) -> None:
-    """A rename survives a power cut only once its directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def claim(root: Path) -> int | None:
     """Lock the directory until the descriptor that is returned is closed, or the process ends in whatever way.
 

@@ -22,12 +22,13 @@ from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO
 from sheeplike.commands.advice import disk_advice, explained, spaces_of
 from sheeplike.commands.agents import make_agent, plan_memory
+from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.evaluation import play
 from sheeplike.commands.run_directory import CHECKPOINTS, lock
 from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, first_step
-from sheeplike.monitor.progress import phase
+from sheeplike.monitor.progress import phase, say
 from sheeplike.nn.compilation import EAGER_CALLS
 
 
@@ -37,6 +38,7 @@ class Built(NamedTuple):
     Attributes:
         step_seconds: that one step of all worlds takes.
         parts: of the checkpoint to go on from, or None.
+        writer: of the next checkpoints, of a run that goes on.
     """
 
     worlds: VectorEnv
@@ -44,6 +46,7 @@ class Built(NamedTuple):
     evaluator: Evaluator
     step_seconds: float
     parts: dict[str, Any] | None
+    writer: checkpoint.Writer | None
 
 
 def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> Built:
@@ -55,24 +58,25 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
-    parts = worlds = None
+    parts = worlds = writer = None
     with explained(config):
         fabric = launch(config)
         torch.manual_seed(config.seed)
         with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
             if resume:
                 stack.enter_context(lock(run_dir))
+                writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
                     meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
-                for difference in differences(meta, parts, fabric.device):
-                    print(f"sheeplike: {difference}", file=sys.stderr)
+                for difference in differences(meta, parts):
+                    say(f"sheeplike: {difference}", file=sys.stderr)
             with phase("building worlds"):
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
     stack.callback(worlds.close)
     with explained(config, worlds):
-        print(plan_memory(config, worlds))
+        say(plan_memory(config, worlds))
         if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
-            print(f"sheeplike: {advice}", file=sys.stderr)
+            say(f"sheeplike: {advice}", file=sys.stderr)
         with as_command_errors(ValueError, TypeError):
             agent = make_agent(config, worlds, fabric)
         with phase("building simulation and rendering kernels"):
@@ -81,10 +85,29 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
             compile_policy(agent, worlds)
     evaluator = Evaluator(config, agent, fabric.device)
     stack.callback(evaluator.close)
-    return Built(worlds, agent, evaluator, step_seconds, parts)
+    return Built(worlds, agent, evaluator, step_seconds, parts, writer)
 
 
-def differences(meta: Mapping[str, Any], parts: Mapping[str, Any], device: torch.device) -> Iterator[str]:
+def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.Writer:
+    """What writes the checkpoints of a run; ``stack`` closes it.
+
+    Raises:
+        CommandError: the directory cannot be written, or somebody else writes there.
+    """
+    with as_command_errors(OSError, checkpoint.InUse):
+        writer = checkpoint.Writer(
+            run_dir / CHECKPOINTS,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            config=to_yaml(config),
+            device="cuda" if config.fabric.accelerator == "cuda" else "cpu",
+            report=lambda text: say(f"sheeplike: {text}", file=sys.stderr),
+        )
+    stack.callback(writer.close)
+    return writer
+
+
+def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:
     """Why a run that goes on from this checkpoint is not bit for bit the one that would have been; usually nothing."""
     if "memory" not in parts:
         yield (
@@ -95,8 +118,6 @@ def differences(meta: Mapping[str, Any], parts: Mapping[str, Any], device: torch
     changed = [f"{name} {was} -> {here[name]}" for name, was in meta["versions"].items() if here.get(name) != was]
     if changed:
         yield f"this resume may differ in the last bits: {', '.join(changed)}"
-    if meta.get("device") not in (None, device.type):
-        yield f"this resume is approximate: from {meta['device']} to {device.type}, random numbers are others"
 
 
 def launch(config: Config) -> Fabric:

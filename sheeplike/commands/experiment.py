@@ -23,19 +23,28 @@ from sheeplike import checkpoint
 from sheeplike.commands import snapshot
 from sheeplike.commands.advice import explained
 from sheeplike.commands.agents import describe_run, describe_time, learning_begins, name_collecting
-from sheeplike.commands.building import build, describe_device
+from sheeplike.commands.building import build, describe_device, make_writer
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import as_command_errors
-from sheeplike.commands.faults import Halted, Unsaved, dump
+from sheeplike.commands.faults import Halted, Unsaved, dump, last_sound
 from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.preemption import StopRequest, stoppable, stops_at_once
 from sheeplike.commands.recorder import Recorder
-from sheeplike.commands.run_directory import CHECKPOINTS, Plan, checkpoint_steps, create, discard, plan, update
+from sheeplike.commands.run_directory import (
+    CHECKPOINTS,
+    Plan,
+    checkpoint_steps,
+    create,
+    describe_changes,
+    discard,
+    plan,
+    update,
+)
 from sheeplike.commands.sources import Sources
 from sheeplike.commands.watchdog import Watchdog
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.progress import Progress, banner, phase
+from sheeplike.monitor.progress import Progress, banner, phase, say
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
@@ -88,9 +97,13 @@ class Experiment:
 
     def __init__(self, planned: Plan, *, building: Callable[[], AbstractContextManager] = nullcontext) -> None:
         self.config, self.run_dir = planned.config, planned.run_dir
+        if planned.changed:
+            say(f"changed: {describe_changes(planned.changed)}")
         self.resumed = self.kept = planned.resume
-        self.rollbacks = 0
-        self._compiled = False
+        self._compiled = self._touched = False
+        self._fault: str | None = None  # why the run cannot go on from where it is
+        self._rollbacks = self._seeds = 0  # since it was last beyond where it had gone back to; ever
+        self._rolled_back_to = -1
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
             with building():
                 built = build(self.config, self.run_dir, stack, resume=planned.resume)
@@ -100,6 +113,7 @@ class Experiment:
             self.stop: StopRequest = stack.enter_context(stoppable())
             if not planned.resume:
                 stack.enter_context(create(self.run_dir, self.config, replace=planned.replace))
+            self.writer = built.writer or make_writer(self.config, self.run_dir, stack)
             stack.callback(self._discard_if_nothing_is_kept)
             self._begin(built.parts, stack)
             self._ending = stack.pop_all()
@@ -121,8 +135,10 @@ class Experiment:
         """Whether ``total_steps`` are made."""
         return self.policy_steps >= self.config.total_steps
 
-    def iterate(self, policy_steps: int | None = None) -> dict[str, float]:
-        """Interact and learn for so many policy steps more, to the end of the run by default.
+    def iterate(self, every: int | None = None) -> dict[str, float]:
+        """Interact and learn up to the next multiple of ``every`` policy steps, or to the end of the run.
+
+        A run that was stopped on the way comes to the same places when it goes on.
 
         Returns:
             The newest value of every metric; there are new ones every ``log_every`` policy steps.
@@ -132,13 +148,13 @@ class Experiment:
             CommandError: there is not enough memory.
         """
         total = self.config.total_steps
-        target = total if policy_steps is None else min(self.policy_steps + policy_steps, total)
+        target = total if every is None else min((self.policy_steps // every + 1) * every, total)
         self.recorder.begin(self.state)
         self._busy = True
         with explained(self.config, self.worlds), Watchdog(self.config.watchdog) as self.watchdog:
             self._go_to(target)
         self.recorder.flush()
-        self._busy = False
+        self._busy, self._touched = False, not self.finished  # whoever gets this may change the worlds
         return dict(self.recorder.latest)
 
     def _go_to(self, target: int) -> None:
@@ -153,10 +169,11 @@ class Experiment:
                     continue
             self._train(target)
             if self._broken():
-                self._go_back()
+                self._roll_back()
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in worlds of its own; the metrics are written too."""
+        self._touched = True
         return self.recorder.evaluated(self.evaluator(), self.state)
 
     def save(self, *, wait: bool = True) -> None:
@@ -171,7 +188,7 @@ class Experiment:
         """
         parts, meta, journals = snapshot.take(self.agent, self.worlds, self.recorder, self.config, self.state)
         self.writer.save(self.policy_steps, parts, meta, journals, finite=("agent",), wait=wait)
-        self.kept = True
+        self.kept, self._touched = True, False
 
     def close(self) -> None:
         """Let go of everything, without saving. Calling it again does nothing."""
@@ -182,12 +199,14 @@ class Experiment:
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         # What is in the middle of an iteration cannot be saved; after an error anywhere else it is worth it.
-        with self._ending:
-            self.progress.close()
-            if not self._busy:
-                self._save_at_the_end()
-        if self.stop():
-            self.stop.tell_others()
+        try:
+            with self._ending:
+                self.progress.close()
+                if not self._busy:
+                    self._save_at_the_end()
+        finally:
+            if self.stop() and not isinstance(error, Halted):  # which would only halt again
+                self.stop.tell_others()
 
     # --- how it begins ----------------------------------------------------------------------------------------------
 
@@ -197,16 +216,6 @@ class Experiment:
         begun = None if parts is None else parts["loop"]["counters"]["policy_steps"]
         self.progress = Progress(config.total_steps, initial_steps=begun or 0)
         stack.callback(self.progress.close)
-        with as_command_errors(OSError, checkpoint.InUse):
-            self.writer = checkpoint.Writer(
-                self.run_dir / CHECKPOINTS,
-                keep_last=config.checkpoint.keep_last,
-                keep_best=config.checkpoint.keep_best,
-                config=to_yaml(config),
-                device=self.worlds.device.type,
-                report=self.progress.note,
-            )
-        stack.callback(self.writer.close)
         self.recorder = Recorder(self.agent, self.worlds, self.progress)
         snapshot.seed_everything(config.seed)
         if parts is None:
@@ -271,10 +280,10 @@ class Experiment:
         self.watchdog.beat()
 
     def _paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
-        """``hook``, which may take long: neither the rates of acting and learning nor the watchdog count it."""
+        """``hook``, which may take long: rates of acting and learning leave it out, and the watchdog is patient."""
 
         def timed(state: LoopState) -> None:
-            with self.watchdog.paused():
+            with self.watchdog.patient():
                 self.recorder.paused(hook)(state)
 
         return timed
@@ -291,64 +300,79 @@ class Experiment:
 
     def _save_if_sound(self) -> None:
         """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""
-        if int(self.agent.skipped_in_a_row):
-            self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: updates are being skipped")
+        if skipped := int(self.agent.skipped_in_a_row):
+            self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {skipped} updates were skipped")
             return
         try:
             self.save(wait=False)
-            self.rollbacks = 0  # it has got beyond where it had gone back to
         except checkpoint.NonFinite as error:
             self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {error}")
-            self.recorder.skipped = math.inf
+            self._fault = str(error)
 
     def _save_at_the_end(self) -> None:
+        steps = checkpoint_steps(self.run_dir)
+        newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
+        if steps and int(self.agent.skipped_in_a_row) >= self.config.faults.max_skipped:
+            raise Halted(f"{self.run_dir} was not saved, since its last updates were not finite; {newest}")
         try:
-            with phase("saving"):
-                if not self.writer.holds(self.policy_steps):
+            with phase("saving"), Watchdog(self.config.watchdog):
+                if self._touched or not self.writer.holds(self.policy_steps):
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
-            steps = checkpoint_steps(self.run_dir)
-            newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
             raise Unsaved(f"{self.run_dir} could not be saved, {newest}: {error}") from error
 
-    def _broken(self) -> bool:
-        return self.recorder.skipped >= self.config.faults.max_skipped
+    # --- what happens when numbers are no longer finite -------------------------------------------------------------
 
-    def _go_back(self) -> None:
-        """Continue from the last good checkpoint, with other random numbers; or halt, if that has been tried.
+    def _broken(self) -> bool:
+        return bool(self._fault) or self.recorder.skipped >= self.config.faults.max_skipped
+
+    def _roll_back(self) -> None:
+        """Continue from the last sound checkpoint, with other random numbers; or halt, if that has been tried.
 
         Not if an update has been good since: the record is an interval late.
 
         Raises:
             Halted: ``faults.max_rollbacks`` are used up, or there is no checkpoint.
         """
-        if self.recorder.skipped < math.inf and not int(self.agent.skipped_in_a_row):
+        if not self._fault and not int(self.agent.skipped_in_a_row):
             self.recorder.skipped = 0.0
             return
+        reason = self._fault or f"{self.config.faults.max_skipped} updates in a row were not finite"
+        told = f"{reason}, at policy step {self.policy_steps:,}"
+        try:
+            if place := dump(self.run_dir, self.agent, self.state):
+                told += f"; what the first one saw is in {place}"
+        except OSError as error:
+            told += f"; what the first one saw cannot be saved: {error}"
         with suppress(OSError):
             self.writer.wait()
-        step, faults = self.policy_steps, self.config.faults
-        told = f"{faults.max_skipped} updates in a row were not finite at policy step {step:,}; "
-        try:
-            told += f"what the first one saw is in {dump(self.run_dir, self.agent, self.state)}"
-        except OSError as error:
-            told += f"what the first one saw cannot be saved: {error}"
-        try:
-            if self.rollbacks >= faults.max_rollbacks:
-                raise FileNotFoundError(f"after {self.rollbacks} returns to a checkpoint")
-            meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS)
-        except (FileNotFoundError, checkpoint.Corrupt) as error:
-            raise Halted(f"{told}; halted: {error}") from None
-        self.rollbacks += 1
+        last = self.writer.last
+        if last is not None and last.step > self._rolled_back_to:
+            self._rollbacks = 0  # it had got beyond where it was then
+        if self._rollbacks >= self.config.faults.max_rollbacks:
+            raise Halted(f"{told}; halted after {self._rollbacks} rollbacks")
+        found = last_sound(self.run_dir / CHECKPOINTS)
+        if found is None:
+            raise Halted(f"{told}; halted: there is no sound checkpoint to go back to")
+        meta, parts = found
         self.progress.note(f"{told}; going back to policy step {meta['step']:,}")
-        self.recorder.pending = None
-        self.logger.close()
-        self._open_logger(meta["step"])
+        if "memory" not in parts:
+            self.agent.forget()
+            self.progress.note("what had been seen is forgotten: the checkpoint does not hold it")
         self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
+        self.writer.went_back_to(meta["step"])
+        self._fault, self._rolled_back_to = None, meta["step"]
+        self._rollbacks, self._seeds = self._rollbacks + 1, self._seeds + 1
         # The same random numbers would lead to the same place.
-        seed = self.config.seed + 7919 * self.rollbacks
+        seed = self.config.seed + 7919 * self._seeds
         snapshot.seed_everything(seed)
         self.agent.generator.manual_seed(seed)
+        self.recorder.pending = None
+        self.logger.close()
+        try:
+            self._open_logger(meta["step"])
+        except OSError as error:
+            raise Halted(f"{told}; halted: the record cannot be opened again: {error}") from error
         self.recorder.begin(self.state)
         self._arm()
 

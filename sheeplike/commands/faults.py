@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent
+from sheeplike.checkpoint.files import write_part
 from sheeplike.commands.agents import make_agent
 from sheeplike.commands.building import launch, make_envs
 from sheeplike.commands.config import load_saved
@@ -34,27 +38,42 @@ class Unsaved(CommandError):
     status = 74  # EX_IOERR of sysexits.h
 
 
-def dump(run_dir: Path, agent: Agent, state: LoopState) -> Path:
+def dump(run_dir: Path, agent: Agent, state: LoopState) -> Path | None:
     """Save what the first of the skipped updates saw, with the parameters that it met, which it did not change.
 
     Returns:
         ``<run_dir>/faults/step_<policy steps>.pt``: ``batch`` (see ``Agent.offending_batch``), ``agent``, ``rng`` and
-        the counters of the run; to be read with ``torch.load(path, weights_only=True)``.
+        the counters of the run; to be read with ``torch.load(path, weights_only=True)``. None if none was skipped.
 
     Raises:
         OSError: it cannot be written.
     """
+    batch = agent.offending_batch()
+    if not batch:
+        return None
     path = run_dir / FAULTS / f"step_{state.policy_steps:012d}.pt"
     content = {
-        "batch": agent.offending_batch(),
+        "batch": batch,
         "agent": agent.state_dict(replay=False),
         "rng": random_state(),
         "policy_steps": state.policy_steps,
         "gradient_steps": state.gradient_steps,
     }
     path.parent.mkdir(exist_ok=True)
-    torch.save(content, path)
+    fresh = path.with_suffix(".tmp")
+    write_part(fresh, content)
+    fresh.replace(path)
     return path
+
+
+def last_sound(root: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The newest checkpoint that is whole and was not made while updates were being skipped, as read."""
+    for path in reversed(checkpoint.list_checkpoints(root)):
+        with suppress(checkpoint.Corrupt):
+            meta, parts = checkpoint.load(path)
+            if not int(parts["agent"].get("skipped_in_a_row", 0)):
+                return meta, parts
+    return None
 
 
 def examine(path: Path | str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
@@ -64,23 +64,25 @@ class StopRequest:
         if not again:
             # Not print: the signal may have come in the middle of one.
             text = f"\n{signal.Signals(signum).name}: saving after this iteration; once more stops at once, unsaved\n"
-            os.write(1, text.encode())
+            with suppress(OSError):  # nobody reads it any more, or the disk is full
+                os.write(1, text.encode())
 
 
 @contextmanager
 def stoppable() -> Iterator[StopRequest]:
     """Within it SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for an orderly stop; a second one ends the process at once.
 
-    A signal that another program has a handler for never ends the process here: that is told when all is saved. In a
-    thread other than the main one, where Python takes no signals, nothing changes.
+    A signal that another program has a handler for never ends the process here: that is told when all is saved. One
+    that is ignored stays ignored. In a thread other than the main one, where Python takes no signals, nothing changes.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     for signum in SIGNALS:
-        request._before[signum] = signal.getsignal(signum)
-        signal.signal(signum, request._ask)
+        if (handler := signal.getsignal(signum)) is not signal.SIG_IGN:
+            request._before[signum] = handler
+            signal.signal(signum, request._ask)
     try:
         yield request
     finally:
@@ -91,16 +93,18 @@ def stoppable() -> Iterator[StopRequest]:
 
 @contextmanager
 def stops_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process: for the start of a run, when there is nothing to save yet.
+    """A signal ends the process, with the same status as later: for the start of a run, when nothing is to be saved.
 
-    An exception would not do: one that is raised in a callback of JAX is printed and ignored.
+    An exception would not do: one that is raised in a callback of JAX is printed and ignored. Handlers that somebody
+    else has installed stay.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before != signal.default_int_handler:  # a background job, or a test, has a handler of its own
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda signum, frame: os._exit(INTERRUPTED))
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    ours = {s: handler for s, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
+    for signum in ours:
+        status = INTERRUPTED if signum == signal.SIGINT else PREEMPTED
+        signal.signal(signum, lambda signum, frame, status=status: os._exit(status))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for signum, handler in ours.items():
+            signal.signal(signum, handler)

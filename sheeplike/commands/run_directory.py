@@ -14,7 +14,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
@@ -26,6 +26,7 @@ from sheeplike.commands.errors import CommandError, nearest, show
 from sheeplike.commands.saved import refuse_links
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
+from sheeplike.files import sync_directory
 
 try:
     import fcntl
@@ -35,6 +36,8 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
+EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
+LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, "metrics.jsonl"}  # of a run that came to no checkpoint; batches of faults stay
 SHOWN = 8  # changes, at most
 _CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # as sheeplike.checkpoint names them
 
@@ -83,7 +86,7 @@ def plan(overrides: Iterable[str], sources: Sources) -> Plan:
     path = Path(config.run_dir or "").expanduser()
     if not (path / CONFIG_FILE).is_file():
         return Plan(config, check(config))
-    saved = load_saved(path / CONFIG_FILE, [])
+    saved = load_saved(config_file(path, "run_dir"), [])
     changed = changes(saved, config)
     refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
     if refused:
@@ -140,10 +143,13 @@ def create(run_dir: Path, config: Config, *, replace: bool = False) -> TextIO:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         held = lock(run_dir)
-        if (config.dry_run and _holds_dry_run(run_dir)) or (replace and not checkpoint_steps(run_dir)):
-            _empty(run_dir)
+        if config.dry_run and _holds_dry_run(run_dir):
+            _empty(run_dir, lambda name: name != LOCK_FILE)
+        elif replace and not checkpoint_steps(run_dir):
+            _empty(run_dir, lambda name: name in LEFTOVERS or name.startswith(EVENTS))
         with (run_dir / CONFIG_FILE).open("x", encoding="utf-8") as file:  # whoever creates it owns the directory
-            file.write(to_yaml(config))
+            _write(file, to_yaml(config))
+        sync_directory(run_dir)
         return held
     except FileExistsError:
         raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
@@ -175,8 +181,10 @@ def lock(run_dir: Path) -> TextIO:
 def update(run_dir: Path, config: Config) -> None:
     """Save the configuration of a resumed run, so that the next one to resume it keeps what has changed."""
     fresh = run_dir / f".{CONFIG_FILE}.{os.getpid()}"
-    fresh.write_text(to_yaml(config), encoding="utf-8")
+    with fresh.open("w", encoding="utf-8") as file:
+        _write(file, to_yaml(config))
     fresh.replace(run_dir / CONFIG_FILE)  # whole or not at all
+    sync_directory(run_dir)
 
 
 def resume(run_dir: Path, arguments: Sequence[str]) -> Plan:
@@ -219,12 +227,20 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
     return sorted({int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))})
 
 
-def _empty(run_dir: Path) -> None:
-    """Remove what an attempt has left that is not worth keeping."""
+def _write(file: TextIO, text: str) -> None:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())  # without its configuration no checkpoint is of any use
+
+
+def _empty(run_dir: Path, chosen: Callable[[str], bool]) -> None:
+    """Remove what an attempt has left that is not worth keeping, by its name."""
     for entry in run_dir.iterdir():
+        if not chosen(entry.name):
+            continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
-        elif entry.name != LOCK_FILE:
+        else:
             entry.unlink()
 
 

@@ -71,7 +71,7 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str], *, print_config: b
             if status in (INTERRUPTED, PREEMPTED) or (child.asked and (status or number < len(jobs))):
                 again = shlex.join(["python", "-m", "sheeplike", *flags, *overrides])
                 print(f"stopped at {title}; go on with all that is left: {again}")
-                raise SystemExit(status or INTERRUPTED)
+                raise SystemExit(child.stopped if child.asked is not None else status)
             if status:
                 print(f"sheeplike: {title} failed; the seeds behind it were not started", file=sys.stderr)
                 raise SystemExit(status)
@@ -92,10 +92,15 @@ class Child:
         self.asked: int | None = None
         self.process: subprocess.Popen | None = None
 
+    @property
+    def stopped(self) -> int:
+        """The exit status that tells by what the series was stopped."""
+        return INTERRUPTED if self.asked == signal.SIGINT else PREEMPTED
+
     def run(self, command: Sequence[str]) -> int:
         """Exit status of ``command``; where a signal ended it, 128 and its number, as shells have it."""
         if self.asked is not None:
-            return INTERRUPTED
+            return self.stopped
         self.process = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL)
         if self.asked is not None:  # it came while the process was being made
             self.process.send_signal(self.asked)

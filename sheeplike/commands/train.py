@@ -7,6 +7,7 @@ from sheeplike.commands.errors import CommandError
 from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.preemption import stops_at_once
 from sheeplike.commands.sources import Sources
+from sheeplike.monitor.progress import say
 
 
 def main(arguments: list[str]) -> None:
@@ -38,17 +39,15 @@ def main(arguments: list[str]) -> None:
     run_dir = planned.run_dir
     if planned.finished:
         if "resume=auto" in request.overrides:
-            print(f"finished before: {run_dir}")
+            say(f"finished before: {run_dir}")
             return
         steps = run_directory.checkpoint_steps(run_dir)[-1]
         raise CommandError(f"resume={run_dir}: finished at {steps} policy steps; expected a larger total_steps=")
-    if planned.changed:
-        print(f"changed: {run_directory.describe_changes(planned.changed)}")
-    print("loading torch and JAX", flush=True)
+    say("loading torch and JAX")
     with stops_at_once():
         from sheeplike.commands.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
     if status:
-        print(f"saved; go on with: python -m sheeplike resume={run_dir}")
+        say(f"saved; go on with: python -m sheeplike resume={run_dir}")
         raise SystemExit(status)
-    print(f"finished: {run_dir}")
+    say(f"finished: {run_dir}")

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+PATIENCE = 6
+
 
 class Watchdog:
     """Prints the stacks of all threads to stderr when :meth:`beat` was not called for ``seconds``, again and again.
@@ -23,7 +25,7 @@ class Watchdog:
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        self.pauses = 0
+        self.patience = 0
         self.armed = 0.0
         self.file = _stderr() if seconds is not None else None
         if self.file is not None:
@@ -33,20 +35,20 @@ class Watchdog:
 
     def beat(self) -> None:
         """Say that the run goes on."""
-        if self.file is not None and not self.pauses and time.monotonic() - self.armed >= self.interval:
+        if self.file is not None and not self.patience and time.monotonic() - self.armed >= self.interval:
             self._arm()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Nothing is expected to happen inside: for what may take long, such as compiling."""
-        self.pauses += 1
+    def patient(self) -> Iterator[None]:
+        """What happens inside may take :data:`PATIENCE` times as long, and beats do not count: compiling, for one."""
+        self.patience += 1
         if self.file is not None:
-            faulthandler.cancel_dump_traceback_later()
+            self._arm(PATIENCE)
         try:
             yield
         finally:
-            self.pauses -= 1
-            if self.file is not None and not self.pauses:
+            self.patience -= 1
+            if self.file is not None and not self.patience:
                 self._arm()
 
     def close(self) -> None:
@@ -61,9 +63,9 @@ class Watchdog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _arm(self) -> None:
+    def _arm(self, times: int = 1) -> None:
         self.armed = time.monotonic()
-        faulthandler.dump_traceback_later(self.seconds + self.interval, repeat=True, file=self.file)
+        faulthandler.dump_traceback_later(times * self.seconds + self.interval, repeat=True, file=self.file)
 
 
 def _stderr() -> TextIO | None:

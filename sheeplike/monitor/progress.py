@@ -5,12 +5,13 @@ In a terminal the progress line is rewritten in place; in a file or a pipe plain
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 _CLEAR = "\r\x1b[2K"
@@ -217,6 +218,11 @@ def _is_terminal(file: TextIO | None) -> bool:
         return False
 
 
+def say(text: str, *, file: TextIO | None = None) -> None:
+    """Print a line that nobody has to read: a reader that has gone away does not end the run."""
+    _write(file, text + "\n")
+
+
 def _write(file: TextIO | None, text: str) -> None:
     """Write and flush; a reader that has gone away, or an encoding without ``…``, does not end the run."""
     file = file or sys.stdout
@@ -226,5 +232,11 @@ def _write(file: TextIO | None, text: str) -> None:
     try:
         file.write(text.encode(encoding, "replace").decode(encoding))
         file.flush()
+    except BrokenPipeError:
+        # Or Python would try again when it exits, fail, and end with a status of its own.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, file.fileno())
+            os.close(nowhere)
     except (OSError, ValueError):
         pass

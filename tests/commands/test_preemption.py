@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from sheeplike.commands import preemption
-from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED, SIGNALS, stoppable
+from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED, SIGNALS, stoppable, stops_at_once
 
 HERE = os.getpid()
 
@@ -101,6 +101,49 @@ def test_nobody_is_told_where_the_handlers_were_the_systems_own(exits: list[int]
         send(signal.SIGUSR1)
     stop.tell_others()
     assert exits == []
+
+
+def test_what_is_ignored_stays_ignored(exits: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stoppable() as stop:
+        send(signal.SIGINT)
+        assert not stop()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, PREEMPTED)])
+def test_during_the_start_a_signal_ends_the_process_with_the_same_status(
+    signum: int, status: int, exits: list[int]
+) -> None:
+    """Status 75 brings a job back; SIGTERM's own would count as a failure."""
+    before = signal.getsignal(signum)
+    with stops_at_once():
+        send(signum)
+    assert exits == [status]
+    assert signal.getsignal(signum) == before
+
+
+def test_handlers_of_others_stay_during_the_start(exits: list[int]) -> None:
+    told: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda signum, frame: told.append(signum))
+    with stops_at_once():
+        send(signal.SIGUSR2)
+    assert (told, exits) == ([signal.SIGUSR2], [])
+
+
+def test_a_reader_that_has_gone_away_changes_nothing() -> None:
+    """As tee does at Ctrl-C: the note cannot be written, nor any line after it."""
+    code = (
+        "import os, signal\nfrom sheeplike.commands.preemption import stoppable\n"
+        "from sheeplike.monitor.progress import say\n"
+        "with stoppable() as stop:\n    os.kill(os.getpid(), signal.SIGTERM)\n    say('saved')\n"
+        "raise SystemExit(stop.status)"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (PREEMPTED, "")
 
 
 def test_in_another_thread_nothing_changes() -> None:

@@ -205,11 +205,13 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
 def test_auto_begins_again_where_there_was_no_checkpoint(begun, sheeplike, refused):
     begun(*JOB, checkpoint=False)
     (DEFAULT / "metrics.jsonl").write_text("{}\n")
+    (DEFAULT / "faults").mkdir()
+    (DEFAULT / "notes.txt").touch()
     (again,) = sheeplike(*JOB, "resume=auto", "log_every=7").runs
     assert (again.resume, again.replace) == (False, True)
     assert (DEFAULT / "metrics.jsonl").exists(), "until everything is built"
     create(again.run_dir, again.config, replace=again.replace).close()
-    assert sorted(path.name for path in DEFAULT.iterdir()) == [".lock", "config.yaml"]
+    assert sorted(path.name for path in DEFAULT.iterdir()) == [".lock", "config.yaml", "faults", "notes.txt"]
     assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
 
 
@@ -220,6 +222,12 @@ def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike
     with pytest.raises(CommandError, match="was taken by another run"):
         create(again.run_dir, again.config, replace=again.replace)
     assert (DEFAULT / "checkpoints/step_000000000128").is_dir()
+
+
+def test_auto_follows_no_link_either(begun, refused, tmp_path):
+    begun(*JOB)
+    (DEFAULT / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert "is a link to" in refused(*JOB, "resume=auto")
 
 
 def test_auto_is_content_with_a_finished_run(begun, sheeplike):

@@ -50,16 +50,17 @@ def test_a_run_that_goes_on_says_nothing() -> None:
 
 
 def test_what_may_take_long_is_not_reported_and_what_comes_then_is() -> None:
-    nested = "    with watchdog.paused():\n        pass\n"
-    pause = f"with watchdog.paused():\n{nested}    time.sleep(0.2)\n    watchdog.beat()\n    time.sleep(0.9)"
+    nested = "    with watchdog.patient():\n        pass\n"
+    pause = f"with watchdog.patient():\n{nested}    time.sleep(0.2)\n    watchdog.beat()\n    time.sleep(0.9)"
     assert told(pause) == ""
-    assert "Timeout" in told(f"{pause}\ntime.sleep(0.8)")
+    assert "Timeout (0:00:00.500000)!" in told(f"{pause}\ntime.sleep(0.8)")
+    assert "Timeout (0:00:02.500000)!" in told("with watchdog.patient():\n    time.sleep(2.7)")
 
 
 def test_never() -> None:
     with Watchdog(None) as watchdog:
         watchdog.beat()
-        with watchdog.paused():
+        with watchdog.patient():
             pass
     assert told("watchdog.close()\nwatchdog.close()\ntime.sleep(0.8)") == ""
 
