@@ -69,10 +69,13 @@ def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
     assert torch.equal(parts["rng"]["torch"], expected["rng"]["torch"])
 
 
-def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(begin: Callable[..., Experiment]) -> None:
+def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
+    begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
+) -> None:
     with begin(*PPO, "total_steps=64") as run:
         run.iterate()
-    with begin(*PPO, "total_steps=64", "resume=auto") as again:
+    with begin(*PPO, "total_steps=64", "resume=auto", "log_every=4") as again:
+        assert "changed: log_every 2 -> 4" in capsys.readouterr().out
         assert again.over
         assert again.policy_steps == 64
     longer = begin(*PPO, "checkpoint.every=null", "resume=auto")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from sheeplike.commands.errors import CommandError
-from sheeplike.commands.run_directory import create, update
+from sheeplike.commands.run_directory import create, describe_changes, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")
@@ -180,12 +180,12 @@ def test_auto_begins_a_run_and_goes_on_with_it(begun, sheeplike):
 
 def test_auto_shows_and_takes_what_may_change(begun, sheeplike):
     begun(*JOB)
-    result = sheeplike(*JOB, "resume=auto", "total_steps=2_000_000", "checkpoint.every=null", "log_every=7")
-    assert result.runs[0].config.total_steps == 2_000_000
+    (run,) = sheeplike(*JOB, "resume=auto", "total_steps=2_000_000", "checkpoint.every=null", "log_every=7").runs
+    assert run.config.total_steps == 2_000_000
     for change in ("total_steps 1000000 -> 2000000", "checkpoint.every 20000 -> null", "log_every 500 -> 7"):
-        assert change in result.output
-    result = sheeplike(f"resume={DEFAULT}", "eval.every=null")
-    assert "changed: eval.every 10000 -> null" in result.output
+        assert change in describe_changes(run.changed)
+    (run,) = sheeplike(f"resume={DEFAULT}", "eval.every=null").runs
+    assert describe_changes(run.changed) == "eval.every 10000 -> null"
 
 
 def test_auto_refuses_another_run_and_names_what_differs(begun, refused):

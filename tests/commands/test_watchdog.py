@@ -54,7 +54,7 @@ def test_what_may_take_long_is_not_reported_and_what_comes_then_is() -> None:
     pause = f"with watchdog.patient():\n{nested}    time.sleep(0.2)\n    watchdog.beat()\n    time.sleep(0.9)"
     assert told(pause) == ""
     assert "Timeout (0:00:00.500000)!" in told(f"{pause}\ntime.sleep(0.8)")
-    assert "Timeout (0:00:02.500000)!" in told("with watchdog.patient():\n    time.sleep(2.7)")
+    assert "Timeout (0:00:02.5" in told("with watchdog.patient():\n    time.sleep(2.7)")
 
 
 def test_never() -> None:
