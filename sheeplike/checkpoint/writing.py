@@ -21,13 +21,13 @@ from sheeplike.checkpoint.files import (
     MANIFEST,
     check_loadable,
     claim,
-    sync_directory,
     versions,
     write_manifest,
     write_part,
 )
 from sheeplike.checkpoint.journals import Altered, Journal, Plan, adopt
 from sheeplike.checkpoint.reading import JOURNALS, PART
+from sheeplike.files import sync_directory
 
 Parts = Mapping[str, Mapping[str, Any]]
 Journals = Mapping[str, Mapping[str, Journal]]
