@@ -60,9 +60,8 @@ def judge(
     lam: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Advantage, target and validity of the steps of a trajectory; see :func:`gae`."""
-    return *gae(reward * reward_scaling, value, is_last, is_terminal, discount=discount, lam=lam), (
-        ~is_last[:-1]
-    ).float()
+    judged = gae(reward * reward_scaling, value, is_last, is_terminal, discount=discount, lam=lam)
+    return *judged, (~is_last[:-1]).float()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
