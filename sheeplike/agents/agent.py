@@ -75,10 +75,12 @@ class Agent(Protocol):
     Attributes:
         skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
             last one whose losses and gradients were finite. Part of the state.
+        skipped_total: 0-dim int64 device tensor, as that: how many have been skipped in all.
         generator: chooses what an update learns from; acting and sampled latents draw from torch's own generator.
     """
 
     skipped_in_a_row: Tensor
+    skipped_total: Tensor
     generator: torch.Generator
 
     def player(self, num_envs: int) -> Player:
@@ -86,6 +88,9 @@ class Agent(Protocol):
 
     def remember(self, step: Step) -> None:
         """Take in one step of all training worlds."""
+
+    def forget(self) -> None:
+        """What it has seen is gone, as in a new agent; what it has learnt stays, and every tensor at its address."""
 
     def updates_due(self, policy_steps: int) -> int:
         """How many calls of :meth:`update` are due after ``policy_steps`` policy steps in all."""
@@ -138,8 +143,9 @@ class Agent(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
-        After a state without history, every step of the journals has to be written into :attr:`journals` before the
-        agent goes on.
+        What the state does not hold stays as it is: an agent that has seen something, and goes back to a state without
+        it, has to :meth:`forget` first. After a state without history, every step of the journals has to be written
+        into :attr:`journals` before the agent goes on.
         """
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,14 @@ class Faults:
 
     Attributes:
         skipped_in_a_row: 0-dim int64; updates skipped since the last one whose numbers were finite.
+        skipped_total: 0-dim int64; all that were ever skipped.
         first: as ``names``: what the first update of the present streak was given; -1 where that is not known.
     """
 
     def __init__(self, device: torch.device, **names: Tensor) -> None:
-        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.skipped_in_a_row, self.skipped_total = (
+            torch.zeros((), dtype=torch.int64, device=device) for _ in range(2)
+        )
         self.first = {name: torch.full_like(given, -1) for name, given in names.items()}
 
     def count(self, finite: Tensor, **given: Tensor) -> Tensor:
@@ -35,23 +39,41 @@ class Faults:
         begins = ~finite & (self.skipped_in_a_row == 0)
         for name, kept in self.first.items():
             kept.copy_(torch.where(begins, given[name], kept))
-        self.skipped_in_a_row.add_(1).mul_((~finite).long())
+        skipped = (~finite).long()
+        self.skipped_in_a_row.add_(1).mul_(skipped)
+        self.skipped_total.add_(skipped)
         return (~finite).float()
 
-    def load(self, skipped_in_a_row: Tensor | int) -> None:
-        """Go on counting from there. What the streak began with is not known any more."""
-        self.skipped_in_a_row.fill_(skipped_in_a_row)
+    def forget(self) -> None:
+        """What the streak began with is not known any more."""
         for kept in self.first.values():
             kept.fill_(-1)
 
-    def snapshot(self) -> list[Tensor]:
-        """A copy of everything, for :meth:`restore`."""
-        return [kept.clone() for kept in (self.skipped_in_a_row, *self.first.values())]
+    def state_dict(self) -> dict[str, Tensor]:
+        """The counters themselves."""
+        return {"skipped_in_a_row": self.skipped_in_a_row, "skipped_total": self.skipped_total}
 
-    def restore(self, snapshot: list[Tensor]) -> None:
-        """As it was at :meth:`snapshot`."""
-        for kept, value in zip((self.skipped_in_a_row, *self.first.values()), snapshot, strict=True):
-            kept.copy_(value)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on counting from there, from 0 where an older state has no such counter; and :meth:`forget`."""
+        for name, counter in self.state_dict().items():
+            counter.fill_(state.get(name, 0))
+        self.forget()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is counted within it does not count."""
+        everything = (*self.state_dict().values(), *self.first.values())
+        before = [kept.clone() for kept in everything]
+        try:
+            yield
+        finally:
+            for kept, value in zip(everything, before, strict=True):
+                kept.copy_(value)
+
+
+def health(total: Tensor, skip: Tensor) -> dict[str, Tensor]:
+    """Metrics of an update that minimised ``total`` and was skipped where ``skip`` is 1; averages leave NaN out."""
+    return {"health/nonfinite_loss": (~total.isfinite()).float(), "health/skipped_update": skip}
 
 
 def masked(data: Mapping[str, Tensor], held: Tensor) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 from sheeplike.agents.dreamer_v3.sizes import SIZES
 from sheeplike.commands import schema
 from sheeplike.commands.errors import CommandError
-from sheeplike.commands.memory import in_words, minibatch, on_disk, plan, resized
+from sheeplike.commands.memory import estimate, in_words, minibatch, on_disk, resized
 from sheeplike.commands.schema import Config
 from sheeplike.commands.validation import validate
 
@@ -28,7 +28,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 _OF_THE_WORLDS = re.compile(r"RESOURCE_EXHAUSTED|warp", re.IGNORECASE)
 HALVINGS = 8  # at most, of a setting that is proposed
-ROOM = 0.9  # of what is free: the rest goes to what no plan knows of
+ROOM = 0.9  # of what is free: the rest goes to what no estimate knows of
 
 
 @contextmanager
@@ -76,10 +76,10 @@ def memory_advice(
 
     Args:
         error: of the simulation or of the learner.
-        space, actions: see :func:`plan`.
+        space, actions: see :func:`~sheeplike.commands.memory.estimate`.
         free: bytes that the device has left, where that is known.
     """
-    now = plan(config, space, actions)
+    now = estimate(config, space, actions)
     agent = config.agent
     if isinstance(agent, schema.PPO):
         memory, batch = "the rollout", f"a minibatch of {minibatch(config):,} steps"
@@ -98,7 +98,7 @@ def memory_advice(
             smaller = _changed(config, changed)
             if smaller is None:
                 break
-            left = plan(smaller, resized(space, smaller), actions).total
+            left = estimate(smaller, resized(space, smaller), actions).total
             first = first or (now.total - left, text)
             if free is None or left <= ROOM * free:
                 first = now.total - left, text  # that alone will do; where nothing will, the first step
@@ -106,7 +106,7 @@ def memory_advice(
         if first and first[0] > 0:
             helping.append(first)
     helping.sort(key=lambda entry: -entry[0])
-    if _OF_THE_WORLDS.search(str(error)):  # whose physics takes what no plan knows of
+    if _OF_THE_WORLDS.search(str(error)):  # whose physics takes what no estimate knows of
         helping.sort(key=lambda entry: not entry[1].startswith("env.num_envs="))
     settings = ", ".join(f"{text} ({in_words(saved)} less)" for saved, text in helping[:3])
     return f"out of memory: {taken}{room}; what helps most: {settings or 'a smaller task'}"
@@ -123,7 +123,7 @@ def disk_advice(
     """A warning, in one line, where the checkpoints of a run may not fit on the disk; None where they do.
 
     Args:
-        space, actions: see :func:`plan`.
+        space, actions: see :func:`~sheeplike.commands.memory.estimate`.
         free: bytes; None: what the disk of ``run_dir`` has left.
         held: bytes of the checkpoints that are there already and will be replaced.
     """
@@ -162,7 +162,7 @@ def disk_advice(
 
 
 def spaces_of(worlds: VectorEnv | None) -> dict[str, spaces.Space]:
-    """What :func:`plan` is told of the worlds, as far as there are any."""
+    """What :func:`~sheeplike.commands.memory.estimate` is told of the worlds, as far as there are any."""
     return {} if worlds is None else {"space": worlds.single_observation_space, "actions": worlds.single_action_space}
 
 

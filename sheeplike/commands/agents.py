@@ -11,28 +11,36 @@ from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.dreamer_v3.experience import replay_spec
-from sheeplike.agents.dreamer_v3.observations import ModelKeys
+from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.experience import rollout_spec
 from sheeplike.agents.ppo.networks import Vision
-from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.commands import schema
+from sheeplike.commands.memory import estimate, widths
 from sheeplike.commands.schema import Config
-from sheeplike.memory import Rollout, SequenceReplay
 from sheeplike.monitor.progress import format_seconds
 
 
 def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
     """The agent that the configuration describes, for these worlds."""
-    place = {"num_envs": worlds.num_envs, "device": fabric.device, "autocast": fabric.autocast, "seed": config.seed}
+    return _make_agent(config, worlds, worlds.num_envs, fabric)
+
+
+def make_agent_as_trained(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
+    """:func:`make_agent`, for a checkpoint of the run: built for as many worlds as it was trained in.
+
+    What an agent saves may be shaped by their number. It may act in any other.
+    """
+    return _make_agent(config, worlds, config.env.num_envs, fabric)
+
+
+def _make_agent(config: Config, worlds: VectorEnv, num_envs: int, fabric: Fabric) -> Agent:
+    place = {"num_envs": num_envs, "device": fabric.device, "autocast": fabric.autocast, "seed": config.seed}
     place["compile"] = config.compile
     spaces = worlds.single_observation_space, worlds.single_action_space
     if isinstance(config.agent, schema.PPO):
         return PPO(*spaces, **_numbers(config.agent, vision=Vision(**asdict(config.agent.vision))), **place)
     a = config.agent
-    numbers = _numbers(a, size=_size(a), betas=(a.beta1, a.beta2), free_nats=a.kl_free_nats)
+    numbers = _numbers(a, size=widths(a), betas=(a.beta1, a.beta2), free_nats=a.kl_free_nats)
     for name in ("beta1", "beta2", "kl_free_nats"):
         del numbers[name]
     return DreamerV3(*spaces, learning_starts=config.learning_starts, **numbers, **place)
@@ -40,18 +48,13 @@ def make_agent(config: Config, worlds: VectorEnv, fabric: Fabric) -> Agent:
 
 def plan_memory(config: Config, worlds: VectorEnv) -> str:
     """What the agent's memory is about to take."""
-    space, codec = worlds.single_observation_space, ActionCodec(worlds.single_action_space)
     a = config.agent
+    taken = estimate(config, worlds.single_observation_space, worlds.single_action_space).memory
     if isinstance(a, schema.PPO):
-        keys = ObservationKeys(space, [*a.observations, *(a.value_observations or ())])
-        steps = a.rollout_length * worlds.num_envs
-        spec = rollout_spec(keys, codec, augment=a.augment)
-        taken = Rollout.footprint(spec, worlds.num_envs, a.rollout_length, a.frame_stack - 1)
-        return f"rollout of {steps:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}"
-    taken = SequenceReplay.footprint(
-        replay_spec(ModelKeys(space, a.observations), codec, _size(a)), worlds.num_envs, a.replay_size
-    )
-    return f"replay of {a.replay_size:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}"
+        what = f"rollout of {a.rollout_length * worlds.num_envs:,} policy steps"
+    else:
+        what = f"replay of {a.replay_size:,} policy steps"
+    return f"{what}: {taken / 2**20:,.0f} MiB on {worlds.device}"
 
 
 def gradient_steps(config: Config, begun: int) -> int:
@@ -150,10 +153,6 @@ def _describe_ppo(config: Config, agent: PPO) -> dict[str, str]:
         f"{steps // a.minibatches:,} steps",
         "memory": f"rollout of {steps:,} policy steps",
     }
-
-
-def _size(agent: schema.DreamerV3) -> Size:
-    return Size(**{name: value for name, value in asdict(agent.size).items() if name != "name"})
 
 
 def _numbers(section: Any, **replaced: Any) -> Mapping[str, Any]:

@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from sheeplike.commands import cli, machine
@@ -118,7 +117,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
     import torch
 
     from sheeplike import checkpoint
-    from sheeplike.commands.agents import make_agent
+    from sheeplike.commands.agents import make_agent_as_trained
     from sheeplike.commands.building import launch, make_envs
     from sheeplike.commands.evaluation import films, play, summarize
     from sheeplike.commands.run_directory import CHECKPOINTS
@@ -136,12 +135,11 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
         fabric = launch(config)
         with phase("building worlds"):
             worlds = make_envs(config, asked.num_envs, fabric.device)
-        # Built for as many worlds as it was trained in: what an agent saves may be shaped by their number.
-        spaces = {name: getattr(worlds, name) for name in ("single_observation_space", "single_action_space")}
-        agent = make_agent(config, SimpleNamespace(num_envs=config.env.num_envs, **spaces), fabric)
+        agent = make_agent_as_trained(config, worlds, fabric)
     try:
-        # Older checkpoints hold there what the agent had seen as well.
-        agent.load_state_dict({name: parts["agent"][name] for name in agent.state_dict(replay=False)})
+        # Older checkpoints hold there what the agent had seen as well, and may lack a counter.
+        known = agent.state_dict(replay=False).keys()
+        agent.load_state_dict({name: value for name, value in parts["agent"].items() if name in known})
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise CommandError(f"run={run_dir}: the checkpoint is not of the agent in its config.yaml: {error}") from error
     with phase("playing"):

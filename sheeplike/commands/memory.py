@@ -11,11 +11,12 @@ import torch
 from gymnasium import spaces
 
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic as DreamerActorCritic
-from sheeplike.agents.dreamer_v3.agent import CONTEXT, replay_spec
+from sheeplike.agents.dreamer_v3.agent import CONTEXT, LATENTS
+from sheeplike.agents.dreamer_v3.experience import replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.sizes import Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
-from sheeplike.agents.ppo.agent import rollout_spec
+from sheeplike.agents.ppo.experience import rollout_spec
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.commands import schema
@@ -28,7 +29,7 @@ MIXED, FULL = 2, 4  # bytes of a number
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryEstimate:
     """Bytes that a run is expected to take; what the networks compute on the way is an estimate, the rest is exact.
 
     Attributes:
@@ -52,7 +53,7 @@ class Plan:
         return self.learner + self.memory + self.batch + self.worlds
 
 
-def plan(config: Config, space: spaces.Dict | None = None, actions: spaces.Space | None = None) -> Plan:
+def estimate(config: Config, space: spaces.Dict | None = None, actions: spaces.Space | None = None) -> MemoryEstimate:
     """What a run takes.
 
     Args:
@@ -84,7 +85,7 @@ def _networks(config: Config, space: spaces.Dict, codec: ActionCodec) -> torch.n
             vision=Vision(**asdict(a.vision)),
             **{name: getattr(a, name) for name in names},
         )
-    size = _widths(a)
+    size = widths(a)
     world = WorldModel(
         ModelKeys(space, a.observations),
         codec.width,
@@ -96,11 +97,11 @@ def _networks(config: Config, space: spaces.Dict, codec: ActionCodec) -> torch.n
     return torch.nn.ModuleList([world, DreamerActorCritic(world.rssm.features, codec, size.units)])
 
 
-def _dreamer(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) -> Plan:
+def _dreamer(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) -> MemoryEstimate:
     a, keys = config.agent, ModelKeys(space, config.agent.observations)
     parameters = count_parameters(config, space, codec)
-    spec = replay_spec(keys, codec, _widths(a))
-    latents = {name: spec[name] for name in ("deter", "stoch")}
+    spec = replay_spec(keys, codec, widths(a))
+    latents = {name: spec[name] for name in LATENTS}
     steps = a.batch_size * (a.batch_length + CONTEXT)
     channels = sum(keys.channels(key) for key in keys.images)
     pixels = math.prod(keys.image_size) if keys.image_size else 0
@@ -113,7 +114,7 @@ def _dreamer(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int
     recurrent = steps * (6 * a.size.deter + 4 * 32 * a.size.classes + 8 * a.size.hidden) * FULL
     # From each step on, the features of every imagined one, and the layers of policy, value, reward and the rest.
     imagined = steps * (a.imagination_length + 1) * (2 * features * FULL + 3 * 3 * 3 * a.size.units * number)
-    return Plan(
+    return MemoryEstimate(
         learner=parameters * 4 * FULL,
         memory=SequenceReplay.footprint(spec, config.env.num_envs, a.replay_size),
         batch=int(images + recurrent + imagined),
@@ -123,7 +124,7 @@ def _dreamer(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int
     )
 
 
-def _ppo(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) -> Plan:
+def _ppo(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) -> MemoryEstimate:
     a = config.agent
     keys = ObservationKeys(space, [*a.observations, *(a.value_observations or ())])
     parameters = count_parameters(config, space, codec)
@@ -141,7 +142,7 @@ def _ppo(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) ->
             pixels //= 4 if layout.pool else 1
     networks = 1 if a.shared_trunk else 2
     dense = 2 * (sum(a.policy_layers) + sum(a.value_layers)) * number
-    return Plan(
+    return MemoryEstimate(
         learner=parameters * 4 * FULL,
         memory=memory,
         batch=int(minibatch(config) * (per_step * networks + dense)),
@@ -155,7 +156,7 @@ def on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | N
     """Bytes of all checkpoints at most: those that are kept, and the one being written beside them."""
     c = config.checkpoint
     kept = c.keep_last + c.keep_best
-    now = plan(config, space, actions)
+    now = estimate(config, space, actions)
     # What was seen never changes, so the checkpoints share it.
     return (kept + 1) * (now.saved + now.renewed * c.replay) + (now.memory - now.renewed) * c.replay
 
@@ -206,7 +207,8 @@ def minibatch(config: Config) -> int:
     return config.env.num_envs * config.agent.rollout_length // config.agent.minibatches
 
 
-def _widths(agent: schema.DreamerV3) -> Size:
+def widths(agent: schema.DreamerV3) -> Size:
+    """The size of the model, without its name."""
     return Size(**{name: value for name, value in asdict(agent.size).items() if name != "name"})
 
 

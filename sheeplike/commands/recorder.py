@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, Taken
 from sheeplike.monitor.progress import Progress
 from sheeplike.monitor.video import open_loop_video
 
-SKIPPED = "health/skipped_in_a_row"
+SKIPPED, SKIPPED_TOTAL = "health/skipped_in_a_row", "health/skipped_updates_total"
 
 
 @dataclass
@@ -96,7 +97,8 @@ class Recorder:
             "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
         }
         known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
-        skipped = Taken(self.agent.skipped_in_a_row.reshape(1).clone(), lambda values: {SKIPPED: values[0]})
+        counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
+        skipped = Taken(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
         row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped)
         self.flush()
         self.pending = row

@@ -61,6 +61,7 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
         Corrupt: what it remembers has been removed or altered since it was verified.
     """
     device = envs.device
+    agent.forget()  # also where the checkpoint does not hold what had been seen
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
     for name, stored in parts.get("journals", {}).get("memory", {}).items():
         stored.copy_to(agent.journals[name])

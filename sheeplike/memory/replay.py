@@ -95,8 +95,8 @@ class SequenceReplay:
         self.added = 0  # steps ever added, per world
         self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # the same, for steps captured in a graph
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
-        self.generator = torch.Generator(self.device)
-        self.generator.manual_seed(seed)
+        self.seed = seed
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
         self.awaited: int | None = None  # time up to which the journal has been put back, while it is
         self._replaced()
@@ -144,6 +144,15 @@ class SequenceReplay:
         self.head.fill_(self.added)
         if self.online and self.added % self.sequence == 0:
             self.fresh.extend((world, self.added - self.sequence) for world in range(self.num_envs))
+
+    def forget(self) -> None:
+        """Nothing has been added, as in a new ring; every tensor stays at its address, and is not cleared."""
+        self.added = 0
+        self.head.zero_()
+        self.fresh.clear()
+        self.awaited = None
+        self.generator.manual_seed(self.seed)
+        self._replaced()
 
     def sample(self, batch: int) -> Sequences:
         """Draw ``batch`` sequences; see :meth:`draw` and :meth:`gather`."""
@@ -271,10 +280,7 @@ class SequenceReplay:
         self.fresh = deque((world, start) for world, start in state["fresh"])
         self.awaited = None if complete or not held else self.oldest
         self._replaced()
-        generator = state["generator"].cpu()
-        # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
-        if generator.shape == self.generator.get_state().shape:
-            self.generator.set_state(generator)
+        load_generator(self.generator, state["generator"])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -284,6 +290,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # NumPy asks for pages that the system promises to hand out as zeros; torch writes them itself.
     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def load_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Go on with the random numbers of ``state``, unless it is of another kind of device."""
+    state = state.cpu()
+    # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -78,6 +78,10 @@ class Rollout:
             self.age[slot] = 0  # nothing is known of what came before
         self.steps += 1
 
+    def forget(self) -> None:
+        """Nothing has been added, as in a new one: what the slots still hold is never read."""
+        self.steps = 0
+
     def restart(self) -> None:
         """Begin the next trajectory with the step that bootstrapped this one."""
         kept = self.history + 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from sheeplike.agents.dreamer_v3.agent import replay_spec
+from sheeplike.agents.dreamer_v3.experience import replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.commands import memory
@@ -21,7 +21,7 @@ from sheeplike.commands.advice import disk_advice, is_out_of_memory, memory_advi
 from sheeplike.commands.agents import make_agent
 from sheeplike.commands.config import load
 from sheeplike.commands.errors import as_command_errors
-from sheeplike.commands.memory import count_parameters, plan
+from sheeplike.commands.memory import count_parameters, estimate
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 from sheeplike.memory import SequenceReplay
@@ -132,7 +132,7 @@ def test_parameters_memory_and_checkpoint_are_those_of_the_agent(arguments: tupl
     worlds = SimpleNamespace(num_envs=8, single_observation_space=space(config), single_action_space=ACTIONS)
     config = replace(config, compile="off")
     agent = make_agent(config, worlds, SimpleNamespace(device=torch.device("cpu"), autocast=None))
-    expected = plan(config, space(config), ACTIONS)
+    expected = estimate(config, space(config), ACTIONS)
     networks = getattr(agent, "networks", None) or agent.modules
     trained = [p for p in networks.parameters() if p.requires_grad]
     assert count_parameters(config, space(config), ActionCodec(ACTIONS)) == sum(p.numel() for p in trained)
@@ -144,7 +144,7 @@ def test_parameters_memory_and_checkpoint_are_those_of_the_agent(arguments: tupl
 
 def test_without_worlds_it_is_told_from_the_configuration_alone() -> None:
     config = configured(*DREAMER, "env.cameras=[front,wrist]", "agent.observations=['pixels/*',state,'priv*']")
-    assert plan(config).memory == SequenceReplay.footprint(
+    assert estimate(config).memory == SequenceReplay.footprint(
         replay_spec(
             ModelKeys(memory._assumed(config), ["pixels/*", "state", "priv*"]),
             ActionCodec(spaces.Box(-1, 1, (8,))),
@@ -171,12 +171,12 @@ def settings(text: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("job", [DREAMER, PPO, (*DREAMER, "agent/size=200m", "env.image_size=[64,96]")])
 def test_what_is_proposed_is_valid_and_takes_less_the_first_the_least(job: tuple[str, ...]) -> None:
     config = configured(*job)
-    now = plan(config)
+    now = estimate(config)
     text = memory_advice(config, torch.OutOfMemoryError("CUDA out of memory"))
     assert "\n" not in text
     proposed = settings(text)
     assert len(proposed) == len({key for key, _ in proposed}) == 3
-    left = [plan(configured(*job, f"{key}={value}")).total for key, value in proposed]
+    left = [estimate(configured(*job, f"{key}={value}")).total for key, value in proposed]
     assert left == sorted(left)
     assert left[-1] < now.total
     for number in (now.learner, now.memory, now.batch, now.worlds):
@@ -185,11 +185,11 @@ def test_what_is_proposed_is_valid_and_takes_less_the_first_the_least(job: tuple
 
 def test_what_alone_would_do_is_proposed() -> None:
     config = configured(*DREAMER)
-    free = plan(config).total // 2
+    free = estimate(config).total // 2
     text = memory_advice(config, MemoryError(), free=free)
     assert f"; {free / GIB:.1f} GiB are free; what helps most: agent.replay_size=125000 (" in text
-    assert plan(configured(*DREAMER, "agent.replay_size=125000")).total <= 0.9 * free
-    assert plan(configured(*DREAMER, "agent.replay_size=250000")).total > 0.9 * free
+    assert estimate(configured(*DREAMER, "agent.replay_size=125000")).total <= 0.9 * free
+    assert estimate(configured(*DREAMER, "agent.replay_size=250000")).total > 0.9 * free
 
 
 def test_what_the_simulation_lacks_fewer_worlds_give() -> None:
@@ -239,10 +239,10 @@ def test_what_makes_the_checkpoints_fit_is_proposed(tmp_path) -> None:
 def test_checkpoints_share_what_was_seen_but_not_the_latents() -> None:
     """Three at once at most: the newest, the best, and the one being written."""
     config = configured(*DREAMER, "checkpoint.keep_last=1")
-    now = plan(config)
+    now = estimate(config)
     assert memory.on_disk(config, None, None) == 3 * (now.saved + now.renewed) + now.memory - now.renewed
     assert 0 < now.renewed < now.memory
     small = configured(*DREAMER, "checkpoint.keep_last=1", "checkpoint.replay=false")
     assert memory.on_disk(small, None, None) == 3 * now.saved
     rollout = configured(*PPO, "checkpoint.keep_last=1")
-    assert memory.on_disk(rollout, None, None) == 3 * (plan(rollout).saved + plan(rollout).memory)
+    assert memory.on_disk(rollout, None, None) == 3 * (estimate(rollout).saved + estimate(rollout).memory)

@@ -32,6 +32,7 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
         report=lambda: ({"wm/psnr": torch.tensor(9.0)}, {}),
         journals={},
         skipped_in_a_row=torch.zeros((), dtype=torch.int64),
+        skipped_total=torch.zeros((), dtype=torch.int64),
         state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
     worlds = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
@@ -104,6 +105,22 @@ def test_a_log_point_reads_nothing_that_has_just_been_issued(recorder, state, ro
         assert len(read) == 3 * number
         allowed = {id(taken._values) for taken in recorder.pending.taken}
     assert rows() == [(10, 1, 0.0), (20, 2, 1.0), (30, 3, 2.0)]
+
+
+def test_skipped_updates_are_counted_as_of_their_log_point(recorder, state, tmp_path) -> None:
+    """In a row, and in all: the agent counts on where its counters are."""
+    agent = recorder.agent
+    for in_a_row, total in ((2, 2), (0, 2), (1, 3)):
+        agent.skipped_in_a_row.fill_(in_a_row)
+        agent.skipped_total.fill_(total)
+        learn(recorder, state, 1.0)
+        recorder.log(state)
+    agent.skipped_total.fill_(9)
+    recorder.flush()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [(row["health/skipped_in_a_row"], row["health/skipped_updates_total"]) for row in rows]
+    assert found == [(2, 2), (0, 2), (1, 3)]
+    assert recorder.skipped == 1
 
 
 def test_rows_of_evaluations_and_reports_stand_behind_what_came_before(recorder, state, rows) -> None:

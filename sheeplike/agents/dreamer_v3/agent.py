@@ -8,26 +8,26 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction, Ratio, Step, own_randomness
+from sheeplike.agents.dreamer_v3 import inspection
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
-from sheeplike.agents.dreamer_v3.experience import compact, replay_spec, to_store
+from sheeplike.agents.dreamer_v3.experience import compact, expand, replay_spec, to_store
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
 from sheeplike.agents.dreamer_v3.player import DreamerPlayer
 from sheeplike.agents.dreamer_v3.report import open_loop
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
-from sheeplike.agents.faults import Faults, held_rows, inspect, masked
+from sheeplike.agents.faults import Faults, health
+from sheeplike.agents.rehearsal import rehearsal
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.memory import ReplayJournal, SequenceReplay
 from sheeplike.nn.compilation import Compilation
@@ -140,7 +140,7 @@ class DreamerV3:
         none = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.faults = Faults(self.device, worlds=none, starts=none)
         self.generator = self.replay.generator
-        self.skipped_in_a_row = self.faults.skipped_in_a_row
+        self.skipped_in_a_row, self.skipped_total = self.faults.skipped_in_a_row, self.faults.skipped_total
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -181,6 +181,11 @@ class DreamerV3:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
         self.replay.add(to_store(step, self.keys, self.codec))
 
+    def forget(self) -> None:
+        """The replay is empty, as in a new agent."""
+        self.replay.forget()
+        self.faults.forget()
+
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.
 
@@ -208,19 +213,17 @@ class DreamerV3:
         returns_before = returns.clone()
         with self.autocast():
             losses, metrics, posterior = self.losses(sample.data)
-        means, total = self._total(losses)
+        means, total = self.total(losses)
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
         norms = self._gradient_norms()
-        finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
+        means = {name: mean.detach() for name, mean in (means | {"total": total}).items()}
+        finite = torch.stack([means["total"], *norms.values()]).isfinite().all()
         # Asked for on its own: an infinite reward falls into the last bin, and its loss is finite.
         finite &= sample.data["reward"].isfinite().all()
         skip = self.faults.count(finite, worlds=worlds, starts=starts)
-        metrics |= {f"loss/{name}": mean.detach() for name, mean in means.items()}
-        metrics |= {"loss/total": total.detach(), "opt/learning_rate": self.optimizer.learning_rate(), **norms}
-        # Averages leave NaN out; these count it.
-        metrics["health/nonfinite_loss"] = (~total.detach().isfinite()).float()
-        metrics["health/skipped_update"] = skip
+        metrics |= {f"loss/{name}": mean for name, mean in means.items()} | norms | health(means["total"], skip)
+        metrics["opt/learning_rate"] = self.optimizer.learning_rate()
         self.optimizer.found_inf = skip
         self.optimizer.step()
         update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.slow_critic_rate, skip)
@@ -231,7 +234,7 @@ class DreamerV3:
         self.replay.write_back(sample.worlds, sample.times[:, CONTEXT:], fresh)
         return metrics
 
-    def _total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Means of the losses by name, and what is minimised: their weighted sum."""
         assert losses.keys() - set(self.keys.spaces) == self.scales.keys() - {"reconstruction"}, (
             "a loss without a scale"
@@ -243,7 +246,7 @@ class DreamerV3:
         """All losses on sequences ``(B, CONTEXT + T, ...)``: losses by name, metrics, posterior states ``(B, T)``."""
         world = self.world_model
         # The context step gives the latent and the action that lead into the first trained step.
-        start = self._expand(data["deter"][:, CONTEXT - 1], data["stoch"][:, CONTEXT - 1])
+        start = self.context(data)
         previous_action = data["action"][:, CONTEXT - 1 : -1]
         batch = {key: value[:, CONTEXT:] for key, value in data.items()}
         posterior, logits = world.observe(start, previous_action, batch, batch["is_first"])
@@ -301,9 +304,8 @@ class DreamerV3:
             data = self.replay.sample(min(self.batch_size, 6)).data
             self.replay.generator.set_state(state[0])
             self.replay.fresh = state[1]
-            start = self._expand(data["deter"][:, CONTEXT - 1], data["stoch"][:, CONTEXT - 1])
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
-            return open_loop(self.world_model, start, data["action"][:, CONTEXT - 1 : -1], batch)
+            return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         """Size of the replay in policy steps, and gradient steps per policy step since learning started."""
@@ -311,59 +313,30 @@ class DreamerV3:
         return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
 
     def offending_batch(self) -> dict[str, Tensor]:
-        """What the first update of the present streak of skipped ones saw; empty if the last one was not skipped.
-
-        Returns:
-            The replay's keys to ``(B, CONTEXT + T, ...)``; ``worlds`` ``(B,)`` and ``times`` ``(B, CONTEXT + T)``, as
-            :class:`~sheeplike.memory.replay.Sequences` has them; ``held`` of the same shape, bool: false where the ring
-            has lost the step since, or where the streak began before this agent was loaded. There the rest is 0.
-        """
-        if not int(self.skipped_in_a_row):
-            return {}
-        first = self.faults.first
-        data, worlds, times = self.replay.gather(*(first[name].clamp_min(0) for name in ("worlds", "starts")))
-        held = (times >= self.replay.added - self.replay.length) & (first["starts"] >= 0)[:, None]
-        return masked(data, held) | {"worlds": worlds, "times": times}
+        """See :func:`sheeplike.agents.dreamer_v3.inspection.offending_batch`."""
+        return inspection.offending_batch(self)
 
     def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Losses and gradient norms on an :meth:`offending_batch`, to see what is not finite; changes nothing.
-
-        Sequences that have lost a step are left out. See :func:`sheeplike.agents.faults.inspect` for what is returned.
-
-        Raises:
-            ValueError: a key is missing, or no sequence is whole.
-        """
-        data = held_rows(batch, self.replay.storage, self.device)
-        returns = self.actor_critic.return_scale.range.clone()
-        try:
-            with own_randomness(self.device), self.compiled.paused():
-                with self.autocast():
-                    losses, _, _ = self.losses(data)
-                return inspect(*self._total(losses), self.modules, data)
-        finally:
-            self.actor_critic.return_scale.range.copy_(returns)
+        """See :func:`sheeplike.agents.dreamer_v3.inspection.examine`."""
+        return inspection.examine(self, batch)
 
     def warm_up(self) -> float:
         """Compile the update and time it on the first sequence in memory, in seconds; nothing of the agent changes."""
         none = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-        state, faults = copy.deepcopy(self.state_dict(replay=False)), self.faults.snapshot()
         first = self.replay.gather(none[:1], none[:1])
         latents = {name: first.data[name].clone() for name in LATENTS}
         try:
-            with own_randomness(self.device):
+            with rehearsal(self.modules, self.optimizer, self.faults, self.device):
                 return self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(first.worlds, first.times, latents)
-            self.load_state_dict(state)
-            self.faults.restore(faults)
-            self.optimizer.zero_grad(set_to_none=False)
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.keys.spaces else name]
 
-    def _expand(self, deter: Tensor, index: Tensor) -> Latent:
-        """Compact latents from the replay to float32: ``(B, D)`` bfloat16 and ``(B, S)`` uint8."""
-        return Latent(deter.float(), F.one_hot(index.long(), self.world_model.rssm.classes).float())
+    def context(self, data: Mapping[str, Tensor]) -> Latent:
+        """The stored latent ``(B, ...)`` from which the trained part of replayed sequences begins."""
+        return expand(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
 
     def _gradient_norms(self) -> dict[str, Tensor]:
         parts = {
@@ -387,8 +360,7 @@ class DreamerV3:
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
-            "skipped_in_a_row": self.skipped_in_a_row,
-        }
+        } | self.faults.state_dict()
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -396,6 +368,6 @@ class DreamerV3:
         self.modules.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
-        self.faults.load(state.get("skipped_in_a_row", 0))
+        self.faults.load_state_dict(state)
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])

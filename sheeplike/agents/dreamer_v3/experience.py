@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
@@ -38,6 +39,11 @@ def to_store(step: Step, keys: ModelKeys, codec: ActionCodec) -> dict[str, Tenso
 def compact(latent: Latent) -> dict[str, Tensor]:
     """A latent as the replay stores it: ``deter (..., D)`` bfloat16, ``stoch (..., S)`` uint8 class indices."""
     return {"deter": latent.deter.bfloat16(), "stoch": latent.stoch.argmax(-1).to(torch.uint8)}
+
+
+def expand(deter: Tensor, index: Tensor, classes: int) -> Latent:
+    """A latent from what :func:`compact` made of it, in float32."""
+    return Latent(deter.float(), F.one_hot(index.long(), classes).float())
 
 
 def _or_zero(x: Tensor) -> Tensor:

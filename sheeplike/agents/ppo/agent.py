@@ -8,7 +8,6 @@ Shape letters: ``N`` worlds, ``T`` steps of a trajectory, ``B`` minibatch, ``A``
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,18 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction, Step, own_randomness
-from sheeplike.agents.faults import Faults, held_rows, inspect, masked
+from sheeplike.agents.faults import Faults, health
+from sheeplike.agents.ppo import inspection
 from sheeplike.agents.ppo.experience import draw_shift, observations, rollout_spec, to_store
 from sheeplike.agents.ppo.kl_control import KL_CONTROLS, control_kl
-from sheeplike.agents.ppo.losses import gae, objective
+from sheeplike.agents.ppo.losses import JUDGED, judge, objective
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
 from sheeplike.agents.ppo.player import PPOPlayer
+from sheeplike.agents.rehearsal import rehearsal
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
+from sheeplike.memory.replay import load_generator
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import adam, load_in_place
-
-JUDGED = ("drawn", "log_prob", "value", "advantage", "target", "valid")  # of each step of a minibatch
 
 
 class PPO:
@@ -144,25 +144,21 @@ class PPO:
             device=self.device,
             history=frame_stack - 1,
         )
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.shift = draw_shift(num_envs, len(self.keys.images), self.generator)
-        self.updates = 0  # of the current rollout
-        self.unknown = frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
+        self.seed, self.generator = seed, torch.Generator(self.device)
         # What the updates on one rollout share. It stays where it is: a captured update reads it there.
         self.advantage, self.target, self.valid = torch.zeros(3, num_envs * rollout_length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
         none = torch.zeros(num_envs * rollout_length // minibatches, dtype=torch.int64, device=self.device)
         self.faults = Faults(self.device, index=none)
-        self.skipped_in_a_row = self.faults.skipped_in_a_row
-        self.offending: dict[str, Tensor] = {}  # what is kept of an earlier rollout
+        self.skipped_in_a_row, self.skipped_total = self.faults.skipped_in_a_row, self.faults.skipped_total
+        self.forget()
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
         """What is compiled and captured; everything else is written as if it were not."""
         self.compiled = Compilation(mode, self.device)
         self.compiled.methods(self.networks, "forward")
-        self.compiled.methods(self, "_advantages")
-        self.objective = self.compiled.kernels(objective)
+        self.judge, self.objective = self.compiled.kernels(judge), self.compiled.kernels(objective)
         self._learn = self.compiled.step(self._learn)
         self._prepare = self.compiled.step(self._prepare)
 
@@ -198,6 +194,18 @@ class PPO:
             self.rollout.storage["value"][slot] = value
         self.unknown = max(self.unknown - 1, 0)
 
+    def forget(self) -> None:
+        """What was seen is gone, as in a new agent; a rollout begins, in the middle of an episode for all it knows."""
+        self.rollout.forget()
+        self.updates = 0  # of the current rollout
+        self.unknown = self.frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
+        for kept in (self.advantage, self.target, self.valid, self.stopped):
+            kept.zero_()
+        self.faults.forget()
+        self.offending: dict[str, Tensor] = {}  # what is kept of an earlier rollout
+        self.generator.manual_seed(self.seed)
+        self.shift = draw_shift(self.num_envs, len(self.keys.images), self.generator)
+
     def updates_due(self, policy_steps: int) -> int:
         """All epochs of a rollout when it is complete, else none."""
         return self.epochs * self.minibatches if self.rollout.full else 0
@@ -229,22 +237,14 @@ class PPO:
 
     def _prepare(self) -> None:
         """Judge the actions of the rollout, with the values that were current when they were chosen."""
-        names = ("reward", "value", "is_last", "is_terminal")
-        judged = self._advantages(*(self.rollout.trajectory(name) for name in names))
+        seen = (self.rollout.trajectory(name) for name in ("reward", "value", "is_last", "is_terminal"))
+        judged = self.judge(*seen, reward_scaling=self.reward_scaling, discount=self.discount, lam=self.gae_lambda)
         for kept, value in zip((self.advantage, self.target, self.valid), judged, strict=True):
             kept.copy_(value.flatten())
         self.stopped.zero_()
 
-    def _advantages(self, reward: Tensor, value: Tensor, last: Tensor, terminal: Tensor) -> tuple[Tensor, ...]:
-        """Advantage, target and validity ``(T, N)`` of the steps of a trajectory ``(T + 1, N)``."""
-        reward = reward * self.reward_scaling
-        return *gae(reward, value, last, terminal, discount=self.discount, lam=self.gae_lambda), (~last[:-1]).float()
-
     def _finish(self) -> None:
-        # What the first update of a streak of skipped ones saw is about to go.
-        here = (self.skipped_in_a_row > 0) & (self.skipped_in_a_row <= self.updates)
-        seen = self._first(here)
-        self.offending = {key: torch.where(here, value, self.offending.get(key, value)) for key, value in seen.items()}
+        self.offending = inspection.keep_offending(self)
         # Only now, or the ratio would compare actions chosen under two different normalisations.
         steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
         self.networks.update_norms(steps)
@@ -256,28 +256,21 @@ class PPO:
         """One gradient step on the steps ``index (B,)`` of the flattened rollout."""
         data = self.minibatch(index)
         losses, metrics = self.losses(data, *(data[key] for key in JUDGED))
-        total = self._total(losses)
+        total = self.total(losses)
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.max_grad_norm)
-        finite = total.detach().isfinite() & norm.isfinite()
+        losses = {name: loss.detach() for name, loss in (losses | {"total": total}).items()}
+        finite = losses["total"].isfinite() & norm.isfinite()
         skip = self.faults.count(finite, index=index)
-        rate = self.optimizer.param_groups[0]["lr"]
-        kl = metrics["ppo/approx_kl"]
+        rate, kl = self.optimizer.param_groups[0]["lr"], metrics["ppo/approx_kl"]
         control_kl(self.kl_control, kl, self.kl_target, finite=finite, stopped=self.stopped, rate=rate)
         # Adam's way to skip a step without the host, made for gradients that overflowed.
         self.optimizer.found_inf = torch.maximum(self.stopped, skip)
         self.optimizer.step()
-        metrics |= {f"loss/{name}": loss.detach() for name, loss in losses.items()}
-        metrics |= {
-            "loss/total": total.detach(),
-            "grad_norm/total": norm,
-            "opt/learning_rate": self.learning_rate,
-            "ppo/skipped": self.optimizer.found_inf,
-            "health/nonfinite_loss": (~total.detach().isfinite()).float(),
-            "health/skipped_update": skip,
-        }
-        return metrics
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | health(losses["total"], skip)
+        metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.learning_rate}
+        return metrics | {"ppo/skipped": self.optimizer.found_inf}
 
     def losses(self, obs: Mapping[str, Tensor], *judged: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1.
@@ -291,7 +284,7 @@ class PPO:
         options = {"clip": self.clip, "value_clip": self.value_clip, "normalise_advantage": self.normalise_advantage}
         return self.objective(policy, value, *judged, **options)
 
-    def _total(self, losses: Mapping[str, Tensor]) -> Tensor:
+    def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         """What is minimised."""
         return losses["policy"] + self.value_scale * losses["value"] - self.entropy_scale * losses["entropy"]
 
@@ -318,52 +311,19 @@ class PPO:
         return {}
 
     def offending_batch(self) -> dict[str, Tensor]:
-        """What the first update of the present streak of skipped ones saw, kept also when its rollout is gone.
-
-        Empty if the last update was not skipped.
-
-        Returns:
-            A :meth:`minibatch`; ``worlds`` and ``times`` ``(B,)``, which steps of its rollout these are; ``held``
-            ``(B,)`` bool: false, and all else 0, where the streak began before this agent was loaded.
-        """
-        count = int(self.skipped_in_a_row)
-        if count > self.updates and self.offending:
-            return dict(self.offending)
-        return self._first(count <= self.updates) if count else {}
-
-    def _first(self, here: Tensor | bool) -> dict[str, Tensor]:
-        """The minibatch of the first update of the present streak, if it was ``here``, in the current rollout."""
-        index = self.faults.first["index"]
-        steps = {"worlds": index % self.num_envs, "times": index // self.num_envs}
-        return masked(self.minibatch(index) | steps, (index >= 0) & here)
+        """See :func:`sheeplike.agents.ppo.inspection.offending_batch`."""
+        return inspection.offending_batch(self)
 
     def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Losses and gradient norms on an :meth:`offending_batch`, to see what is not finite; changes nothing.
-
-        See :func:`sheeplike.agents.faults.inspect` for what is returned.
-
-        Raises:
-            ValueError: a key is missing, or nothing is held.
-        """
-        data = held_rows(batch, (*self.keys.spaces, *JUDGED), self.device)
-        with own_randomness(self.device), self.compiled.paused():
-            losses, _ = self.losses(data, *(data[key] for key in JUDGED))
-            return inspect(losses, self._total(losses), self.networks, data)
+        """See :func:`sheeplike.agents.ppo.inspection.examine`."""
+        return inspection.examine(self, batch)
 
     def warm_up(self) -> float:
         """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
         index = torch.zeros_like(self.faults.first["index"])
-        state = copy.deepcopy((self.networks.state_dict(), self.optimizer.state_dict()))
-        faults = self.faults.snapshot()
-        try:
-            with own_randomness(self.device):
-                self.compiled.warm_up(self._prepare)
-                return self.compiled.warm_up(lambda: self._learn(index))
-        finally:
-            self.networks.load_state_dict(state[0])
-            load_in_place(self.optimizer, self.optimizer.load_state_dict, state[1])
-            self.faults.restore(faults)
-            self.optimizer.zero_grad(set_to_none=False)
+        with rehearsal(self.networks, self.optimizer, self.faults, self.device):
+            self.compiled.warm_up(self._prepare)
+            return self.compiled.warm_up(lambda: self._learn(index))
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -385,20 +345,16 @@ class PPO:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "shift": self.shift,
-            "skipped_in_a_row": self.skipped_in_a_row,
-        }
+        } | self.faults.state_dict()
         return state | ({"rollout": self.rollout.state_dict()} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
         load_in_place(self.optimizer, self.optimizer.load_state_dict, state["optimizer"])
-        # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
-        generator = state["generator"].cpu()
-        if generator.shape == self.generator.get_state().shape:
-            self.generator.set_state(generator)
+        load_generator(self.generator, state["generator"])
         self.shift = state["shift"].to(self.device)
-        self.faults.load(state.get("skipped_in_a_row", 0))
+        self.faults.load_state_dict(state)
         self.offending = {}
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from sheeplike.nn.distributions import Normal, OneHotCategorical
 
+JUDGED = ("drawn", "log_prob", "value", "advantage", "target", "valid")  # of each step, as :func:`objective` takes them
+
 
 def gae(
     reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lam: float
@@ -45,6 +47,21 @@ def gae(
         estimates.append(ahead)
     advantage = torch.stack(estimates[::-1]) * valid
     return advantage, advantage + value[:-1]
+
+
+def judge(
+    reward: Tensor,
+    value: Tensor,
+    is_last: Tensor,
+    is_terminal: Tensor,
+    *,
+    reward_scaling: float,
+    discount: float,
+    lam: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantage, target and validity of the steps of a trajectory; see :func:`gae`."""
+    judged = gae(reward * reward_scaling, value, is_last, is_terminal, discount=discount, lam=lam)
+    return *judged, (~is_last[:-1]).float()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from sheeplike.agents.dreamer_v3.agent import CONTEXT
 from sheeplike.agents.dreamer_v3.experience import compact
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.agent import JUDGED
+from sheeplike.agents.ppo.losses import JUDGED
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Quantity, Task, interleaved, milliseconds
 from sheeplike.commands.benchmark.tables import Table
@@ -84,7 +84,7 @@ def dreamer_parts(agent: DreamerV3) -> dict[str, Part]:
     sample = agent.replay.sample(agent.batch_size)
     data = sample.data
     batch = {key: value[:, CONTEXT:] for key, value in data.items()}
-    start = agent._expand(data["deter"][:, CONTEXT - 1], data["stoch"][:, CONTEXT - 1])
+    start = agent.context(data)
     previous_action = data["action"][:, CONTEXT - 1 : -1]
     images = {key: batch[key].flatten(0, 1) for key in world.encoder.keys.spaces}
     lead = batch["reward"].shape

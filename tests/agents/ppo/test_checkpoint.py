@@ -119,7 +119,7 @@ def test_the_saved_state_holds_tensors_and_plain_values_of_the_expected_size(
     fill(agent)
     learn(agent)
     without = through_a_file(agent.state_dict(replay=False))
-    assert set(without) == {"modules", "optimizer", "generator", "shift", "skipped_in_a_row"}
+    assert set(without) == {"modules", "optimizer", "generator", "shift", "skipped_in_a_row", "skipped_total"}
     rollout = agent.state_dict()["rollout"]
     stored = sum(x.nbytes for x in (*rollout["storage"].values(), rollout["age"]))
     # Per step and world: image, state, three flags, reward, log-probability and value, two actions, age.
