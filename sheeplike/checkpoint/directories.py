@@ -72,7 +72,9 @@ def prune(root: Path, step: int, keep_last: int, keep_best: int, resumed_from: i
         remove(path)
     found = [path for path in found if path not in passed_over]
     whole = [path for path in found if _seems_whole(path)]
-    last = {path for path in found if step_of(path) >= step_of(whole[-keep_last:][0])} if whole else set(found)
+    # What seems damaged goes with those of its time, not at once: a disk that fails for a moment removes nothing.
+    oldest_kept = step_of(whole[-keep_last]) if len(whole) >= keep_last else 0
+    last = {path for path in found if step_of(path) >= oldest_kept}
     spared = last.union([path for path in ranking(root) if path in whole][:keep_best])
     for path in found:
         if path not in spared:
