@@ -1,12 +1,20 @@
-"""Files that somebody else may have put there: opened without being led or kept anywhere."""
+"""Files that somebody else may have put there, is using, or that have to survive a power cut."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there, two processes are not kept apart
+    fcntl = None
+
+CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # the directory of one; of a replaced one until the new is there
 _FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # as far as the system has them
 
 
@@ -39,10 +47,39 @@ def read_text(path: Path | str, limit: int) -> str:
     return content.decode()
 
 
+def lock(descriptor: int) -> bool:
+    """Lock an open file or directory until it is closed, or the process ends in whatever way.
+
+    Returns:
+        Whether it is locked: False where the file system, or the whole system, knows no locks.
+
+    Raises:
+        BlockingIOError: somebody else has it.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK, …, as network file systems differ: no reason not to run there
+        return False
+    return True
+
+
 def sync_directory(path: Path | str) -> None:
-    """A new name or a rename survives a power cut only once its directory is on the disk."""
+    """What was created or renamed in a directory survives a power cut only once the directory is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and what is missing above it, so that it survives a power cut."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in reversed(missing):
+        with contextlib.suppress(OSError):  # a directory that may be written need not be readable
+            sync_directory(place.parent)

@@ -13,7 +13,7 @@ from sheeplike.checkpoint.files import FORMAT, MANIFEST, Corrupt, InUse, Unknown
 from sheeplike.checkpoint.journals import CHUNK_BYTES, Journal, Stored
 from sheeplike.checkpoint.reading import load, load_latest
 from sheeplike.checkpoint.snapshot import NonFinite
-from sheeplike.checkpoint.writing import Saved, Writer, save
+from sheeplike.checkpoint.writing import NotWritten, Saved, Writer, save
 
 __all__ = [
     "CHUNK_BYTES",
@@ -23,6 +23,7 @@ __all__ = [
     "InUse",
     "Journal",
     "NonFinite",
+    "NotWritten",
     "Saved",
     "Stored",
     "UnknownFormat",

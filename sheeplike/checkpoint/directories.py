@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import shutil
 import uuid
 from pathlib import Path
 
-from sheeplike.checkpoint.files import MANIFEST, Corrupt, read_manifest
+from sheeplike.checkpoint.files import MANIFEST, Corrupt, UnknownFormat, read_manifest
+from sheeplike.files import CHECKPOINT
 
 TEMPORARY = ".tmp-"
 RETIRED = ".old-"
-_NAME = re.compile(r"step_(\d{12,})")
 
 
 def directory_name(step: int) -> str:
@@ -25,7 +24,7 @@ def list_checkpoints(root: Path | str) -> list[Path]:
     """Directories under ``root``, oldest first; they are not verified."""
     found: dict[int, Path] = {}
     for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
-        match = _NAME.fullmatch(path.name.removeprefix(RETIRED))
+        match = CHECKPOINT.fullmatch(path.name)
         if match and path.is_dir():
             found.setdefault(int(match[1]), path)
     return [found[step] for step in sorted(found)]
@@ -56,21 +55,41 @@ def ranking(root: Path | str) -> list[Path]:
     return [scores[score] for score in sorted(scores, reverse=True)]
 
 
-def prune(root: Path, step: int, keep_last: int, keep_best: int) -> None:
+def prune(root: Path, step: int, keep_last: int, keep_best: int, resumed_from: int | None = None) -> None:
     """Remove what need not be kept once the checkpoint of ``step`` is there.
 
-    A run only goes forward. What is ahead of its newest checkpoint was passed over when the run was resumed, and is of
-    a future that did not happen; left alone, the next resume would jump into it.
+    A run only goes forward. What is ahead of its newest checkpoint, or of the one that it was resumed from, was passed
+    over then, and is of a future that did not happen; left alone, the next resume would jump into it, or a damaged one
+    would push out those that are whole.
+
+    Args:
+        resumed_from: step of the checkpoint that the run went on from, at the first save since.
     """
+    oldest_passed_over = step + 1 if resumed_from is None else min(step, resumed_from) + 1
     found = list_checkpoints(root)
-    ahead = [path for path in found if step_of(path) > step]
-    for path in ahead:
+    passed_over = [path for path in found if step_of(path) >= oldest_passed_over and step_of(path) != step]
+    for path in passed_over:
         remove(path)
-    found = [path for path in found if path not in ahead]
-    spared = {*found[-keep_last:], *ranking(root)[:keep_best]}
+    found = [path for path in found if path not in passed_over]
+    whole = [path for path in found if _seems_whole(path)]
+    # What seems damaged goes with those of its time, not at once: a disk that fails for a moment removes nothing.
+    oldest_kept = step_of(whole[-keep_last]) if len(whole) >= keep_last else 0
+    last = {path for path in found if step_of(path) >= oldest_kept}
+    spared = last.union([path for path in ranking(root) if path in whole][:keep_best])
     for path in found:
         if path not in spared:
             remove(path)
+
+
+def _seems_whole(path: Path) -> bool:
+    """Whether nothing is missing from a checkpoint or cut short; to read every byte each time would take too long."""
+    try:
+        files = read_manifest(path / MANIFEST)["files"]
+        return all((path / name).lstat().st_size == entry["bytes"] for name, entry in files.items())
+    except UnknownFormat:
+        return True
+    except (Corrupt, OSError, ValueError):
+        return False
 
 
 def recover(root: Path) -> None:

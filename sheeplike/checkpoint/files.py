@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,16 +18,12 @@ from typing import Any, BinaryIO
 import torch
 
 from sheeplike import __version__
-from sheeplike.files import open_regular, read_text
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there, two processes are not kept apart
-    fcntl = None
+from sheeplike.files import lock, open_regular, read_text
 
 FORMAT = 2
 READABLE = (1, 2)  # 1 had no journals: all that an agent had seen was in one part
 MANIFEST = "manifest.json"
+PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a file's name, and no way out of its directory
 LARGEST_MANIFEST = 2**24  # bytes; one takes a few thousand
 _PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang")
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
@@ -86,7 +83,7 @@ def write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
 
 def copy_file(source: Path, target: Path) -> dict[str, Any]:
     """Copy a file and flush it to the disk; returns the entry that is true of the copy."""
-    with open(source, "rb") as old, open(target, "wb") as file:
+    with open_regular(source) as old, open(target, "wb") as file:
         hashing = _HashingFile(file)
         while block := old.read(1 << 20):
             hashing.write(block)
@@ -193,6 +190,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         type(entry) is not dict or {"bytes", "sha256"} - entry.keys() for entry in manifest["files"].values()
     ):
         raise Corrupt(f"{path}: is no manifest: a negative step, or files without their size and SHA-256")
+    for name in manifest["files"]:
+        if not PART.fullmatch(name):
+            raise Corrupt(f"{path}: names {name!r}, which is no file name")
     return manifest
 
 
@@ -209,18 +209,17 @@ def claim(root: Path) -> int | None:
     Raises:
         InUse: it is locked.
     """
-    if fcntl is None:
+    if os.name == "nt":  # which opens no directories
         return None
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock(descriptor):
+            return descriptor
     except BlockingIOError:
         os.close(descriptor)
         raise InUse(f"{root}: checkpoints are being written there by another writer: one at a time") from None
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    os.close(descriptor)
+    return None
 
 
 def versions() -> dict[str, str | None]:

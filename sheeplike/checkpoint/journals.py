@@ -16,6 +16,7 @@ that it was restored from.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,21 +158,45 @@ def _past(part: str, name: str, journal: Journal, root: Path) -> dict[int, list[
     for path in reversed(list_checkpoints(root)):
         try:
             manifest = read_manifest(path / MANIFEST)
-            described = manifest["journals"][part][name]
-            if described["lineage"] != journal.lineage and digest_of(manifest) != journal.parent:
-                continue
+            described = described_journals(path, manifest)[part][name]
         except (Corrupt, KeyError):
             continue
-        files = manifest["files"]
-        return {stop: [(start, path / file, files[file])] for file, start, stop in described["chunks"]}
+        if described.get("lineage") == journal.lineage or digest_of(manifest) == journal.parent:
+            files = manifest["files"]
+            return {stop: [(start, path / file, files[file])] for file, start, stop in described["chunks"]}
     return {}
 
 
-def _size(path: Path) -> int | None:
+def described_journals(path: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the manifest of a checkpoint says of journals, by part and name.
+
+    Raises:
+        Corrupt: that is not what a manifest says, or it names a file that it does not describe.
+    """
+    described = manifest.get("journals", {})
     try:
-        return path.stat().st_size
+        for entry in (entry for part in described.values() for entry in part.values()):
+            numbers = [entry["oldest"], entry["end"]]
+            for file, *steps in entry["chunks"]:
+                numbers += steps
+                if type(file) is not str or len(steps) != 2:
+                    raise TypeError("a chunk is no file, start and stop")
+                if file not in manifest["files"]:
+                    raise Corrupt(f"{path / MANIFEST}: does not describe {file}")
+            if any(type(number) is not int or number < 0 for number in numbers):
+                raise TypeError("a time is no number of steps")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"{path / MANIFEST}: is no manifest: journals: {error!r}") from None
+    return described
+
+
+def _size(path: Path) -> int | None:
+    """Of a file that is one itself; a link could lead anywhere."""
+    try:
+        status = path.lstat()
     except OSError:
         return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 @dataclass(frozen=True)

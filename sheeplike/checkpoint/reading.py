@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from sheeplike.checkpoint.files import (
     read_manifest,
     read_part,
 )
-from sheeplike.checkpoint.journals import Stored
+from sheeplike.checkpoint.journals import Stored, described_journals
 
-PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 JOURNALS = "journals"  # the part by which load() returns them
 
 
@@ -99,27 +97,6 @@ def load_latest(
     raise Corrupt(f"{root}: all {len(reasons)} checkpoints are damaged")
 
 
-def _journals(path: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a manifest says of journals, by part and name.
-
-    Raises:
-        Corrupt: that is not what a manifest says.
-    """
-    described = manifest.get("journals", {})
-    try:
-        for entry in (entry for part in described.values() for entry in part.values()):
-            numbers = [entry["oldest"], entry["end"]]
-            for file, *steps in entry["chunks"]:
-                numbers += steps
-                if type(file) is not str or len(steps) != 2:
-                    raise TypeError("a chunk is no file, start and stop")
-            if any(type(number) is not int or number < 0 for number in numbers):
-                raise TypeError("a time is no number of steps")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"{path / MANIFEST}: is no manifest: journals: {error!r}") from None
-    return described
-
-
 def _newest(root: Path | str, tried: Collection[tuple[int, int]]) -> tuple[Path, tuple[int, int]] | None:
     """The newest directory that has not been tried, and what tells it from another of the same name."""
     empty = 0
@@ -148,14 +125,8 @@ def _load(
     path: Path, map_location: torch.device | str, only: Collection[str] | None, *, journals: bool = True
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     manifest = read_manifest(path / MANIFEST)
-    files, described = manifest["files"], _journals(path, manifest)
-    for name in files:
-        if not PART.fullmatch(name):
-            raise Corrupt(f"{path / MANIFEST}: names {name!r}, which is no file name")
+    files, described = manifest["files"], described_journals(path, manifest)
     chunks = [file for part in described.values() for journal in part.values() for file, *_ in journal["chunks"]]
-    missing = [file for file in chunks if file not in files]
-    if missing:
-        raise Corrupt(f"{path / MANIFEST}: does not describe {missing[0]}")
     wanted = [name for name in files if name not in chunks and (only is None or name.removesuffix(".pt") in only)]
     if not journals:
         wanted = [name for name in wanted if name.removesuffix(".pt") not in described]

@@ -79,13 +79,3 @@ def _rebuilt(value: Any, of_tensor: Any) -> Any:
     if type(value) is tuple:
         return tuple(_rebuilt(entry, of_tensor) for entry in value)
     return set(value) if isinstance(value, set) else value
-
-
-def free_memory() -> int | None:
-    """Bytes of the host's memory that can still be allocated, or None where the system does not tell."""
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return None

@@ -8,17 +8,20 @@ import json
 import os
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sheeplike import host
 from sheeplike.checkpoint import snapshot
 from sheeplike.checkpoint.directories import RETIRED, directory_name, prune, recover, temporary_name
 from sheeplike.checkpoint.files import (
     FORMAT,
     MANIFEST,
+    PART,
     check_loadable,
     claim,
     versions,
@@ -26,11 +29,15 @@ from sheeplike.checkpoint.files import (
     write_part,
 )
 from sheeplike.checkpoint.journals import Altered, Journal, Plan, adopt
-from sheeplike.checkpoint.reading import JOURNALS, PART
-from sheeplike.files import sync_directory
+from sheeplike.checkpoint.reading import JOURNALS
+from sheeplike.files import make_directory, sync_directory
 
 Parts = Mapping[str, Mapping[str, Any]]
 Journals = Mapping[str, Mapping[str, Journal]]
+
+
+class NotWritten(OSError):
+    """A checkpoint could not be written for a reason that is not the disk's; the error itself is the cause."""
 
 
 @dataclass
@@ -65,6 +72,7 @@ class _Job:
     extra: dict[str, Any]
     keep_last: int
     keep_best: int
+    resumed_from: int | None
     saved: Saved = field(init=False)
     began: float = field(default_factory=time.monotonic)
 
@@ -99,7 +107,7 @@ class _Job:
             sync_directory(self.root)
         finally:
             recover(self.root)
-        prune(self.root, self.step, self.keep_last, self.keep_best)
+        prune(self.root, self.step, self.keep_last, self.keep_best, self.resumed_from)
         self.saved.seconds = time.monotonic() - self.began
         return self.saved
 
@@ -145,7 +153,7 @@ def save(
 
     Raises:
         InUse: a :class:`Writer`, here or in another process, has this directory.
-        OSError: the disk; the earlier checkpoints are untouched.
+        OSError: the disk, or :class:`NotWritten`; the earlier checkpoints are untouched.
         Otherwise what :class:`Writer` and its ``save`` raise.
     """
     root = Path(root)
@@ -163,6 +171,7 @@ class Writer:
             killed writer has left half-written is removed.
         keep_last: newest checkpoints that are kept, at least 1.
         keep_best: checkpoints that are kept beside them for their ``meta["score"]``, a finite number.
+        resumed_from: step of the checkpoint that the run goes on from (see :meth:`went_back_to`).
         config: text of the run's configuration, whose SHA-256 goes into every manifest.
         device: kind of the device that the run computes on, likewise.
         report: is told, once for each kind of error, that a save in the background failed; by default a warning.
@@ -179,6 +188,7 @@ class Writer:
         *,
         keep_last: int = 2,
         keep_best: int = 1,
+        resumed_from: int | None = None,
         config: str | None = None,
         device: str | None = None,
         report: Callable[[str], None] | None = None,
@@ -188,12 +198,13 @@ class Writer:
         digest = None if config is None else hashlib.sha256(config.encode()).hexdigest()
         self.extra = {"device": device, "config_sha256": digest}
         self.last: Saved | None = None  # of those that were written
+        self._resumed_from = resumed_from
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
         self._reported: set[Any] = set()
         self._distrusted: set[Path] = set()
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._error: OSError | None = None
+        make_directory(self.root)
         self._lock = claim(self.root)
         with contextlib.suppress(OSError):  # a disk that cannot be written now may be later
             recover(self.root)
@@ -217,8 +228,8 @@ class Writer:
         """Copy the state to the host's memory, and write it in the background.
 
         The last save is waited for. Where the copy would take more than half of the memory that is free, the state is
-        written before this returns, one chunk of the journals at a time. A disk that fails is reported, and otherwise
-        left to the next save.
+        written before this returns, one chunk of the journals at a time. Whatever fails on the way to the disk is
+        reported, and otherwise left to the next save.
 
         Args:
             step: policy steps; a checkpoint of the same step is replaced, one that is ahead of it is removed.
@@ -233,13 +244,13 @@ class Writer:
             TypeError: a part that could not be loaded again, by its key, or ``meta`` that is not JSON.
             ValueError: a negative ``step``, or a name that is no file name.
             NonFinite: by the tensor. In none of these cases is anything written.
-            OSError: the disk, if asked to wait; the earlier checkpoints are untouched.
+            OSError: as of :meth:`wait`, if asked to wait; the earlier checkpoints are untouched.
         """
         begin = time.monotonic()
         self._join()
         job = self._job(step, parts, meta, journals or {}, finite)
         job.began = begin
-        free = snapshot.free_memory()
+        free = host.free_memory()
         if wait or (free is not None and job.size() > free // 2):
             self._error = None
             try:
@@ -260,11 +271,20 @@ class Writer:
         """Wait for the save that is under way.
 
         Raises:
-            OSError: the last save failed.
+            OSError: the last save failed. What is not the disk's failure, such as a lack of memory, is the cause of a
+                :class:`NotWritten`.
         """
         self._join()
         if self._error is not None:
             raise self._error
+
+    def went_back_to(self, step: int) -> None:
+        """The run goes on from the checkpoint of ``step``.
+
+        What is ahead of it was passed over, because it is damaged or not good: it is removed once another is written.
+        """
+        self._join()
+        self._resumed_from = step
 
     @property
     def busy(self) -> bool:
@@ -295,45 +315,48 @@ class Writer:
             for part, entries in journals.items()
             if entries
         }
-        return _Job(self.root, step, dict(parts), described, plans, self.extra, self.keep_last, self.keep_best)
+        kept = self.keep_last, self.keep_best, self._resumed_from
+        return _Job(self.root, step, dict(parts), described, plans, self.extra, *kept)
 
     def _save_here(self, job: _Job) -> Saved:
         """Write in this thread, without a copy."""
         job.parts = {name: snapshot.trim(part) for name, part in job.parts.items()}
-        self.last = self._write(job)
-        return self.last
+        return self._write(job)
 
     def _run(self, job: _Job) -> None:
         try:
-            self.last = self._write(job)
+            self._write(job)
         except OSError as error:
+            del job
+            for each in (error, error.__cause__):  # or the copy of the state would live as long as the error
+                traceback.clear_frames(each and each.__traceback__)
             self._failed(error)
-        except BaseException as error:
-            self._error = error
 
     def _write(self, job: _Job) -> Saved:
         try:
-            return job.write()
+            self.last = job.write()
         except Altered as error:
             self._distrusted.add(error.path)
             raise
+        except OSError:
+            raise
+        except Exception as error:  # torch has errors of its own for a write that is cut short, and for its memory
+            raise NotWritten(f"{type(error).__name__}: {error}") from error
+        self._resumed_from = None  # what was ahead of it is gone
+        return self.last
 
     def _failed(self, error: OSError) -> None:
         self._error = error
-        kind = error.errno or type(error)
+        kind = error.errno or type(error.__cause__ or error)
         if kind not in self._reported:
             self._reported.add(kind)
             with contextlib.suppress(Warning):  # of those who turn warnings into errors, which would be lost here
                 self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
 
     def _join(self) -> None:
-        """Wait for the thread; raise what is no failure of the disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._error is not None and not isinstance(self._error, OSError):
-            error, self._error = self._error, None
-            raise error
 
 
 def _check_numbers(keep_last: int, keep_best: int) -> None:

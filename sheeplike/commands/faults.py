@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent
 from sheeplike.checkpoint.files import write_part
-from sheeplike.commands.agents import make_agent
+from sheeplike.commands.agents import make_agent_as_trained
 from sheeplike.commands.building import launch, make_envs
 from sheeplike.commands.config import load_saved
 from sheeplike.commands.errors import CommandError
@@ -23,7 +22,6 @@ from sheeplike.commands.snapshot import random_state
 from sheeplike.loop import LoopState
 
 FAULTS = "faults"
-SPACES = ("single_observation_space", "single_action_space")
 
 
 class Halted(CommandError):
@@ -93,9 +91,7 @@ def examine(path: Path | str) -> dict[str, float]:
     config = load_saved(config_file(path.parents[1], "run"), [])
     config = replace(acting(config), fabric=replace(config.fabric, accelerator="cpu", precision="32-true"))
     worlds = make_envs(config, 1, torch.device("cpu"))
-    # Built for as many worlds as it was trained in: what an agent saves may be shaped by their number.
-    shaped = SimpleNamespace(num_envs=config.env.num_envs, **{name: getattr(worlds, name) for name in SPACES})
-    agent = make_agent(config, shaped, launch(config))
+    agent = make_agent_as_trained(config, worlds, launch(config))
     worlds.close()
     agent.load_state_dict(found["agent"])
     return {name: float(value) for name, value in agent.examine(found["batch"]).items()}

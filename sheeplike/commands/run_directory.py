@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,12 +25,8 @@ from sheeplike.commands.errors import CommandError, nearest, show
 from sheeplike.commands.saved import refuse_links
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
-from sheeplike.files import sync_directory
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there, two processes are not kept apart
-    fcntl = None
+from sheeplike.files import CHECKPOINT, sync_directory
+from sheeplike.files import lock as lock_file
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -39,7 +34,6 @@ LOCK_FILE = ".lock"
 EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
 LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, "metrics.jsonl"}  # of a run that came to no checkpoint; batches of faults stay
 SHOWN = 8  # changes, at most
-_CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # as sheeplike.checkpoint names them
 
 
 class Plan(NamedTuple):
@@ -165,13 +159,14 @@ def discard(run_dir: Path) -> None:
 def lock(run_dir: Path) -> TextIO:
     """Claim a run directory until the file that is returned is closed, or the process ends in whatever way.
 
+    Where the file system knows no locks, two processes are not kept apart.
+
     Raises:
         CommandError: another process has it.
     """
     file = (run_dir / LOCK_FILE).open("a", encoding="utf-8")
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(file.fileno())
     except BlockingIOError:
         file.close()
         raise CommandError(f"run_dir={run_dir} is in use by another process: wait for it, or stop it first") from None
@@ -224,7 +219,7 @@ def config_file(run_dir: Path, key: str) -> Path:
 def checkpoint_steps(run_dir: Path) -> list[int]:
     """Policy steps of a run's checkpoints, oldest first, by their names; found without torch, and not verified."""
     names = [entry.name for entry in (run_dir / CHECKPOINTS).glob("*")]
-    return sorted({int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))})
+    return sorted({int(match[1]) for name in names if (match := CHECKPOINT.fullmatch(name))})
 
 
 def _write(file: TextIO, text: str) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sheeplike import host
 from sheeplike.memory.journal import ReplayJournal
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -304,9 +305,4 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be allocated on ``device``, or None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return None
+    return host.free_memory()

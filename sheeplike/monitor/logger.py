@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sheeplike.files import open_regular, sync_directory
 from sheeplike.monitor.dashboard import layout, table_entry
 from sheeplike.monitor.video import check_video, encode_gif
 
@@ -38,7 +39,7 @@ class RunLogger:
             ``metrics.jsonl`` and hidden in TensorBoard.
 
     Raises:
-        OSError: ``run_dir`` cannot be written at the start.
+        OSError: ``run_dir`` cannot be written at the start, or its ``metrics.jsonl`` is no file but leads elsewhere.
     """
 
     def __init__(
@@ -166,22 +167,28 @@ def _write_gif(writer: Any, name: str, video: Tensor, step: int, fps: float) -> 
 
 def _open_rows(path: Path, purge_step: int | None) -> Any:
     """The file, open for appending, without rows after ``purge_step`` and without a last row that was cut short."""
-    if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
+    if os.path.lexists(path):
+        with open_regular(path) as file:
+            lines = list(file)
         kept = [line for line in lines if _keep(line, purge_step)]
         if len(kept) != len(lines):
             temporary = path.with_suffix(".jsonl.tmp")
-            temporary.write_bytes(b"".join(kept))
+            temporary.unlink(missing_ok=True)  # of an attempt that was killed; opened anew, it could be a link
+            with open(temporary, "xb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())  # before its name: or a power cut could leave neither the old rows nor the new
             os.replace(temporary, path)
+            sync_directory(path.parent)
     return open(path, "ab", buffering=0)
 
 
 def _keep(line: bytes, purge_step: int | None) -> bool:
     try:
         row = json.loads(line)
-    except ValueError:
+        return line.endswith(b"\n") and isinstance(row, dict) and (purge_step is None or row["step"] <= purge_step)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
-    return line.endswith(b"\n") and (purge_step is None or row["step"] <= purge_step)
 
 
 def _append(file: Any, row: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from sheeplike.files import open_regular, read_text
+
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
+LARGEST_CONFIG = 2**20  # bytes; one takes about three thousand
 # Sections of a configuration that do not make another experiment: runs that differ in these alone are averaged.
 INCIDENTAL = frozenset(
     {
@@ -41,6 +44,7 @@ INCIDENTAL = frozenset(
 ACTION_REPEAT = "env.action_repeat"
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
 CONDITIONS = frozenset({ACTION_REPEAT, "env.image_size", "env.cameras", "agent.observations", "eval.sample"})
+_LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
 
@@ -198,19 +202,23 @@ def _is_run(folder: Path, files: list[str]) -> bool:
     """Whether the files of a directory make it a run; a ``config.yaml`` alone must be one of ours."""
     if METRICS_FILE in files or any(name.startswith(EVENT_FILES) for name in files):
         return True
-    return _config(folder / CONFIG_FILE) is not None
+    config = folder / CONFIG_FILE
+    return config.is_file() and not config.is_symlink() and _config(config) is not None
 
 
 def _config(path: Path) -> dict[str, Any] | None:
     """The configuration of a run as plain data, or None where there is none of ours."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = read_text(path, LARGEST_CONFIG)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            return None  # which we never write; a few lines of it can stand for more than any memory holds
+        data = yaml.safe_load(text)
         names = data["exp"], data["agent"]["name"], data["env"]["name"]
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return data if all(isinstance(name, str) for name in names) else None
 
@@ -237,18 +245,14 @@ def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any
 
 
 def _rows(path: Path) -> Iterable[tuple[float, float, Mapping[str, Any]]]:
-    """Policy steps, seconds and metrics of each row of ``metrics.jsonl``."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    for number, line in enumerate(lines, 1):
+    """Policy steps, seconds and metrics of each row of ``metrics.jsonl``; what is no JSON object is passed over."""
+    for number, line in enumerate(_lines(path), 1):
         try:
             row = json.loads(line)
+            if not isinstance(row, dict):
+                continue
             step, seconds = float(row.pop("step")), float(row.pop("seconds"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             if not line.endswith(b"\n"):  # the last one
                 return
             raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds") from None
@@ -256,11 +260,24 @@ def _rows(path: Path) -> Iterable[tuple[float, float, Mapping[str, Any]]]:
         yield step, seconds, row
 
 
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with open_regular(path) as file:
+            yield from file
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def _events(path: Path) -> Iterable[tuple[float, float, Mapping[str, Any]]]:
     """The same of TensorBoard's event files; seconds count from the first event."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
+    for file in _event_files(path):  # the reader opens whatever has the name
+        if file.is_symlink() or not file.is_file():
+            raise RunError(f"{file}: cannot be read: is no regular file")
     everything, little = 0, 1
     kinds = {"scalars": everything, "tensors": everything}
     kinds |= dict.fromkeys(("images", "audio", "histograms", "compressedHistograms"), little)
@@ -289,7 +306,7 @@ def _collect(
         names.update(metrics)
         for name in metrics.keys() & wanted:
             value = metrics[name]
-            if isinstance(value, int | float) and math.isfinite(value):
+            if isinstance(value, int | float) and abs(value) <= _LARGEST:
                 points.setdefault(name, {})[step] = (seconds, value)
             else:
                 nonfinite[name] = nonfinite.get(name, 0) + 1

@@ -1,10 +1,12 @@
 """What could not be loaded again is not written, and nothing that could run code is read."""
 
+import errno
 import hashlib
 import io
 import json
 import pickle
 import re
+import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -36,6 +38,10 @@ def forge(path: Path, part: str, content: bytes) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][part] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     rewrite(path, manifest)
+
+
+def read(path: Path) -> dict:
+    return json.loads((path / "manifest.json").read_text())
 
 
 def rewrite(path: Path, manifest: dict) -> None:
@@ -133,6 +139,55 @@ def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path, name):
     rewrite(path, manifest)
     with pytest.raises(Corrupt, match="which is no file name"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "journals",
+    [
+        [1],
+        {"memory": [1]},
+        {"memory": {"replay": 7}},
+        {"memory": {"replay": {"lineage": "mine", "oldest": 0, "end": 5, "chunks": [1]}}},
+        {"memory": {"replay": {"lineage": "mine", "oldest": 0, "end": 5, "chunks": [["absent.pt", 0, 5]]}}},
+        {"memory": {"replay": {"lineage": "mine", "oldest": 0, "end": 5, "chunks": [["agent.pt", "0", 5]]}}},
+        {"memory": {"replay": {"oldest": 0, "end": 0, "chunks": []}}},
+    ],
+)
+def test_a_manifest_that_was_made_up_does_not_keep_the_next_checkpoint_from_being_written(tmp_path, rings, journals):
+    replay = rings.make()
+    replay.lineage = "mine"
+    rings.fill(replay, 25)
+    path = rings.save(tmp_path, 1, replay)
+    rewrite(path, read(path) | {"journals": journals})
+    rings.fill(replay, 5)
+    rings.assert_same(replay, rings.restore(rings.save(tmp_path, 2, replay)))
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["linked", "copied"])
+def test_a_file_from_elsewhere_does_not_get_into_the_next_checkpoint(tmp_path, rings, fail, copied):
+    """Neither by a name that leads out of the directory, nor by a link to what is the same."""
+    if copied:
+        fail("os.link", OSError(errno.EPERM, "no links here"))
+    replay = rings.make()
+    rings.fill(replay, 10)
+    path = rings.save(tmp_path / "root", 1, replay)
+    (chunk,) = path.glob("memory.replay.*.pt")
+    secret = tmp_path / "secret.pt"
+    chunk.rename(secret)
+    chunk.symlink_to(secret)
+    newest = rings.save(tmp_path / "root", 2, replay)
+    assert not any(file.is_symlink() or file.samefile(secret) for file in newest.iterdir())
+    rings.assert_same(replay, rings.restore(newest))
+    manifest = read(path)
+    name = f"../../{secret.name}"
+    files = {name if key == chunk.name else key: entry for key, entry in manifest["files"].items()}
+    manifest["journals"]["memory"]["replay"]["chunks"] = [[name, 0, 10]]
+    rewrite(path, manifest | {"files": files})
+    shutil.rmtree(newest)
+    newest = rings.save(tmp_path / "root", 2, replay)
+    assert f"{secret.name}" not in {file.name for file in newest.iterdir()}
+    assert not any(file.samefile(secret) for file in newest.iterdir())
+    rings.assert_same(replay, rings.restore(newest))
 
 
 def test_nothing_in_the_package_unpickles_freely():

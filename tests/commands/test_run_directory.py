@@ -1,5 +1,6 @@
 """A run's directory is never overwritten, and is all that resuming needs."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from sheeplike.commands.errors import CommandError
-from sheeplike.commands.run_directory import create, describe_changes, update
+from sheeplike.commands.run_directory import create, describe_changes, lock, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")
@@ -252,3 +253,21 @@ def test_a_run_that_is_older_than_the_watchdog(begun, sheeplike):
     file.write_text(file.read_text().replace("watchdog: 600.0\n", ""))
     assert sheeplike("resume=mine").runs[0].config.watchdog == 600
     assert sheeplike("resume=mine", "watchdog=null").runs[0].config.watchdog is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_will_do(begun, sheeplike, monkeypatch, code):
+    def unsupported(*arguments):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    run = begun(*JOB)
+    lock(run.run_dir).close()
+    assert sheeplike(f"resume={run.run_dir}").runs[0].resume
+
+
+def test_a_directory_is_one_process_s(begun):
+    run = begun(*JOB)
+    with lock(run.run_dir), pytest.raises(CommandError, match="is in use by another process"):
+        lock(run.run_dir)
+    lock(run.run_dir).close()

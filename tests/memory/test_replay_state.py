@@ -124,6 +124,12 @@ def test_free_memory_of_this_machine_is_known_or_none() -> None:
     assert free is None or free > 1 << 20
 
 
+def test_a_ring_is_refused_that_the_limit_of_a_container_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sheeplike.host.free_memory", lambda: 1_000_000)
+    with pytest.raises(MemoryError, match="GiB are free"):
+        SequenceReplay(PIXELS, num_envs=16, size=1600, sequence=65)
+
+
 @pytest.mark.parametrize(("worlds", "size"), [(1, 65), (16, 16 * 66 - 1), (64, 100)])
 def test_a_ring_shorter_than_a_sequence_and_a_step_is_refused_with_the_smallest_size(worlds: int, size: int) -> None:
     with pytest.raises(ValueError, match=f"replay size {size}: .*the smallest valid size is {worlds * 66}$"):

@@ -176,6 +176,48 @@ def test_a_row_cut_short_by_a_kill_is_dropped(tmp_path, torn):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+@pytest.mark.parametrize("odd", ["[1]", "7", "null", '{"step": "x"}', '{"step": [1]}', "{}", "[" * 100_000])
+def test_a_row_that_nobody_wrote_is_dropped(tmp_path, odd):
+    whole = '{"step": 10, "gradient_steps": 1, "seconds": 1}\n'
+    (tmp_path / "metrics.jsonl").write_text(whole + odd + "\n" + whole)
+    RunLogger(tmp_path, tensorboard=False, purge_step=20).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == 2 * whole
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
+def test_metrics_that_are_no_file_are_refused_at_the_start(tmp_path, kind):
+    (tmp_path / "elsewhere").write_text("mine\n")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    if kind == "pipe":
+        os.mkfifo(run_dir / "metrics.jsonl")
+    else:
+        (run_dir / "metrics.jsonl").symlink_to(tmp_path / ("elsewhere" if kind == "link" else "absent"))
+    with pytest.raises(OSError, match="is a link" if "link" in kind else "is no regular file"):
+        RunLogger(run_dir, tensorboard=False)
+    assert (tmp_path / "elsewhere").read_text() == "mine\n"
+    assert not (tmp_path / "absent").exists()
+
+
+def test_what_is_kept_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """And is not written through what an attempt, or somebody else, has left in its place."""
+    (tmp_path / "elsewhere").write_text("mine\n")
+    run = RunLogger(tmp_path / "run", tensorboard=False)
+    for step in (10, 20):
+        log(run, step)
+    run.close()
+    (tmp_path / "run/metrics.jsonl.tmp").symlink_to(tmp_path / "elsewhere")
+    done, sync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name) or sync(file)
+    )
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("replace") or replace(*names))
+    RunLogger(tmp_path / "run", tensorboard=False, purge_step=10).close()
+    assert done == ["metrics.jsonl.tmp", "replace", "run"]
+    assert (tmp_path / "elsewhere").read_text() == "mine\n"
+    assert [row["step"] for row in rows(tmp_path / "run")] == [10]
+
+
 class FullDisk:
     """A file on a disk that fills up in the middle of a row, and has room again later."""
 

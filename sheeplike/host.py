@@ -1,0 +1,71 @@
+"""The memory of the machine, as much of it as this process may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+# Of a control group, by version: where the groups lie, what one may use, what it uses, and what of that is only cache.
+_VERSIONS = {
+    2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def free_memory(root: Path | str = "/") -> int | None:
+    """Bytes of the host's memory that can still be allocated, or None where the system does not tell.
+
+    In a container, a pod or a job of a cluster that is what the limit leaves: who takes more is killed, however much
+    the machine itself has.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    root = Path(root)
+    machine = _field(root / "proc/meminfo", "MemAvailable:")
+    left = [] if machine is None else [machine * 1024]
+    left += [free for version, group in _groups(root) for free in _left(root, version, group)]
+    return min(left, default=None)
+
+
+def _groups(root: Path) -> Iterator[tuple[int, str]]:
+    """Version and name of the control groups that count this process's memory."""
+    for line in _lines(root / "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if number == "0" and not controllers:
+            yield 2, name
+        elif "memory" in controllers.split(","):
+            yield 1, name
+
+
+def _left(root: Path, version: int, name: str) -> Iterator[int]:
+    """What a control group and each one above it have left: the limit can be of any of them."""
+    place, limit_file, used_file, cache = _VERSIONS[version]
+    # A container sees its own group as the top, and may yet be told the name that it has outside, or one with "..".
+    names = [part for part in PurePosixPath(name.strip()).parts if part not in ("/", "..")]
+    for depth in range(len(names), -1, -1):
+        group = root.joinpath(place, *names[:depth])
+        limit, used = _number(group / limit_file), _number(group / used_file)
+        if limit is not None and used is not None:
+            # Pages of files that have not been used of late are given up for whoever asks.
+            yield max(0, limit - max(0, used - (_field(group / "memory.stat", cache) or 0)))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _number(path: Path) -> int | None:
+    """What a file says, unless it is ``max``."""
+    text = "".join(_lines(path))
+    return int(text) if text.isdecimal() else None
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number behind a name at the beginning of a line."""
+    found = [words[1] for line in _lines(path) if (words := line.split())[:1] == [name] and len(words) > 1]
+    return int(found[0]) if found and found[0].isdecimal() else None

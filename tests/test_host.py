@@ -1,0 +1,106 @@
+"""How much memory is left: of the machine, or of what a container or a job may have of it."""
+
+from pathlib import Path
+
+import pytest
+
+from sheeplike.host import free_memory
+
+GIB = 2**30
+V2 = "0::/kubepods/pod7/main\n"
+V1 = "9:name=systemd:/job\n4:cpu,memory:/slurm/job_1/step_0\n1:cpu:/else\n0::/\n"
+
+
+def host(root: Path, groups: str | None = None, available: int | None = 100 * GIB) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    if available is not None:
+        lines = f"MemTotal:  999 kB\nMemAvailable:  {available // 1024} kB\nBuffers:  1 kB\n"
+        (root / "proc/meminfo").write_text(lines)
+    if groups is not None:
+        (root / "proc/self/cgroup").write_text(groups)
+    return root
+
+
+def group_2(root: Path, name: str, limit: object, used: object, cache: int | None = None) -> None:
+    place = root / "sys/fs/cgroup" / name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "memory.max").write_text(f"{limit}\n")
+    (place / "memory.current").write_text(f"{used}\n")
+    if cache is not None:
+        (place / "memory.stat").write_text(f"anon 5\nactive_file 7\ninactive_file {cache}\n")
+
+
+def group_1(root: Path, name: str, limit: int, used: int, cache: int = 0) -> None:
+    place = root / "sys/fs/cgroup/memory" / name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (place / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (place / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cache}\n")
+
+
+def test_without_groups_it_is_what_the_machine_has(tmp_path):
+    assert free_memory(host(tmp_path)) == 100 * GIB
+    assert free_memory(host(tmp_path / "other", V2)) == 100 * GIB
+
+
+def test_where_nothing_is_told_it_is_not_known(tmp_path):
+    assert free_memory(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["kubepods/pod7/main", "kubepods/pod7", "kubepods", ""])
+def test_the_limit_may_be_of_any_group_above(tmp_path, name):
+    """A container sees its own group at the top."""
+    root = host(tmp_path, V2)
+    group_2(root, "kubepods/pod7/main", "max", 3 * GIB)
+    group_2(root, name, 8 * GIB, 3 * GIB)
+    assert free_memory(root) == 5 * GIB
+
+
+def test_the_tightest_limit_counts(tmp_path):
+    root = host(tmp_path, V2)
+    group_2(root, "kubepods/pod7/main", 8 * GIB, 1 * GIB)
+    group_2(root, "kubepods/pod7", 9 * GIB, 6 * GIB)
+    assert free_memory(root) == 3 * GIB
+    group_2(root, "kubepods", 200 * GIB, 0)
+    assert free_memory(root) == 3 * GIB
+    (root / "proc/meminfo").write_text(f"MemAvailable: {2**20} kB\n")
+    assert free_memory(root) == GIB
+
+
+def test_the_cache_of_files_is_free(tmp_path):
+    root = host(tmp_path, V2)
+    group_2(root, "kubepods/pod7/main", 8 * GIB, 8 * GIB, cache=5 * GIB)
+    assert free_memory(root) == 5 * GIB
+    group_2(root, "kubepods/pod7/main", 8 * GIB, 9 * GIB, cache=0)
+    assert free_memory(root) == 0, "more than the limit, for a moment"
+    group_2(root, "kubepods/pod7/main", 8 * GIB, 1 * GIB, cache=2 * GIB)
+    assert free_memory(root) == 8 * GIB, "the numbers are not of one moment"
+
+
+@pytest.mark.parametrize("name", ["slurm/job_1/step_0", "slurm/job_1", ""])
+def test_version_1(tmp_path, name):
+    root = host(tmp_path, V1)
+    group_1(root, "slurm", 9223372036854771712, 90 * GIB)
+    group_1(root, name, 16 * GIB, 10 * GIB, cache=2 * GIB)
+    assert free_memory(root) == 8 * GIB
+
+
+def test_a_limit_is_known_where_the_machine_tells_nothing(tmp_path):
+    root = host(tmp_path, V2, available=None)
+    group_2(root, "", 8 * GIB, GIB)
+    assert free_memory(root) == 7 * GIB
+
+
+def test_a_group_outside_of_what_is_visible_leads_nowhere(tmp_path):
+    root = host(tmp_path / "root", "0::/../../../../outside\n")
+    group_2(root, "", 8 * GIB, GIB)
+    group_2(tmp_path, "outside", GIB, GIB)
+    assert free_memory(root) == 7 * GIB
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "max"])
+def test_what_is_no_number_says_nothing(tmp_path, text):
+    root = host(tmp_path, V2)
+    group_2(root, "kubepods", text, GIB)
+    group_2(root, "", GIB, text)
+    assert free_memory(root) == 100 * GIB
