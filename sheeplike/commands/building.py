@@ -68,6 +68,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
                     meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+                writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     say(f"sheeplike: {difference}", file=sys.stderr)
             with phase("building worlds"):

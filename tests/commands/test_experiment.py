@@ -162,7 +162,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(
         run.iterate(40)
         assert not run.writer.holds(32)
     assert checkpoint_steps(run.run_dir) == []
-    assert "No space left on device" in capsys.readouterr().out
+    assert "No space left on device" in capsys.readouterr().err
     run.iterate(35)
     assert run.writer.holds(64)
     assert checkpoint_steps(run.run_dir) == [64]
