@@ -244,25 +244,44 @@ def test_the_count_is_part_of_the_state_which_may_lack_it(make_case: Make) -> No
     file = io.BytesIO()
     torch.save(case.agent.state_dict(), file)
     state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    address = other.agent.skipped_in_a_row.data_ptr()
+    counters = other.agent.skipped_in_a_row, other.agent.skipped_total
+    addresses = [counter.data_ptr() for counter in counters]
     other.agent.load_state_dict(state)
-    assert other.agent.skipped_in_a_row.item() == 4
-    del state["skipped_in_a_row"]
+    assert [counter.item() for counter in counters] == [4, 4]
+    for name in ("skipped_in_a_row", "skipped_total"):
+        del state[name]
     other.agent.load_state_dict(state)
-    assert other.agent.skipped_in_a_row.item() == 0
-    assert other.agent.skipped_in_a_row.data_ptr() == address
+    assert [counter.item() for counter in counters] == [0, 0]
+    counters = other.agent.skipped_in_a_row, other.agent.skipped_total
+    assert [counter.data_ptr() for counter in counters] == addresses
+
+
+def test_all_that_were_ever_skipped_are_counted(make_case: Make, no_host_reads: Callable[[], Any]) -> None:
+    case, counts = make_case(), []
+    total, address = case.agent.skipped_total, case.agent.skipped_total.data_ptr()
+    for skipped in (True, True, False, True):
+        if skipped:
+            with no_host_reads():
+                case.overflow()
+        else:
+            case.agent.update()
+        counts.append((case.agent.skipped_in_a_row.item(), total.item()))
+    assert counts == [(1, 1), (2, 2), (0, 2), (1, 3)]
+    assert case.agent.skipped_total.data_ptr() == address
 
 
 def test_warming_up_counts_nothing(make_case: Make) -> None:
     case = make_case()
     case.overflow()
     seen = case.agent.offending_batch()
+    good = case.put("state", NAN)  # which warming up sees
     case.agent.warm_up()
-    assert case.agent.skipped_in_a_row.item() == 1
+    assert case.agent.skipped_in_a_row.item() == case.agent.skipped_total.item() == 1
+    case.put("state", good)
     assert_same(case.agent.offending_batch(), seen)
     case.agent.update()
     case.agent.warm_up()
-    assert case.agent.skipped_in_a_row.item() == 0
+    assert (case.agent.skipped_in_a_row.item(), case.agent.skipped_total.item()) == (0, 1)
 
 
 # --- the batch --------------------------------------------------------------------------------------------------------

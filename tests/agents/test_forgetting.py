@@ -55,13 +55,17 @@ def poisoned(agent: Any, play: Make) -> None:
         ring.fill_(NAN if ring.is_floating_point() else 1)
     if on_policy(agent):
         memory.age.fill_(2)
-        while not memory.full:
-            play(agent, 1)
-            memory.storage["reward"].fill_(NAN)
-        agent.update()
+        for updates in (8, 1):  # a whole rollout's, whose first batch is kept, and some of the next one's
+            while not memory.full:
+                play(agent, 1)
+                memory.storage["reward"].fill_(NAN)
+            for _ in range(updates):
+                agent.update()
     else:
         for _ in range(2):
             agent.update()
+        play(agent, 14)  # sequences that wait to be served
+        assert memory.fresh
     assert agent.skipped_in_a_row.item() > 0
     assert any(bool(value.any()) for value in agent.offending_batch().values())
 
@@ -88,7 +92,7 @@ def held(agent: Any) -> list[Tensor]:
     return shared
 
 
-@pytest.mark.parametrize("foreign", [False, True], ids=["", "random numbers of another device"])
+@pytest.mark.parametrize("foreign", [False, True], ids=["same device", "random numbers of another device"])
 def test_it_goes_on_like_a_new_agent_from_a_state_without_memory(foreign: bool, make: Make, play: Make) -> None:
     trained = make(seed=5)
     go_on(trained, play, 0)
@@ -134,6 +138,11 @@ def test_nothing_of_what_was_seen_is_due_or_told(make: Make, play: Make) -> None
     lineages = {journal.lineage for journal in agent.journals.values()}
     agent.forget()
     assert agent.updates_due(10_000) == 0
+    assert all(bool((first == -1).all()) for first in agent.faults.first.values())
+    if on_policy(agent):
+        assert agent.unknown == PPO["frame_stack"] - 1
+    else:
+        assert agent.replay.head.item() == len(agent.replay) == 0
     batch = agent.offending_batch()
     assert not any(bool(value.any()) for key, value in batch.items() if key not in ("worlds", "times"))
     assert (agent.skipped_in_a_row.item(), agent.skipped_total.item()) == before, "these were learnt"

@@ -209,7 +209,7 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     assert not set(played) & set(result["episodes"]["return"])
 
 
-def test_an_agent_without_a_replay(tmp_path):
+def test_an_agent_without_a_replay(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
     arguments = [
         "exp=ppo",
@@ -227,6 +227,17 @@ def test_an_agent_without_a_replay(tmp_path):
     (training,) = [row for row in rows if row["step"] == result["step"] and "eval/return_mean" in row]
     assert result["metrics"] == {name: value for name, value in training.items() if name.startswith("eval/")}
     assert result["run"]["agent"] == "ppo"
+
+    # A checkpoint from before all skipped updates were counted.
+    def older(*given, **options):
+        meta, parts = load_latest(*given, **options)
+        del parts["agent"]["skipped_total"]
+        return meta, parts
+
+    load_latest = checkpoint.load_latest
+    monkeypatch.setattr(checkpoint, "load_latest", older)
+    main(["eval", f"run={run_dir}", "episodes=3", "seed=1", "video=false"])
+    assert len(list(run_dir.glob("eval/*_seed_1/result.json"))) == 1
 
 
 def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, capsys):

@@ -160,6 +160,22 @@ def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows,
     assert rows()[1:] == [(20, 2, 5.0)]
 
 
+def test_going_back_to_a_checkpoint_without_memory_forgets_before_it_loads(recorder, state) -> None:
+    config = SimpleNamespace(
+        checkpoint=SimpleNamespace(replay=False),
+        env=SimpleNamespace(name="corridor"),
+        agent=SimpleNamespace(name="scribe"),
+    )
+    parts, _, _ = snapshot.take(recorder.agent, recorder.envs, recorder, config, state)
+    agent, calls = recorder.agent, []
+    agent.forget = lambda: calls.append("forget")
+    agent.load_state_dict = lambda given: calls.append(sorted(given))
+    agent.player = lambda num_envs: SimpleNamespace(load_state_dict=lambda given: None)
+    recorder.envs.load_state_dict = lambda given: None
+    snapshot.restore(parts, agent, recorder.envs, recorder)
+    assert calls == ["forget", ["weights"]]
+
+
 def test_the_progress_line_is_not_set_back_by_a_late_row(recorder, state, screen) -> None:
     recorder.progress.stage("filling the replay")
     for loss in (1.0, 2.0, 3.0):
