@@ -92,7 +92,7 @@ def test_a_limit_is_known_where_the_machine_tells_nothing(tmp_path):
 
 
 def test_a_group_outside_of_what_is_visible_leads_nowhere(tmp_path):
-    root = host(tmp_path / "root", "0::/../../../../outside\n")
+    root = host(tmp_path / "root", "0::/../../../../sys/fs/cgroup/outside\n")
     group_2(root, "", 8 * GIB, GIB)
     group_2(tmp_path, "outside", GIB, GIB)
     assert free_memory(root) == 7 * GIB

@@ -197,7 +197,7 @@ class Writer:
         self.root, self.keep_last, self.keep_best = Path(root), keep_last, keep_best
         digest = None if config is None else hashlib.sha256(config.encode()).hexdigest()
         self.extra = {"device": device, "config_sha256": digest}
-        self.last: Saved | None = None  # of those that were written
+        self.last: Saved | None = None  # of those that were written, unless the run went back since
         self._resumed_from = resumed_from
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
         self._reported: set[Any] = set()
@@ -285,6 +285,7 @@ class Writer:
         """
         self._join()
         self._resumed_from = step
+        self.last = None  # of a future that the run has left, though it may come to the same step again
 
     @property
     def busy(self) -> bool:

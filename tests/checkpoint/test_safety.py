@@ -164,7 +164,8 @@ def test_a_manifest_that_was_made_up_does_not_keep_the_next_checkpoint_from_bein
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["linked", "copied"])
-def test_a_file_from_elsewhere_does_not_get_into_the_next_checkpoint(tmp_path, rings, fail, copied):
+@pytest.mark.parametrize("size", ["its own", "the other's"])
+def test_a_file_from_elsewhere_does_not_get_into_the_next_checkpoint(tmp_path, rings, fail, copied, size):
     """Neither by a name that leads out of the directory, nor by a link to what is the same."""
     if copied:
         fail("os.link", OSError(errno.EPERM, "no links here"))
@@ -175,6 +176,10 @@ def test_a_file_from_elsewhere_does_not_get_into_the_next_checkpoint(tmp_path, r
     secret = tmp_path / "secret.pt"
     chunk.rename(secret)
     chunk.symlink_to(secret)
+    manifest = read(path)
+    if size == "its own":
+        manifest["files"][chunk.name]["bytes"] = chunk.lstat().st_size
+    rewrite(path, manifest)
     newest = rings.save(tmp_path / "root", 2, replay)
     assert not any(file.is_symlink() or file.samefile(secret) for file in newest.iterdir())
     rings.assert_same(replay, rings.restore(newest))

@@ -124,9 +124,9 @@ def test_the_copy_of_a_state_does_not_outlive_its_failed_save(tmp_path, monkeypa
     monkeypatch.setattr(snapshot, "take", take)
     monkeypatch.setattr(writing, "write_part", broken)
     with Writer(tmp_path, report=lambda text: None) as writer:
-        writer.save(1, part(), {})
+        writer.save(1, part() | {"other": part()["agent"]}, {})
         assert not writer.holds(1)
-        assert [copy() for copy in copies] == [None]
+        assert [copy() for copy in copies] == [None, None]
 
 
 LIMITED = """

@@ -184,6 +184,12 @@ def test_a_row_that_nobody_wrote_is_dropped(tmp_path, odd):
     assert (tmp_path / "metrics.jsonl").read_text() == 2 * whole
 
 
+def test_a_row_that_is_no_object_is_dropped_without_a_purge_too(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('[1]\n{"step": 10}\nnull\n')
+    RunLogger(tmp_path, tensorboard=False).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 10}\n'
+
+
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
 def test_metrics_that_are_no_file_are_refused_at_the_start(tmp_path, kind):
     (tmp_path / "elsewhere").write_text("mine\n")
