@@ -357,7 +357,6 @@ class Experiment:
         meta, parts = found
         self.progress.note(f"{told}; going back to policy step {meta['step']:,}")
         if "memory" not in parts:
-            self.agent.forget()
             self.progress.note("what had been seen is forgotten: the checkpoint does not hold it")
         self.state = snapshot.restore(parts, self.agent, self.worlds, self.recorder)
         self.writer.went_back_to(meta["step"])
