@@ -75,10 +75,10 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
     stack.callback(worlds.close)
     with explained(config, worlds):
-        say(plan_memory(config, worlds))
-        if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
-            say(f"sheeplike: {advice}", file=sys.stderr)
         with as_command_errors(ValueError, TypeError):
+            say(plan_memory(config, worlds))
+            if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
+                say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
         with phase("building simulation and rendering kernels"):
             step_seconds = time_worlds(worlds)

@@ -245,12 +245,12 @@ def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any
 
 
 def _rows(path: Path) -> Iterable[tuple[float, float, Mapping[str, Any]]]:
-    """Policy steps, seconds and metrics of each row of ``metrics.jsonl``; what is no JSON object is passed over."""
+    """Policy steps, seconds and metrics of each row of ``metrics.jsonl``."""
     for number, line in enumerate(_lines(path), 1):
         try:
             row = json.loads(line)
             if not isinstance(row, dict):
-                continue
+                raise TypeError
             step, seconds = float(row.pop("step")), float(row.pop("seconds"))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             if not line.endswith(b"\n"):  # the last one
