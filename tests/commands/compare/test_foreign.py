@@ -63,15 +63,8 @@ def test_a_configuration_that_multiplies_is_none_of_ours(refused, trained):
     assert "expected config.yaml of a run beside metrics.jsonl" in refused("compare", "logs")
 
 
-@pytest.mark.parametrize("row", ["[1]", "7", "null", '"text"'])
-def test_a_row_that_is_no_object_is_passed_over(compared, trained, row):
-    file = trained({0: [1, 2]}) / RUN / "metrics.jsonl"
-    file.write_text(row + "\n" + file.read_text())
-    assert compared("logs").rows["dreamer_v3"]["best"] == "2"
-
-
 @pytest.mark.parametrize(
-    "row", ["{", '{"step": null, "seconds": 1}', f'{{"step": 1{"0" * 400}, "seconds": 1}}', "[" * 10**5]
+    "row", ["{", "null", '{"step": null, "seconds": 1}', f'{{"step": 1{"0" * 400}, "seconds": 1}}', "[" * 10**5]
 )
 def test_a_row_that_is_damaged_is_named(refused, trained, row):
     file = trained({0: [1, 2]}) / RUN / "metrics.jsonl"
