@@ -211,10 +211,10 @@ def test_weights_that_are_not_finite_are_never_saved(
     run.iterate(40)
     with torch.no_grad():
         next(run.agent.networks.parameters()).fill_(float("inf"))
-    with run, pytest.raises(Halted, match=r"not finite.*halted after 0 rollbacks"):
+    with run, pytest.raises(Halted, match=r"holds NaN or infinity.*halted after 0 rollbacks"):
         run.iterate()
     assert checkpoint_steps(run.run_dir) == [32]
-    assert not (run.run_dir / "faults").exists() or "no checkpoint at policy step 64" not in capsys.readouterr().out
+    assert "no checkpoint at policy step 64" in capsys.readouterr().out
 
 
 @pytest.mark.slow
