@@ -167,7 +167,8 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
 
     real = sheeplike.init
     monkeypatch.setattr(sheeplike, "init", init, raising=False)
-    exec(compile(curriculum, "write_a_curriculum.md", "exec"), {})
+    with pytest.raises(SystemExit, match=r"^0$"):
+        exec(compile(curriculum, "write_a_curriculum.md", "exec"), {})
     (run,) = runs
     assert run.finished
     assert run.worlds.simulator.compilations == 1

@@ -62,7 +62,8 @@ def refusal(command: str, capfd: pytest.CaptureFixture[str]) -> str:
     lines = [line for line in error.splitlines() if line.startswith("sheeplike: ")]
     assert len(lines) == 1, error
     assert "do-not-tell" not in out + error
-    return lines[0] + " ".join(str(warning.message) for warning in caught)
+    told = [line for line in error.splitlines() if line.startswith("passing over")]
+    return " ".join([*lines, *told, *(str(warning.message) for warning in caught)])
 
 
 # Checkpoints

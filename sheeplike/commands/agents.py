@@ -79,7 +79,7 @@ def learning_begins(config: Config) -> int:
 
 def name_collecting(config: Config) -> str:
     """What a run does until the agent learns for the first time."""
-    return "collecting the first rollout" if isinstance(config.agent, schema.PPO) else "filling the replay"
+    return "collecting a rollout" if isinstance(config.agent, schema.PPO) else "filling the replay"
 
 
 def describe_agent(config: Config, agent: DreamerV3 | PPO) -> dict[str, str]:
@@ -112,14 +112,10 @@ def describe_run(
     }
 
 
-def describe_time(config: Config, begun: int, step_seconds: float, update_seconds: float) -> str:
-    """How long the rest of a run takes, from what one step and one update take."""
+def time_left(config: Config, begun: int, step_seconds: float, update_seconds: float) -> float:
+    """Seconds that the rest of a run takes, from what one step of all worlds and one update take."""
     iterations = (config.total_steps - begun) / config.env.num_envs
-    seconds = iterations * step_seconds + gradient_steps(config, begun) * update_seconds
-    return (
-        f"about {format_seconds(seconds)} to go, at {update_seconds:.2g} s per gradient step; evaluation and videos "
-        "come on top"
-    )
+    return iterations * step_seconds + gradient_steps(config, begun) * update_seconds
 
 
 def _describe_dreamer(config: Config, agent: DreamerV3) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 stack.enter_context(lock(run_dir))
                 writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
-                    meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+                    meta, parts = _read(run_dir)
                 writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     say(f"sheeplike: {difference}", file=sys.stderr)
@@ -87,6 +88,19 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
     evaluator = Evaluator(config, agent, fabric.device)
     stack.callback(evaluator.close)
     return Built(worlds, agent, evaluator, step_seconds, parts, writer)
+
+
+def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The newest checkpoint that is whole; damaged ones are told in a line each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: say(str(message), file=sys.stderr)
+        try:
+            return checkpoint.load_latest(run_dir / CHECKPOINTS)
+        except checkpoint.UnknownFormat:
+            raise
+        except checkpoint.Corrupt as error:
+            raise CommandError(f"{error}; expected another run_dir, or move {run_dir} away to begin again") from error
 
 
 def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.Writer:

@@ -91,7 +91,8 @@ def overview(sources: Sources) -> str:
     lines = [
         "python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]",
         "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
-        "python -m sheeplike resume=<run_dir>",
+        "python -m sheeplike resume=<run_dir>                     go on with a run that was stopped",
+        "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or go on with it",
         "python -m sheeplike <command> --help",
         "",
         "commands",

@@ -124,6 +124,10 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
         section[name] = override.value()
     try:
         return validate(data)
+    except InvalidValue as error:
+        if any(error.key == override.key_or_group for override in map(_parse, arguments)):
+            raise  # the file is not to blame
+        raise CommandError(f"{error} (in {path})") from None
     except CommandError as error:
         raise CommandError(f"{error} (in {path})") from None
 

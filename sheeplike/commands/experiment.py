@@ -22,7 +22,7 @@ from typing import Any
 from sheeplike import checkpoint
 from sheeplike.commands import snapshot
 from sheeplike.commands.advice import explained
-from sheeplike.commands.agents import describe_run, describe_time, learning_begins, name_collecting
+from sheeplike.commands.agents import describe_run, learning_begins, name_collecting, time_left
 from sheeplike.commands.building import build, describe_device, make_writer
 from sheeplike.commands.config import to_yaml
 from sheeplike.commands.errors import as_command_errors
@@ -44,7 +44,7 @@ from sheeplike.commands.sources import Sources
 from sheeplike.commands.watchdog import Watchdog
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.progress import Progress, banner, phase, say
+from sheeplike.monitor.progress import Progress, banner, format_seconds, phase, say
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
@@ -73,7 +73,7 @@ def run(planned: Plan) -> int:
     """
     with Experiment(planned, building=stops_at_once) as experiment:
         experiment.iterate()
-    return 0 if experiment.finished else experiment.stop.status
+    return experiment.status
 
 
 class Experiment:
@@ -134,6 +134,11 @@ class Experiment:
     def finished(self) -> bool:
         """Whether ``total_steps`` are made."""
         return self.policy_steps >= self.config.total_steps
+
+    @property
+    def status(self) -> int:
+        """The exit status for a program that ends with the run: 0, or that of the signal that stopped it."""
+        return self.stop.status if self.stop() and not self.finished else 0
 
     def iterate(self, every: int | None = None) -> dict[str, float]:
         """Interact and learn up to the next multiple of ``every`` policy steps, or to the end of the run.
@@ -204,6 +209,9 @@ class Experiment:
                 self.progress.close()
                 if not self._busy:
                     self._save_at_the_end()
+                    self.stop.settled = True
+            if self.status:
+                say(f"saved; go on with: python -m sheeplike resume={self.run_dir}")
         finally:
             if self.stop() and not isinstance(error, Halted):  # which would only halt again
                 self.stop.tell_others()
@@ -296,7 +304,13 @@ class Experiment:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
-        self.progress.note(describe_time(self.config, state.policy_steps, self._step_seconds, update_seconds))
+        left = time_left(self.config, state.policy_steps, self._step_seconds, update_seconds)
+        self.progress.update(state.policy_steps)
+        self.progress.expect(left)
+        self.progress.note(
+            f"about {format_seconds(left)} to go, at {update_seconds:.2g} s per gradient step; "
+            "evaluation and videos come on top"
+        )
 
     def _save_if_sound(self) -> None:
         """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""

@@ -249,6 +249,7 @@ def _write(place: Path, weights: Mapping[str, torch.Tensor], model: dict[str, An
             file.write(json.dumps(model | {"weights": described}, indent=1, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        shutil.copymode(fresh / MODEL, fresh / WEIGHTS)  # safetensors lets nobody else read what it writes
         os.rename(fresh, place)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

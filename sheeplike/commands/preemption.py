@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
@@ -27,10 +28,12 @@ class StopRequest:
 
     Attributes:
         signals: what came, in order.
+        settled: everything is saved; there is nothing left that a signal could ask for.
     """
 
     def __init__(self) -> None:
         self.signals: list[int] = []
+        self.settled = False
         self._before: dict[int, object] = {}
         self._last = 0.0
 
@@ -57,15 +60,14 @@ class StopRequest:
         now, again = time.monotonic(), bool(self.signals)
         repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
         self._last = now
-        if again and not repeated and self._listener(signum) is None:
+        name = signal.Signals(signum).name
+        if again and not repeated and not self.settled and self._listener(signum) is None:
+            _tell(f"{name}: ended at once, as of the last checkpoint")
             os._exit(128 + signum)
         if not repeated:
             self.signals.append(signum)
         if not again:
-            # Not print: the signal may have come in the middle of one.
-            text = f"\n{signal.Signals(signum).name}: saving after this iteration; once more stops at once, unsaved\n"
-            with suppress(OSError):  # nobody reads it any more, or the disk is full
-                os.write(1, text.encode())
+            _tell(f"{name}: saving after this iteration; once more stops at once, unsaved")
 
 
 @contextmanager
@@ -88,7 +90,21 @@ def stoppable() -> Iterator[StopRequest]:
     finally:
         for signum, handler in request._before.items():
             # None: installed by a library in C, which Python cannot give back.
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+            handler = signal.SIG_DFL if handler is None else handler
+            if request() and request.settled and handler == signal.SIG_DFL:
+                handler = signal.SIG_IGN  # the process is about to end, and its status shall say that all is saved
+            signal.signal(signum, handler)
+
+
+def _end(status: int, signum: int, frame: FrameType | None) -> None:
+    _tell(f"{signal.Signals(signum).name}: stopped during the start; there is nothing to save yet")
+    os._exit(status)
+
+
+def _tell(text: str) -> None:
+    """Not print: a signal may have come in the middle of one."""
+    with suppress(OSError):  # nobody reads it any more, or the disk is full
+        os.write(1, f"\n{text}\n".encode())
 
 
 @contextmanager
@@ -102,7 +118,7 @@ def stops_at_once() -> Iterator[None]:
     ours = {s: handler for s, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
     for signum in ours:
         status = INTERRUPTED if signum == signal.SIGINT else PREEMPTED
-        signal.signal(signum, lambda signum, frame, status=status: os._exit(status))
+        signal.signal(signum, partial(_end, status))
     try:
         yield
     finally:

@@ -38,16 +38,15 @@ def main(arguments: list[str]) -> None:
     check_accelerator(planned.config)
     run_dir = planned.run_dir
     if planned.finished:
-        if "resume=auto" in request.overrides:
-            say(f"finished before: {run_dir}")
-            return
         steps = run_directory.checkpoint_steps(run_dir)[-1]
+        if "resume=auto" in request.overrides:
+            say(f"finished before: {run_dir}, at policy step {steps:,}")
+            return
         raise CommandError(f"resume={run_dir}: finished at {steps} policy steps; expected a larger total_steps=")
     say("loading torch and JAX")
     with stops_at_once():
         from sheeplike.commands.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
     if status:
-        say(f"saved; go on with: python -m sheeplike resume={run_dir}")
         raise SystemExit(status)
     say(f"finished: {run_dir}")

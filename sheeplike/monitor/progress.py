@@ -74,6 +74,7 @@ class Progress:
         self._start = self._last = (clock(), initial_steps)
         self._seen = initial_steps
         self._speed: float | None = None
+        self._expected: float | None = None
         self._stage = ("", self._start[0])
         self._written: float | None = None
         self._ended = False
@@ -110,11 +111,16 @@ class Progress:
     def stage(self, name: str) -> None:
         """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
 
-        Another stage has another speed: the estimate begins anew, and there is none before the run learns.
+        Another stage has another speed: the estimate begins anew, from what :meth:`expect` said, and there is none
+        before the run learns.
         """
         now = self._clock()
         self._stage = (name, now)
-        self._speed, self._last = None, (now, self._seen)
+        self._speed, self._last = self._expected if not name else None, (now, self._seen)
+
+    def expect(self, seconds: float) -> None:
+        """Begin the estimate, once the run learns, with what the rest of it should take."""
+        self._expected = (self.total_steps - self._seen) / seconds if seconds > 0 else None
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
