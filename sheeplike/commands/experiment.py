@@ -197,6 +197,7 @@ class Experiment:
 
     def close(self) -> None:
         """Let go of everything, without saving. Calling it again does nothing."""
+        self._busy = True  # so that the end of a with block saves nothing either
         self._ending.close()
 
     def __enter__(self) -> Experiment:
