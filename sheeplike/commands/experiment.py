@@ -211,7 +211,7 @@ class Experiment:
                 if not self._busy:
                     self._save_at_the_end()
                     self.stop.settled = True
-            if self.status:
+            if self.stop.settled and self.status:
                 say(f"saved; go on with: python -m sheeplike resume={self.run_dir}")
         finally:
             if self.stop() and not isinstance(error, Halted):  # which would only halt again

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,11 +220,17 @@ def test_weights_that_are_not_finite_are_never_saved(
 
 @pytest.mark.slow
 def test_an_error_in_an_iteration_saves_nothing_that_is_half_done(
-    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = begin(*PPO)
     run.iterate(40)
-    monkeypatch.setattr(Rollout, "add", lambda self, step: 1 / 0)
+
+    def fail(self: Rollout, step: dict[str, torch.Tensor]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Rollout, "add", fail)
     with pytest.raises(ZeroDivisionError), run:
         run.iterate(40)
     assert checkpoint_steps(run.run_dir) == [32]
+    assert "saved; go on" not in capfd.readouterr().out, "although it was asked to stop as well"
