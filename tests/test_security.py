@@ -30,15 +30,7 @@ USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train r
 PARTS = ("agent", "envs", "loop")
 
 
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "workplace"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("SECRET", "do-not-tell")
-    for name in ("SHEEPLIKE_SEARCH_PATH", "SHEEPLIKE_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-    return place
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 @pytest.fixture

@@ -17,15 +17,7 @@ from sheeplike.commands.sources import Sources
 PACKAGE = Path(sheeplike.__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "workplace"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("SECRET", "do-not-tell")
-    for name in ("SHEEPLIKE_SEARCH_PATH", "SHEEPLIKE_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-    return place
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def refusal(command: str, capfd: pytest.CaptureFixture[str]) -> str:
