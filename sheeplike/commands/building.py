@@ -181,6 +181,7 @@ def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
         depth=env.depth,
         action_repeat=env.action_repeat,
         seed=config.seed,
+        **({} if env.id is None else {"id": env.id}),
         **env.options,
     )
 

@@ -85,7 +85,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
             error.nearest = _default(error, line, sources)
         raise
     if config.run_dir is None:
-        parts = ["logs", *["dry_run"] * config.dry_run, choices["env"], choices["agent"], config.exp]
+        env = [choices["env"], *([config.env.id.replace("/", "_")] if config.env.id else [])]
+        parts = ["logs", *["dry_run"] * config.dry_run, *env, choices["agent"], config.exp]
         config = dataclasses.replace(config, run_dir="/".join([*parts, f"seed_{config.seed}"]))
     if config.fabric.accelerator == "auto":
         found = dataclasses.replace(config.fabric, accelerator="cpu" if machine.gpu_problem() else "cuda")
@@ -103,7 +104,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     """
     data = read_config(path)
     if isinstance(data.get("env"), dict):
-        data["env"].setdefault("action_repeat", 1)  # of runs that are older than this key
+        data["env"] = {"action_repeat": 1, "id": None, **data["env"]}  # of runs that are older than these keys
     data.setdefault("compile", "off")  # likewise
     data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
     if isinstance(data.get("fabric"), dict):

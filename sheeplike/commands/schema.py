@@ -37,7 +37,8 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    name: Annotated[str, Rule("the task")]
+    name: Annotated[str, Rule("the task, or a family of environments")]
+    id: Annotated[str | None, Rule("which of a family, such as CheetahRun of playground; null: the name says it all")]
     num_envs: Annotated[int, Rule("worlds simulated side by side", at_least=1)]
     # The encoder halves an image four times and must end at 3 to 16 pixels a side.
     image_size: Annotated[

@@ -5,8 +5,9 @@ JAX nor torch: a task's module is loaded when it is made.
 """
 
 import difflib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import gymnasium
@@ -33,25 +34,48 @@ def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05,
     return FrankaPick(episode_length=episode_length, picked_probability=picked_probability, box_range=box_range)
 
 
-_TASKS: dict[str, Callable[..., "Task"]] = {
+_BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
     "cartpole_balance": _cartpole_balance,
     "cartpole_swingup": _cartpole_swingup,
     "franka_pick": _franka_pick,
 }
+"""What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
+environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
+our simulator steps and renders."""
+
+_OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
 
 def list_envs() -> list[str]:
     """The names that ``make`` knows, sorted."""
-    return sorted(_TASKS)
+    return sorted(_BUILDERS)
 
 
 def task_options(name: str) -> dict[str, object]:
-    """The options of a task and their defaults, such as ``{"episode_length": 125}``.
+    """The options of an environment and their defaults, such as ``{"episode_length": 125}``; its ``id`` apart.
 
     Raises:
         ValueError: no such environment.
     """
-    return dict(_builder(name).__kwdefaults__ or {})
+    return {option: p.default for option, p in _parameters(name).items() if option not in ("id", *_OF_A_VECTOR_ENV)}
+
+
+def takes_id(name: str) -> bool:
+    """Whether an environment is a family of which ``id`` names one.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    return "id" in _parameters(name)
+
+
+def simulated(name: str) -> bool:
+    """Whether our own simulator steps and renders an environment: cameras can be chosen, for example.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    return "num_envs" not in _parameters(name)
 
 
 def make(
@@ -64,48 +88,57 @@ def make(
     depth: bool = False,
     action_repeat: int = 1,
     seed: int = 0,
-    **task_options: object,
+    **options: object,
 ) -> "gymnasium.vector.VectorEnv":
     """Builds the vector environment ``name``.
 
     Args:
         name: one of ``list_envs()``.
         num_envs: worlds.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the worlds live and the observations appear.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
+            are simulated by us.
         image_size: pixels, ``(H, W)`` or one number.
         cameras: names of cameras, or all of the scene's.
         depth: depth images beside the frames.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
-        **task_options: the task's own keywords: ``episode_length`` for every task; ``picked_probability`` and
+        **options: the environment's own keywords: ``episode_length`` for every task; ``picked_probability`` and
             ``box_range`` for ``franka_pick``. Any other keyword is refused.
 
     Raises:
         ValueError: an unknown environment, option or camera, or a value that cannot be served.
     """
-    builder = _builder(name)
-    known = builder.__kwdefaults__ or {}
-    for option in task_options:
+    builder, known = _builder(name), sorted(_parameters(name).keys() - set(_OF_A_VECTOR_ENV))
+    for option in options:
         if option not in known:
-            raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, sorted(known))}")
+            raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, known)}")
+    if takes_id(name) and not options.get("id"):
+        raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
+    common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
+    rendering = {"cameras": (cameras, None), "depth": (depth, False)}
+    if not simulated(name):
+        for option, (value, default) in rendering.items():
+            if value != default:
+                raise ValueError(f"{option}={value!r}: {name} renders its frames itself; expected {default}")
+        return builder(**common, action_repeat=action_repeat, **options)
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
     return MjxVectorEnv(
-        repeat_actions(builder(**task_options), action_repeat),
-        num_envs=num_envs,
-        device=device,
-        image_size=image_size,
-        cameras=cameras,
-        depth=depth,
-        seed=seed,
+        repeat_actions(builder(**options), action_repeat),
+        **common,
+        **{option: value for option, (value, _) in rendering.items()},
     )
 
 
-def _builder(name: str) -> Callable[..., "Task"]:
-    if name not in _TASKS:
+def _builder(name: str) -> Callable[..., Any]:
+    if name not in _BUILDERS:
         raise ValueError(f"environment {name!r} does not exist: expected {_choices(name, list_envs())}")
-    return _TASKS[name]
+    return _BUILDERS[name]
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_builder(name)).parameters
 
 
 def _choices(name: object, known: Sequence[str]) -> str:
