@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     say(f"sheeplike: {difference}", file=sys.stderr)
-            with phase("building worlds"):
+            with phase("building worlds"), _warnings_said():
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
     stack.callback(worlds.close)
     with explained(config, worlds):
@@ -92,15 +92,22 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
 
 def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The newest checkpoint that is whole; damaged ones are told in a line each."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: say(str(message), file=sys.stderr)
+    with _warnings_said():
         try:
             return checkpoint.load_latest(run_dir / CHECKPOINTS)
         except checkpoint.UnknownFormat:
             raise
         except checkpoint.Corrupt as error:
             raise CommandError(f"{error}; expected another run_dir, or move {run_dir} away to begin again") from error
+
+
+@contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Warnings are told in a line each, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: say(f"sheeplike: {message}", file=sys.stderr)
+        yield
 
 
 def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.Writer:
@@ -169,8 +176,12 @@ def _make_deterministic(gpu: bool) -> None:
         warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
 
 
-def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
-    """The worlds that the configuration describes."""
+def make_envs(config: Config, num_envs: int, device: torch.device, *, nominal: bool = False) -> VectorEnv:
+    """The worlds that the configuration describes.
+
+    Args:
+        nominal: as the scene was compiled, whatever the configuration says of randomization.
+    """
     env = config.env
     return envs.make(
         env.name,
@@ -181,6 +192,8 @@ def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
         depth=env.depth,
         action_repeat=env.action_repeat,
         seed=config.seed,
+        randomization=config.randomization,
+        nominal=nominal,
         **({} if env.id is None else {"id": env.id}),
         **env.options,
     )
@@ -199,7 +212,9 @@ class Evaluator:
         """Run the evaluation that the configuration asks for."""
         settings = self.config.eval
         if self.worlds is None:
-            self.worlds = make_envs(self.config, settings.num_envs, self.device)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # said when the training worlds were built
+                self.worlds = make_envs(self.config, settings.num_envs, self.device, nominal=settings.nominal)
         return play(self.agent, self.worlds, episodes=settings.episodes, sample=settings.sample, video=settings.video)
 
     def close(self) -> None:

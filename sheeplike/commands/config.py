@@ -86,7 +86,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
         raise
     if config.run_dir is None:
         env = [choices["env"], *([config.env.id.replace("/", "_")] if config.env.id else [])]
-        parts = ["logs", *["dry_run"] * config.dry_run, *env, choices["agent"], config.exp]
+        varied = [choices["randomization"]] * bool(config.randomization)
+        parts = ["logs", *["dry_run"] * config.dry_run, *env, *varied, choices["agent"], config.exp]
         config = dataclasses.replace(config, run_dir="/".join([*parts, f"seed_{config.seed}"]))
     if config.fabric.accelerator == "auto":
         found = dataclasses.replace(config.fabric, accelerator="cpu" if machine.gpu_problem() else "cuda")
@@ -112,6 +113,9 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
         data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
     data.setdefault("watchdog", 600.0)
+    data.setdefault("randomization", {})
+    if isinstance(data.get("eval"), dict):
+        data["eval"].setdefault("nominal", False)
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
@@ -207,8 +211,9 @@ def _check_key(override: Override) -> None:
     key = override.key_or_group
     if key == "agent.size" and not isinstance(override.value(), dict):
         raise CommandError(f"{override.input_line!r}: expected a section; nearest: agent/size={override.value()}")
-    parent = known.get(key.rpartition(".")[0])
-    if key not in known and not (parent and parent.rule.open):
+    parts = key.split(".")
+    above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
+    if key not in known and not any(section and section.rule.open for section in above):
         raise unknown_key(key)
 
 

@@ -165,6 +165,7 @@ class Eval:
         int | None, Rule("worlds of an evaluation; null: one per episode, at most env.num_envs", at_least=1)
     ]
     sample: Annotated[bool, Rule("sample the policy's actions, as published scores do, or take its mode")]
+    nominal: Annotated[bool, Rule("evaluate in the scene as it was compiled, without randomization")]
     video: Annotated[bool, Rule("log a video of each evaluation")]
 
 
@@ -235,6 +236,10 @@ class Config:
         float | None, Rule("seconds without an iteration before all threads' stacks are printed; null: never", above=0)
     ]
     env: Annotated[Env, Rule("the task and its worlds")]
+    randomization: Annotated[
+        dict[str, Any],
+        Rule("what differs between worlds and episodes, line by line; randomization=none: nothing", open=True),
+    ]
     agent: Annotated[Agent, Rule("the algorithm and its numbers")]
     eval: Annotated[Eval, Rule("evaluation in worlds of its own")]
     checkpoint: Annotated[Checkpoint, Rule("checkpoints")]

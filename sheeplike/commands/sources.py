@@ -12,6 +12,7 @@ from sheeplike.commands.errors import CommandError
 GROUPS = (
     "exp",
     "env",
+    "randomization",
     "agent",
     "agent/size",
     "profile",

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from sheeplike.commands.errors import CommandError, InvalidValue, nearest, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
-from sheeplike.envs import list_envs, takes_id, task_options
+from sheeplike.envs import list_envs, simulated, takes_id, task_options
+from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
 CONTEXT, WRITE_HEAD = 1, 1
@@ -27,6 +28,7 @@ def validate(data: dict[str, Any]) -> Config:
     """
     config = from_data(Config, data)
     _check_task(config)
+    _check_randomization(config)
     if isinstance(config.agent, DreamerV3):
         _check_replay(config)
         config = replace(config, learning_starts=_learning_starts(config))
@@ -220,6 +222,17 @@ def _check_task(config: Config) -> None:
         if kind in (bool, int, float, str) and _scalar(kind, Rule(""), value) is None:
             expected = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[kind]
             raise InvalidValue(f"env.options.{option}", value, expected, known[option])
+
+
+def _check_randomization(config: Config) -> None:
+    """What the lines say by themselves; whether the scene has what they name is found out when it is built."""
+    if config.randomization and not simulated(config.env.name):
+        expected = f"nothing: {config.env.name} is not simulated here"
+        raise InvalidValue("randomization", list(config.randomization), expected, "none")
+    try:
+        parse(config.randomization)
+    except InvalidLine as error:
+        raise CommandError(str(error)) from None
 
 
 def _check_replay(config: Config) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import gymnasium
     import torch
 
+    from sheeplike.envs.mjx.randomization.spec import Lines
     from sheeplike.envs.mjx.task import Task
 
 
@@ -88,6 +89,8 @@ def make(
     depth: bool = False,
     action_repeat: int = 1,
     seed: int = 0,
+    randomization: "Lines | None" = None,
+    nominal: bool = False,
     **options: object,
 ) -> "gymnasium.vector.VectorEnv":
     """Builds the vector environment ``name``.
@@ -102,6 +105,8 @@ def make(
         depth: depth images beside the frames.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
+        randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
+        nominal: with randomization's observations, but in the scene as it was compiled.
         **options: the environment's own keywords: ``episode_length`` for every task; ``picked_probability`` and
             ``box_range`` for ``franka_pick``. Any other keyword is refused.
 
@@ -115,7 +120,7 @@ def make(
     if takes_id(name) and not options.get("id"):
         raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
-    rendering = {"cameras": (cameras, None), "depth": (depth, False)}
+    rendering = {"cameras": (cameras, None), "depth": (depth, False), "randomization": (randomization or {}, {})}
     if not simulated(name):
         for option, (value, default) in rendering.items():
             if value != default:
@@ -128,6 +133,7 @@ def make(
         repeat_actions(builder(**options), action_repeat),
         **common,
         **{option: value for option, (value, _) in rendering.items()},
+        nominal=nominal,
     )
 
 

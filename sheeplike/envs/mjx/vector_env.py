@@ -1,5 +1,6 @@
 """The simulator as a ``gymnasium.vector.VectorEnv`` whose tensors are torch, on one device."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
+from sheeplike.envs.mjx import options as reset_options
+from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
+from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.renderer import WarpRenderer
 from sheeplike.envs.mjx.settings import Settings, Values
-from sheeplike.envs.mjx.simulator import Output, Simulator, State, Variation, no_variation
+from sheeplike.envs.mjx.simulator import FREE, Forced, Output, Simulator, State
 from sheeplike.envs.mjx.task import Task
 
 Observations = dict[str, torch.Tensor]
@@ -47,6 +51,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     The task's settings, numbers that may change while it runs, are read by ``settings`` and ``get_attr`` and changed by
     ``set_attr``, each world's on its own.
 
+    Worlds may differ (``randomization``): each draws its variation anew for every episode. What was drawn is read by
+    ``variation``, is observed as ``"variation"`` float32 (N, D), and stands at the end of ``"privileged_state"``.
+
     Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
 
     Args:
@@ -57,7 +64,13 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         cameras: names, or all of the scene's.
         depth: depth images beside the frames.
         seed: of the first ``reset()``.
-        variation: draws the model fields of one world from a typed JAX PRNG key, anew for each episode.
+        randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
+            :mod:`sheeplike.envs.mjx.randomization.spec`.
+        nominal: with the same observations, every world is the compiled scene: for evaluation.
+        variation: in place of ``randomization``: draws fields of the model of one world from a typed JAX PRNG key.
+
+    Warns:
+        UserWarning: randomization leaves constants of the model at their nominal values.
 
     Raises:
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
@@ -73,7 +86,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         cameras: Sequence[str] | None = None,
         depth: bool = False,
         seed: int = 0,
-        variation: Callable[[jax.Array], Variation] | None = None,
+        randomization: Lines | None = None,
+        nominal: bool = False,
+        variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
@@ -88,8 +103,16 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             device=str(self.device),
         )
         self.simulator = Simulator(
-            task, renderer, num_envs=num_envs, device=jax_device, variation=variation or no_variation
+            task,
+            renderer,
+            num_envs=num_envs,
+            device=jax_device,
+            randomization=randomization,
+            nominal=nominal,
+            variation=variation,
         )
+        for remark in self.simulator.randomization.remarks:
+            warnings.warn(remark, stacklevel=2)
         self._settings = Settings(self.simulator.settings, num_envs=num_envs, device=jax_device)
         self.name = task.name
         self.num_envs = num_envs
@@ -103,7 +126,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._low = torch.as_tensor(task.action_space.low, device=self.device)
         self._high = torch.as_tensor(task.action_space.high, device=self.device)
         self._seed = check_seed(seed)
-        self._variation: Variation = {}
+        self._variation: Variation = NOMINAL
         self._state: State | None = None
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
@@ -127,21 +150,28 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         With a ``seed`` everything restarts from it. Without one, the first call uses the seed given at construction and
         later calls go on in each world's own random stream.
 
+        Args:
+            seed: an int in [0, 2**32).
+            options: what worlds take for this episode instead of what they would draw: ``{"variation": {...},
+                "memory": {...}, "worlds": [...]}``; see :func:`sheeplike.envs.mjx.options.parse`. The first use of
+                other names compiles once more.
+
         Raises:
-            ValueError: an impossible seed, or ``options``, of which there are none.
+            ValueError: an impossible seed, or options that do not fit.
             RuntimeError: the environment is closed.
         """
-        if options:
-            raise ValueError(f"options={dict(options)!r}: expected none")
         if self.closed:
             raise RuntimeError("reset() of a closed environment")
-        if seed is not None or self._state is None:
-            self._seed = self._seed if seed is None else check_seed(seed)
-            self._variation, self._state = self.simulator.start(self._seed)
+        first = seed is not None or self._state is None
+        seed = self._seed if seed is None else check_seed(seed)
+        if first:
+            variation, state = self.simulator.start(seed)
         else:
-            self._state = self._state._replace(ended=self._state.ended | True)
+            variation, state = self._variation, self._state._replace(ended=self._state.ended | True)
+        forced = reset_options.parse(options, self.simulator, variation, state) if options else FREE
+        self._seed, self._variation, self._state = seed, variation, state
         no_actions = torch.zeros(self.action_space.shape, dtype=torch.float32, device=self.device)
-        observations, _, _, _, info = self._advance(no_actions)
+        observations, _, _, _, info = self._advance(no_actions, forced)
         return observations, info
 
     def step(
@@ -171,6 +201,19 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         return self._advance(actions.detach().clamp(self._low, self._high))
 
     @property
+    def variation(self) -> dict[str, torch.Tensor]:
+        """What is in force in each world, by name of line: float32 (N, R, C), a copy, on the device.
+
+        For R elements, or 1 for all, and C components, or 1 for all; before the first reset there is nothing.
+        """
+        return {name: to_torch(jnp.copy(array)) for name, array in self._variation.drawn.items()}
+
+    @property
+    def varied_fields(self) -> dict[str, torch.Tensor]:
+        """The fields of the model that differ between worlds, by path: (N, ...), copies, on the device."""
+        return {name: to_torch(jnp.copy(array)) for name, array in self._variation.model.items()}
+
+    @property
     def settings(self) -> dict[str, torch.Tensor]:
         """The task's settings: float32 (N,) CPU tensors by name, a copy."""
         return self._settings.read()
@@ -196,7 +239,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Lets go of the worlds and of all that crossed the bridge."""
-        self._state, self._variation = None, {}
+        self._state, self._variation = None, NOMINAL
         self._in_flight.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -245,13 +288,13 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
 
     def _advance(
-        self, actions: torch.Tensor
+        self, actions: torch.Tensor, forced: Forced = FREE
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
-        self._variation, self._state, output = self.simulator.step(
-            self._variation, self._state, to_jax(flat), self._settings.on_device
-        )
+        given = (self._variation, self._state, to_jax(flat), self._settings.on_device)
+        step = self.simulator.step(*given) if forced is FREE else self.simulator.step_forced(*given, forced)
+        self._variation, self._state, output = step
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics
