@@ -63,9 +63,9 @@ def _worlds(given: Any, num_envs: int) -> np.ndarray:
     listed = np.asarray(given)
     if listed.dtype == bool and listed.shape == (num_envs,):
         return np.flatnonzero(listed)
-    if listed.dtype.kind in "iu" and listed.ndim == 1 and listed.size == len(set(listed.tolist())):
-        if ((listed >= 0) & (listed < num_envs)).all():
-            return listed
+    different = listed.dtype.kind in "iu" and listed.ndim == 1 and listed.size == len(set(listed.tolist()))
+    if different and ((listed >= 0) & (listed < num_envs)).all():
+        return listed
     raise ValueError(f"options['worlds']={given!r}: expected different indices below {num_envs}, or ({num_envs},) bool")
 
 
@@ -75,10 +75,13 @@ def _forced(
     """Which worlds take a value (N,), and the value of every world, with the shape and dtype of ``like``."""
     given = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     shape = like.shape[1:]
-    squeezed = tuple(length for length in shape if length != 1)
-    if given.dtype.kind in "biuf" and given.shape in ((), shape, squeezed):
-        each = np.broadcast_to(given if given.shape == () else given.reshape(shape), (len(worlds), *shape))
-    elif given.dtype.kind in "biuf" and given.shape in ((len(worlds), *shape), (len(worlds), *squeezed)):
+    # Axes of length 1 may be left out: of 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
+    long = tuple(length for length in shape if length != 1)
+    given_long = tuple(length for length in given.shape if length != 1)
+    per_world = (len(worlds), *long) if len(worlds) != 1 else long
+    if given.dtype.kind in "biuf" and given_long in ((), long):
+        each = np.broadcast_to(given.reshape(()) if given.size == 1 else given.reshape(shape), (len(worlds), *shape))
+    elif given.dtype.kind in "biuf" and given_long == per_world:
         each = given.reshape(len(worlds), *shape)
     else:
         raise ValueError(

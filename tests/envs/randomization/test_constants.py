@@ -15,14 +15,17 @@ MIXED = """
   <worldbody>
     <body name="fixed"><geom size=".1" mass="3"/></body>
     <body name="free" pos="0 0 2"><freejoint/><geom type="box" size=".1 .2 .3"/>
-      <body name="ball" pos=".5 0 0"><joint type="ball" armature=".01"/><geom type="capsule" size=".05 .2" pos=".2 .1 0"/>
+      <body name="ball" pos=".5 0 0"><joint type="ball" armature=".01"/>
+        <geom type="capsule" size=".05 .2" pos=".2 .1 0"/>
         <body name="stuck" pos="0 .3 0" euler="10 20 30"><geom type="ellipsoid" size=".1 .05 .2" mass=".5"/></body>
-        <body name="hinge" pos="0 0 .4"><joint name="h" axis="1 2 0" pos=".1 0 0"/><geom size=".1" pos="0 .1 .1"/></body>
+        <body name="hinge" pos="0 0 .4"><joint name="h" axis="1 2 0" pos=".1 0 0"/>
+          <geom size=".1" pos="0 .1 .1"/></body>
       </body>
     </body>
     <body name="rail" pos="3 0 0"><joint name="x" type="slide" axis="1 0 0"/><joint name="z" type="slide" axis="0 0 1"
       armature=".2"/><geom size=".1" mass="2"/></body>
-    <body name="oblique" pos="5 0 0"><joint name="o" type="slide" axis="1 1 0"/><geom type="cylinder" size=".1 .3"/></body>
+    <body name="oblique" pos="5 0 0"><joint name="o" type="slide" axis="1 1 0"/>
+      <geom type="cylinder" size=".1 .3"/></body>
   </worldbody>
   <tendon><fixed name="t"><joint joint="h" coef="1"/><joint joint="x" coef="-2"/></fixed></tendon>
   <actuator><motor joint="h" gear="3"/><position tendon="t" kp="10"/><motor joint="o"/></actuator>

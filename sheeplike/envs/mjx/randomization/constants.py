@@ -34,7 +34,7 @@ class Inertia:
         self._moves = scene.body_weldid != 0
         self._slides = scene.body_simple == 2
         self._within = _subtrees(scene)
-        self._joint_of = scene.dof_jntid
+        self._body_of = scene.dof_bodyid
         self._averaged = _averages(scene)
         self._tendons = _dense_tendons(scene, data)
         self._tendon_armature = np.float32(scene.tendon_armature)
@@ -61,10 +61,11 @@ class Inertia:
             ],
             axis=-1,
         )
-        # MuJoCo has a rule of its own for bodies that only slide along the axes of the world.
+        # MuJoCo has a rule of its own for bodies that only slide along the axes of the world, armature or not.
         weights = jnp.where(self._slides[:, None], jnp.stack([1 / mass, jnp.zeros_like(mass)], -1), weights)
         derived["body_invweight0"] = jnp.where(self._moves[:, None], weights, 0.0)
-        derived["dof_invweight0"] = self._averaged @ jnp.diag(inverse)
+        body = self._body_of
+        derived["dof_invweight0"] = jnp.where(self._slides[body], 1 / mass[body], self._averaged @ jnp.diag(inverse))
         if self._tendons.size:
             derived["tendon_invweight0"] = jnp.einsum("tv,vw,tw->t", self._tendons, inverse, self._tendons)
         if self._moments.size:

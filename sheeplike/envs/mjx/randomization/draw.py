@@ -166,7 +166,7 @@ class Randomization:
         components = np.arange(field.components) if line.component is None else np.array(line.component)
         if components.max() >= field.components:
             expected = f"indices below {field.components} for {field.path}"
-            raise InvalidLine(line.name, "component", list(components), expected)
+            raise InvalidLine(line.name, "component", components.tolist(), expected)
         return _Target(field, chosen, components if field.vectors else None)
 
     def _check_scene(self, line: Line, target: _Target) -> None:
