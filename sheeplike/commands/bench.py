@@ -18,6 +18,7 @@ from sheeplike.commands.validation import expectation
 PARTS = {
     "physics": "the jitted simulation without rendering",
     "worlds": "the same with rendering, as a bare loop and as torch sees it",
+    "variation": "the worlds again, with more and more that differs between them",
     "acting": "with the agent's actions; and acting alone",
     "learning": "the loop of a run, and the memory that it takes",
     "update": "one update, eager, compiled and captured",

@@ -128,7 +128,8 @@ def simulation(bench: Bench, parts: Sequence[str], table: Table) -> Table:
             NullRenderer(worlds.num_envs),
             num_envs=worlds.num_envs,
             device=simulator.device,
-            variation=simulator.sample_variation,
+            randomization=simulator.randomization,
+            variation=simulator.custom_variation,
         )
         with phase("building kernels without rendering"):
             tasks["physics"] = BareLoop(physics, actions.jax, seed)

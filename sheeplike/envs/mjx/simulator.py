@@ -123,13 +123,14 @@ class Simulator:
         num_envs: worlds.
         device: where everything lives.
         randomization: what differs between worlds, drawn anew for each episode; see
-            :mod:`sheeplike.envs.mjx.randomization.spec`.
+            :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
         nominal: every world is the compiled scene all the same.
         variation: draws fields of the model of one world, by path and whole, from a typed PRNG key, for what cannot be
             written down as ``randomization``; the derived constants are its own business.
 
     Attributes:
         randomization: bound to the scene.
+        custom_variation: ``variation``, if it was given.
         settings: the task's settings and their defaults; which of their values a step takes is its caller's choice.
 
     Raises:
@@ -144,7 +145,7 @@ class Simulator:
         *,
         num_envs: int,
         device: jax.Device,
-        randomization: Lines | None = None,
+        randomization: Lines | Randomization | None = None,
         nominal: bool = False,
         variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
@@ -173,10 +174,11 @@ class Simulator:
             naconmax=num_envs * task.contacts_per_world,
             njmax=task.constraints_per_world,
         )
-        self.randomization = Randomization(
-            randomization or {}, task.model, self._model, cameras=renderer.cameras, nominal=nominal
-        )
-        self._custom = variation
+        if not isinstance(randomization, Randomization):
+            lines, cameras = randomization or {}, renderer.cameras
+            randomization = Randomization(lines, task.model, self._model, cameras=cameras, nominal=nominal)
+        self.randomization = randomization
+        self.custom_variation = variation
         self._check_variation()
         self.vector_shapes = self._check_task()
         # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
@@ -236,7 +238,11 @@ class Simulator:
 
     def sample_variation(self, key: jax.Array) -> Variation:
         """The variation of a new episode of one world."""
-        return self.randomization.sample(key) if self._custom is None else NOMINAL._replace(model=self._custom(key))
+        return (
+            self.randomization.sample(key)
+            if self.custom_variation is None
+            else NOMINAL._replace(model=self.custom_variation(key))
+        )
 
     @property
     def compilations(self) -> int:
@@ -338,7 +344,7 @@ class Simulator:
 
     def _vary(self, key: jax.Array, forced: Forced) -> Variation:
         """The variation of a new episode, but for what is forced."""
-        if self._custom is None:
+        if self.custom_variation is None:
             drawn = self.randomization.draw(key)
             drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in forced.drawn.items()}
             variation = self.randomization.apply(drawn)
@@ -361,9 +367,9 @@ class Simulator:
         return jnp.zeros(self.task.action_space.shape, jnp.float32)
 
     def _check_variation(self) -> None:
-        if self._custom is None:
+        if self.custom_variation is None:
             return
-        for path, value in jax.eval_shape(self._custom, jax.random.key(0)).items():
+        for path, value in jax.eval_shape(self.custom_variation, jax.random.key(0)).items():
             field = self._model
             for part in path.split("."):
                 field = getattr(field, part, None)

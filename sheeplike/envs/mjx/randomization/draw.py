@@ -325,6 +325,7 @@ def adjust(frames: dict[str, jax.Array], changes: Mapping[str, jax.Array]) -> di
     """Frames of one world with the brightness and colours of its cameras changed; uint8 as before."""
     adjusted = dict(frames)
     for camera, (factor, offset) in changes.items():
-        colours = frames[f"pixels/{camera}"].astype(jnp.float32) * factor + 255.0 * offset
-        adjusted[f"pixels/{camera}"] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
+        if (name := f"pixels/{camera}") in frames:
+            colours = frames[name].astype(jnp.float32) * factor + 255.0 * offset
+            adjusted[name] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
     return adjusted
