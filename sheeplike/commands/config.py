@@ -86,7 +86,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
         raise
     if config.run_dir is None:
         env = [choices["env"], *([config.env.id.replace("/", "_")] if config.env.id else [])]
-        varied = [choices["randomization"]] * bool(config.randomization)
+        recipe = choices["randomization"]
+        varied = ["randomized" if recipe == "none" else recipe] * bool(config.randomization)
         parts = ["logs", *["dry_run"] * config.dry_run, *env, *varied, choices["agent"], config.exp]
         config = dataclasses.replace(config, run_dir="/".join([*parts, f"seed_{config.seed}"]))
     if config.fabric.accelerator == "auto":

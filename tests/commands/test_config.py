@@ -10,6 +10,7 @@ import yaml
 
 from sheeplike.commands import machine
 from sheeplike.commands.config import load, to_yaml
+from sheeplike.commands.errors import CommandError
 from sheeplike.commands.schema import all_keys
 from sheeplike.commands.sources import CONFIGS, Sources
 from sheeplike.commands.validation import validate
@@ -300,3 +301,35 @@ def test_help_of_train_lists_every_key(sheeplike):
 
 def test_version(sheeplike):
     assert sheeplike("--version").output == "0.1.0\n"
+
+
+def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
+    config = load(["exp=ppo", "env=franka_pick", "randomization=franka_physics"], BUILT_IN)
+    assert config.randomization["gravity"]["field"] == "opt.gravity"
+    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/ppo/seed_0"
+    changed = load(
+        ["exp=ppo", "env=franka_pick", "randomization=franka_physics", "randomization.gravity.component=1"], BUILT_IN
+    )
+    assert changed.randomization["gravity"]["component"] == 1
+    line = "{field: geom_rgba, operation: scale, distribution: {uniform: [0.9, 1.1]}}"
+    own = load(["exp=ppo", "env=franka_pick", f"randomization.tint={line}"], BUILT_IN)
+    assert own.randomization == {
+        "tint": {"field": "geom_rgba", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}}
+    }
+    assert own.run_dir == "logs/franka_pick/randomized/ppo/ppo/seed_0"
+    assert load(["exp=ppo", "env=franka_pick"], BUILT_IN).randomization == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("randomization.gravity.operation=scael", "randomization.gravity.operation=scael: expected one of set, add"),
+        ("randomization.gravity.feild=x", "randomization.gravity=feild: expected one of the keys field, of"),
+        ("randomization.gravity=3", "randomization.gravity=3: expected a section with field, of"),
+        ("randomization=franka_vison", "nearest: franka_vision"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused_before_anything_is_built(override: str, message: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        load(["exp=ppo", "env=franka_pick", "randomization=franka_physics", override], BUILT_IN)
+    assert message in str(refused.value)
