@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import gymnasium
     import torch
 
+    from sheeplike.envs.mjx.rendering import ImageSize
     from sheeplike.envs.mjx.task import Task
 
 
@@ -42,6 +43,17 @@ _BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
 """What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
 our simulator steps and renders."""
+
+RENDERING: Mapping[str, object] = {
+    "cameras": None,
+    "renderer": "warp",
+    "depth": False,
+    "segmentation": False,
+    "shadows": False,
+    "textures": False,
+}
+"""How our simulator renders, unless it is asked for something else: keywords of ``make`` and their defaults. An
+environment that renders itself takes nothing else."""
 
 _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
@@ -83,9 +95,13 @@ def make(
     *,
     num_envs: int,
     device: "torch.device | str" = "cpu",
-    image_size: int | tuple[int, int] = 64,
+    image_size: "ImageSize | Mapping[str, ImageSize]" = 64,
     cameras: Sequence[str] | None = None,
+    renderer: str = "warp",
     depth: bool = False,
+    segmentation: bool = False,
+    shadows: bool = False,
+    textures: bool = False,
     action_repeat: int = 1,
     seed: int = 0,
     **options: object,
@@ -97,9 +113,11 @@ def make(
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
             are simulated by us.
-        image_size: pixels, ``(H, W)`` or one number.
+        image_size: pixels, ``(H, W)`` or one number; where we simulate, also a size for each camera, by name.
         cameras: names of cameras, or all of the scene's.
-        depth: depth images beside the frames.
+        renderer: ``"warp"``, ``"madrona"`` where it is installed, or ``"none"``: vectors alone.
+        depth, segmentation: such images beside the frames.
+        shadows, textures: of lights and materials that have any.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
         **options: the environment's own keywords: ``episode_length`` for every task; ``picked_probability`` and
@@ -115,11 +133,14 @@ def make(
     if takes_id(name) and not options.get("id"):
         raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
-    rendering = {"cameras": (cameras, None), "depth": (depth, False)}
+    looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
+    rendering = {"cameras": cameras, "renderer": renderer, **looks}
     if not simulated(name):
-        for option, (value, default) in rendering.items():
-            if value != default:
+        for option, value in rendering.items():
+            if value != (default := RENDERING[option]):
                 raise ValueError(f"{option}={value!r}: {name} renders its frames itself; expected {default}")
+        if isinstance(image_size, Mapping):
+            raise ValueError(f"image_size={image_size!r}: {name} renders its frames itself; expected one size")
         return builder(**common, action_repeat=action_repeat, **options)
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -127,7 +148,7 @@ def make(
     return MjxVectorEnv(
         repeat_actions(builder(**options), action_repeat),
         **common,
-        **{option: value for option, (value, _) in rendering.items()},
+        **rendering,
     )
 
 

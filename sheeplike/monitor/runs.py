@@ -43,7 +43,12 @@ INCIDENTAL = frozenset(
 )
 ACTION_REPEAT = "env.action_repeat"
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
-CONDITIONS = frozenset({ACTION_REPEAT, "env.image_size", "env.cameras", "agent.observations", "eval.sample"})
+CONDITIONS = frozenset(
+    {ACTION_REPEAT, "env.image_size", "env.cameras", "agent.observations", "eval.sample"}
+    | {"env.renderer", "env.shadows", "env.textures"}
+)
+# What older runs did whose configuration does not say.
+EARLIER = {"env.renderer": "warp", "env.segmentation": False, "env.shadows": False, "env.textures": False}
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
@@ -144,7 +149,7 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     if config is None:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
-    settings = {key: value for key, value in _flat(config).items() if not _incidental(key)}
+    settings = {key: value for key, value in (EARLIER | _flat(config)).items() if not _incidental(key)}
     name = agent if agent == exp else f"{agent}/{exp}"
     return Run(path, env, name, str(config.get("seed")), settings, config.get("dry_run") is True, *recorded)
 
@@ -161,7 +166,11 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
-    telling = {key for key in _differing(configured) if key.startswith("env.options.") or key in CONDITIONS}
+    telling = {
+        key
+        for key in _differing(configured)
+        if key.startswith(("env.options.", "env.image_size.")) or key in CONDITIONS
+    }
     groups: dict[str, list[Run]] = {}
     for name in sorted({run.name for run in runs}):
         family: dict[str, list[Run]] = {}

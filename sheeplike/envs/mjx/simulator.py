@@ -30,7 +30,7 @@ from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
 from mujoco.mjx.warp.types import _BATCH_DIM
 
-from sheeplike.envs.mjx.renderer import Renderer
+from sheeplike.envs.mjx.rendering import Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, Task
 
@@ -118,7 +118,8 @@ class Simulator:
         settings: the task's settings and their defaults; which of their values a step takes is its caller's choice.
 
     Raises:
-        ValueError: world counts that differ, or too few contacts or constraints allocated for the scene.
+        ValueError: world counts that differ, too few contacts or constraints allocated for the scene, or a variation
+            that cannot be simulated or seen.
         TypeError: a task that takes or returns something other than the protocol says.
     """
 
@@ -156,6 +157,7 @@ class Simulator:
             njmax=task.constraints_per_world,
         )
         self._check_variation()
+        renderer.vary(jax.eval_shape(variation, jax.random.key(0)))
         self.vector_shapes = self._check_task()
         # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
         # the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in order of
