@@ -191,25 +191,25 @@ class MadronaRenderer:
         )
 
         @jax.custom_batching.custom_vmap
-        def draw_all(worlds: World) -> tuple[jax.Array, jax.Array]:
-            return jax.vmap(renderer.render)(token, worlds)[1:]
+        def draw_all(*worlds: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jax.vmap(renderer.render)(token, World(*worlds))[1:]
 
         @draw_all.def_vmap
-        def _(axis_size: int, in_batched: Any, worlds: World) -> Any:
+        def _(axis_size: int, in_batched: list[bool], *worlds: jax.Array) -> Any:
             raise ValueError("renderer='madrona' was mapped twice: expected one vmap, over all worlds")
 
         @jax.custom_batching.custom_vmap
-        def draw(world: World) -> tuple[jax.Array, jax.Array]:
-            return jax.pure_callback(_refuse, one, world)  # traced always, and run only where there is no vmap
+        def draw(*world: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jax.pure_callback(_refuse, one)  # traced always, and run only where there is no vmap
 
         @draw.def_vmap
-        def _(axis_size: int, in_batched: World, world: World) -> Any:
+        def _(axis_size: int, in_batched: list[bool], *world: jax.Array) -> Any:
             if axis_size != self.num_envs:
                 raise ValueError(f"renderer='madrona' draws {self.num_envs} worlds at once: got {axis_size}")
-            same = jax.tree.map(lambda batched, x: x if batched else self._everywhere(x), in_batched, world)
-            return draw_all(same), (True, True)
+            worlds = (x if batched else self._everywhere(x) for batched, x in zip(in_batched, world, strict=True))
+            return draw_all(*worlds), (True, True)
 
-        return draw(world)
+        return draw(*world)
 
     def _everywhere(self, value: Any) -> jax.Array:
         value = jnp.asarray(value)
@@ -233,7 +233,7 @@ def _import() -> Callable[..., Any]:
         raise ValueError(f"madrona_mjx cannot be imported beside JAX {jax.__version__}: {error}; {nearest}") from error
 
 
-def _refuse(world: World) -> Any:
+def _refuse() -> Any:
     raise RuntimeError("renderer='madrona' draws all worlds at once: expected to be under a vmap over them")
 
 

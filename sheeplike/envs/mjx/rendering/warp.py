@@ -25,7 +25,7 @@ class WarpRenderer:
 
     - ``"depth/<camera>"`` float32 (H, W, 1): metres along the optical axis, not along the ray; 0 where nothing is hit;
     - ``"segmentation/<camera>"`` int32 (H, W, 1): the id of the geom that is hit, as ``model.geom(id)`` takes it, and
-      -1 where nothing is. The flexes of a scene follow its geoms: ``model.ngeom`` is the first.
+      -1 where nothing is.
 
     Transparent geoms are drawn as if they were opaque, except for those with an alpha of 0, which no ray hits.
 
@@ -41,7 +41,8 @@ class WarpRenderer:
         device: Warp's name of the device, such as ``"cpu"`` or ``"cuda:0"``.
 
     Raises:
-        ValueError: a camera that the scene lacks or that is not fixed to its body, or an impossible size.
+        ValueError: a camera that the scene lacks or that is not fixed to its body, an impossible size, or segmentation
+            of a scene with flexes, whose ids would be taken for those of geoms.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class WarpRenderer:
         self.num_envs = num_envs
         self.cameras = resolve_cameras(model, cameras)
         self.image_sizes = resolve_image_sizes(image_size, self.cameras)
-        objects = model.ngeom + model.nflex if segmentation else None
-        self.spaces = frame_spaces(self.image_sizes, depth=depth, objects=objects)
+        if segmentation and model.nflex:
+            raise ValueError("segmentation=True: the scene has flexes, whose ids would be taken for those of geoms")
+        self.spaces = frame_spaces(self.image_sizes, depth=depth, objects=model.ngeom if segmentation else None)
         check_fixed(model)
         self._model, self._device = model, device
         self._depth, self._segmentation = depth, segmentation
@@ -111,10 +113,8 @@ class WarpRenderer:
             if self._depth:
                 frames[f"depth/{camera}"] = self._image("depth", index, depth).reshape(*size, 1)
             if self._segmentation:
-                number, kind = self._image("seg", index, hits).T
-                if self._model.nflex:
-                    number = jnp.where(kind == int(mujoco.mjtObj.mjOBJ_FLEX), number + self._model.ngeom, number)
-                frames[f"segmentation/{camera}"] = number.reshape(*size, 1)
+                # Pairs of an object's id and its kind, which can only be a geom.
+                frames[f"segmentation/{camera}"] = self._image("seg", index, hits)[:, 0].reshape(*size, 1)
         return frames, data
 
     def _image(self, kind: str, index: int, packed: jax.Array) -> jax.Array:
