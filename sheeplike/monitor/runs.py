@@ -42,9 +42,10 @@ INCIDENTAL = frozenset(
     | {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
 )
 ACTION_REPEAT = "env.action_repeat"
+IMAGE_SIZE = "env.image_size"  # one value, also where each camera has its own
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
 CONDITIONS = frozenset(
-    {ACTION_REPEAT, "env.image_size", "env.cameras", "agent.observations", "eval.sample"}
+    {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample"}
     | {"env.renderer", "env.shadows", "env.textures"}
 )
 # What older runs did whose configuration does not say.
@@ -166,11 +167,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
-    telling = {
-        key
-        for key in _differing(configured)
-        if key.startswith(("env.options.", "env.image_size.")) or key in CONDITIONS
-    }
+    telling = {key for key in _differing(configured) if key.startswith("env.options.") or key in CONDITIONS}
     groups: dict[str, list[Run]] = {}
     for name in sorted({run.name for run in runs}):
         family: dict[str, list[Run]] = {}
@@ -330,7 +327,7 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Full dotted key to value."""
     found: dict[str, Any] = {}
     for key, value in section.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{key}" != IMAGE_SIZE:
             found |= _flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
@@ -367,6 +364,8 @@ def _label(run: Run, shown: Mapping[str, str]) -> str:
 def _say(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "none"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_say(one)}" for name, one in value.items()) + "}"
     return "[" + ",".join(map(_say, value)) + "]" if isinstance(value, list) else str(value)
 
 
