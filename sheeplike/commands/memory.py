@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -175,7 +176,8 @@ def _assumed(config: Config) -> spaces.Dict:
     keys |= {pattern for pattern in patterns if not set("*?[") & set(pattern)}
     seen = [key.removeprefix("pixels/") for key in keys if key.startswith("pixels/")]
     keys |= {f"{kind}/{name}" for kind in ("depth", "segmentation") if getattr(env, kind) for name in seen}
-    keys |= {re.sub(r"[*?\[\]]", "x", pattern) for pattern in patterns if pattern[0] not in "*?["}
+    unmet = [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in keys)]
+    keys |= {re.sub(r"[*?\[\]]", "x", pattern) for pattern in unmet if pattern[0] not in "*?["}
     found: dict[str, spaces.Space] = {}
     for key in sorted(keys):
         kind, _, camera = key.partition("/")
