@@ -68,7 +68,7 @@ def test_every_command_asks_for_something_that_exists(
     assert "run_dir:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["add_a_task.md", "the_training_loop.md"])
+@pytest.mark.parametrize("page", ["add_a_task.md", "choose_a_renderer.md", "the_training_loop.md"])
 def test_the_programs_on_a_page_run(page: str) -> None:
     names: dict[str, object] = {"__name__": page}
     for program in blocks(ROOT / "howto" / page, "python"):

@@ -81,6 +81,8 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
+        if not agent.keys.images and config.env.renderer != "none" and envs.simulated(config.env.name):
+            say("sheeplike: the agent sees no images: env.renderer=none saves rendering them, and films with them")
         with phase("building simulation and rendering kernels"):
             step_seconds = time_worlds(worlds)
         with phase("compiling the policy"):
@@ -189,7 +191,11 @@ def make_envs(config: Config, num_envs: int, device: torch.device, *, nominal: b
         device=device,
         image_size=env.image_size,
         cameras=env.cameras,
+        renderer=env.renderer,
         depth=env.depth,
+        segmentation=env.segmentation,
+        shadows=env.shadows,
+        textures=env.textures,
         action_repeat=env.action_repeat,
         seed=config.seed,
         randomization=config.randomization,

@@ -41,6 +41,15 @@ RESUMABLE = {
 }
 
 
+# Keys of `env` that older runs lack, and what they then did.
+EARLIER = {
+    "action_repeat": 1,
+    "id": None,
+    "renderer": "warp",
+    "segmentation": False,
+    "shadows": False,
+    "textures": False,
+}
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
 
 
@@ -106,7 +115,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     """
     data = read_config(path)
     if isinstance(data.get("env"), dict):
-        data["env"] = {"action_repeat": 1, "id": None, **data["env"]}  # of runs that are older than these keys
+        data["env"] = {**EARLIER, **data["env"]}
     data.setdefault("compile", "off")  # likewise
     data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
     if isinstance(data.get("fabric"), dict):

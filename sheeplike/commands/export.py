@@ -14,7 +14,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,7 +112,7 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         place = place or run_dir / "export" / f"step_{meta['step']:012d}"
         _check_free(place)
         with phase("building a world"):  # which says what the agent sees and does
-            worlds = make_envs(config, 1, torch.device("cpu"))
+            worlds = make_envs(_anywhere(config), 1, torch.device("cpu"))
         space, actions = worlds.single_observation_space, worlds.single_action_space
         worlds.close()
         agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
@@ -176,6 +176,12 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         raise CommandError(f"{file}: is no description of an agent: {type(error).__name__}: {error}") from None
     _load(agent, tensors, f"{Path(place) / WEIGHTS}: is not of the agent in {MODEL}")
     return agent
+
+
+def _anywhere(config: Config) -> Config:
+    """The same run rendered by what a CPU has: an agent sees the same names, sizes and types."""
+    renderer = config.env.renderer
+    return replace(config, env=replace(config.env, renderer="warp" if renderer == "madrona" else renderer))
 
 
 def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

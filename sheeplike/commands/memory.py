@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from sheeplike.nn.cnn import LAYOUTS
 from sheeplike.nn.vision import STAGES
 
 MIXED, FULL = 2, 4  # bytes of a number
+# Bytes of a pixel as the renderer packs it: colours, depth, and what it shows.
+PACKED = {"uint8": 4, "float32": 4, "int32": 8}
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ def estimate(config: Config, space: spaces.Dict | None = None, actions: spaces.S
     space = _assumed(config) if space is None else space
     codec = ActionCodec(spaces.Box(-1, 1, (8,), np.float32) if actions is None else actions)
     tell = _ppo if isinstance(config.agent, schema.PPO) else _dreamer
-    # Packed by the renderer, and unpacked; and depth the same way.
-    pixels = sum(math.prod(one.shape[:2]) * (4 + one.shape[2] * one.dtype.itemsize) for one in _images(space))
+    # As the renderer packs them, and as they are delivered.
+    pixels = sum(
+        math.prod(one.shape[:2]) * (PACKED[one.dtype.name] + one.shape[2] * one.dtype.itemsize)
+        for one in _images(space)
+    )
     return tell(config, space, codec, (config.env.num_envs + (config.eval.num_envs or 0)) * pixels)
 
 
@@ -163,31 +169,35 @@ def on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | N
 
 def _assumed(config: Config) -> spaces.Dict:
     """Observations as the configuration lets expect them: a run that cannot build its worlds has no others."""
-    image, patterns = _shape(config.env.image_size), list(config.agent.observations)
+    env, patterns = config.env, list(config.agent.observations)
     patterns += getattr(config.agent, "value_observations", None) or ()
-    keys = {f"pixels/{name}" for name in config.env.cameras or ("camera",)} | {"state"}
+    cameras = env.cameras or (tuple(env.image_size) if isinstance(env.image_size, dict) else ("camera",))
+    keys = {f"pixels/{name}" for name in cameras if env.renderer != "none"} | {"state"}
     keys |= {pattern for pattern in patterns if not set("*?[") & set(pattern)}
-    keys |= {f"depth/{key.removeprefix('pixels/')}" for key in keys if config.env.depth and key.startswith("pixels/")}
-    keys |= {re.sub(r"[*?\[\]]", "x", pattern) for pattern in patterns if pattern[0] not in "*?["}
+    seen = [key.removeprefix("pixels/") for key in keys if key.startswith("pixels/")]
+    keys |= {f"{kind}/{name}" for kind in ("depth", "segmentation") if getattr(env, kind) for name in seen}
+    unmet = [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in keys)]
+    keys |= {re.sub(r"[*?\[\]]", "x", pattern) for pattern in unmet if pattern[0] not in "*?["}
     found: dict[str, spaces.Space] = {}
     for key in sorted(keys):
-        if key.startswith("pixels/"):
-            found[key] = spaces.Box(0, 255, (*image, 3), np.uint8)
-        elif key.startswith("depth/"):
-            found[key] = spaces.Box(0, np.inf, (*image, 1), np.float32)
+        kind, _, camera = key.partition("/")
+        if kind in _KINDS:
+            low, high, channels, dtype = _KINDS[kind]
+            found[key] = spaces.Box(low, high, (*_shape(config, camera), channels), dtype)
         else:
             found[key] = spaces.Box(-np.inf, np.inf, (32,), np.float32)
     return spaces.Dict(found)
 
 
 def resized(space: spaces.Dict | None, config: Config) -> spaces.Dict | None:
-    """The same observations with images of another size."""
+    """The same observations with images of the sizes that the configuration has."""
     if space is None:
         return None
-    image = _shape(config.env.image_size)
     return spaces.Dict(
         {
-            key: spaces.Box(one.low.min(), one.high.max(), (*image, one.shape[2]), one.dtype)
+            key: spaces.Box(
+                one.low.min(), one.high.max(), (*_shape(config, key.partition("/")[2]), one.shape[2]), one.dtype
+            )
             if len(one.shape) == 3
             else one
             for key, one in space.items()
@@ -195,11 +205,26 @@ def resized(space: spaces.Dict | None, config: Config) -> spaces.Dict | None:
     )
 
 
+_KINDS = {
+    "pixels": (0, 255, 3, np.uint8),
+    "depth": (0, np.inf, 1, np.float32),
+    "segmentation": (-1, 2**16, 1, np.int32),
+}
+
+
 def _images(space: spaces.Dict) -> list[spaces.Box]:
     return [one for one in space.values() if len(one.shape) == 3]
 
 
-def _shape(size: int | tuple[int, int]) -> tuple[int, int]:
+def _shape(config: Config, camera: str) -> tuple[int, int]:
+    """``(height, width)`` of a camera's images; the largest there are of one whose name only the task knows."""
+    sizes = config.env.image_size
+    if isinstance(sizes, dict):
+        size = sizes.get(camera) or max(
+            sizes.values(), key=lambda one: one**2 if isinstance(one, int) else one[0] * one[1]
+        )
+    else:
+        size = sizes
     return (size, size) if isinstance(size, int) else tuple(size)
 
 

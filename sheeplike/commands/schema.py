@@ -42,10 +42,26 @@ class Env:
     num_envs: Annotated[int, Rule("worlds simulated side by side", at_least=1)]
     # The encoder halves an image four times and must end at 3 to 16 pixels a side.
     image_size: Annotated[
-        int | tuple[int, int], Rule("pixels a side, or [height,width]", at_least=48, at_most=256, multiple_of=16)
+        int | tuple[int, int] | dict[str, int | tuple[int, int]],
+        Rule(
+            "pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}",
+            at_least=48,
+            at_most=256,
+            multiple_of=16,
+        ),
     ]
     cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all that the task has")]
+    renderer: Annotated[
+        str,
+        Rule(
+            "warp: MJX-Warp's; madrona: where that is installed; none: no images, for agents that see vectors alone",
+            choices=("warp", "madrona", "none"),
+        ),
+    ]
     depth: Annotated[bool, Rule("render depth beside the colours")]
+    segmentation: Annotated[bool, Rule("render which geom each pixel shows, beside the colours")]
+    shadows: Annotated[bool, Rule("render the shadows of lights that cast any")]
+    textures: Annotated[bool, Rule("render the textures of materials that have any")]
     action_repeat: Annotated[int, Rule("control steps for which an action is held", at_least=1)]
     options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]
 

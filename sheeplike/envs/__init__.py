@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from sheeplike.envs.mjx.randomization.spec import Lines
+    from sheeplike.envs.mjx.rendering import ImageSize
     from sheeplike.envs.mjx.task import Task
 
 
@@ -43,6 +44,17 @@ _BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
 """What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
 our simulator steps and renders."""
+
+RENDERING: Mapping[str, object] = {
+    "cameras": None,
+    "renderer": "warp",
+    "depth": False,
+    "segmentation": False,
+    "shadows": False,
+    "textures": False,
+}
+"""How our simulator renders, unless it is asked for something else: keywords of ``make`` and their defaults. An
+environment that renders itself takes nothing else."""
 
 _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
@@ -84,9 +96,13 @@ def make(
     *,
     num_envs: int,
     device: "torch.device | str" = "cpu",
-    image_size: int | tuple[int, int] = 64,
+    image_size: "ImageSize | Mapping[str, ImageSize]" = 64,
     cameras: Sequence[str] | None = None,
+    renderer: str = "warp",
     depth: bool = False,
+    segmentation: bool = False,
+    shadows: bool = False,
+    textures: bool = False,
     action_repeat: int = 1,
     seed: int = 0,
     randomization: "Lines | None" = None,
@@ -100,9 +116,11 @@ def make(
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
             are simulated by us.
-        image_size: pixels, ``(H, W)`` or one number.
+        image_size: pixels, ``(H, W)`` or one number; where we simulate, also a size for each camera, by name.
         cameras: names of cameras, or all of the scene's.
-        depth: depth images beside the frames.
+        renderer: ``"warp"``, ``"madrona"`` where it is installed, or ``"none"``: vectors alone.
+        depth, segmentation: such images beside the frames.
+        shadows, textures: of lights and materials that have any.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
         randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
@@ -120,11 +138,16 @@ def make(
     if takes_id(name) and not options.get("id"):
         raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
-    rendering = {"cameras": (cameras, None), "depth": (depth, False), "randomization": (randomization or {}, {})}
+    looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
+    rendering = {"cameras": cameras, "renderer": renderer, **looks}
     if not simulated(name):
-        for option, (value, default) in rendering.items():
-            if value != default:
+        for option, value in rendering.items():
+            if value != (default := RENDERING[option]):
                 raise ValueError(f"{option}={value!r}: {name} renders its frames itself; expected {default}")
+        if isinstance(image_size, Mapping):
+            raise ValueError(f"image_size={image_size!r}: {name} renders its frames itself; expected one size")
+        if randomization:
+            raise ValueError(f"randomization={list(randomization)}: {name} is not simulated here; expected none")
         return builder(**common, action_repeat=action_repeat, **options)
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -132,7 +155,8 @@ def make(
     return MjxVectorEnv(
         repeat_actions(builder(**options), action_repeat),
         **common,
-        **{option: value for option, (value, _) in rendering.items()},
+        **rendering,
+        randomization=randomization,
         nominal=nominal,
     )
 

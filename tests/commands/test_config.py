@@ -198,6 +198,15 @@ def test_what_is_saved_is_the_configuration():
     assert validate(yaml.safe_load(to_yaml(config))) == config
 
 
+def test_each_camera_may_have_a_size():
+    job = [*JOB, "env.cameras=[front,wrist]", "env.image_size={front: 64, wrist: [48, 96]}"]
+    config = load(job, BUILT_IN)
+    assert config.env.image_size == {"front": 64, "wrist": (48, 96)}
+    assert validate(yaml.safe_load(to_yaml(config))) == config
+    assert load([*job, "env.image_size=64"], BUILT_IN).env.image_size == 64
+    assert load([*JOB, "env.cameras=null", "env.image_size={front:64}"], BUILT_IN).env.image_size == {"front": 64}
+
+
 def test_every_key_is_documented_and_has_a_default():
     every = set()
     for exp in BUILT_IN.choices("exp"):

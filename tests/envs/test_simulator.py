@@ -13,7 +13,7 @@ import pytest
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx.rendering import WarpRenderer
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv

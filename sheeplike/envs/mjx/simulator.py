@@ -33,7 +33,7 @@ from mujoco.mjx.third_party.mujoco_warp import OverflowType
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation, adjust
 from sheeplike.envs.mjx.randomization.fields import BATCHABLE
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
-from sheeplike.envs.mjx.renderer import Renderer
+from sheeplike.envs.mjx.rendering import Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, Task
 
@@ -134,7 +134,8 @@ class Simulator:
         settings: the task's settings and their defaults; which of their values a step takes is its caller's choice.
 
     Raises:
-        ValueError: world counts that differ, or too few contacts or constraints allocated for the scene.
+        ValueError: world counts that differ, too few contacts or constraints allocated for the scene, or a variation
+            that cannot be simulated or seen.
         TypeError: a task that takes or returns something other than the protocol says.
     """
 
@@ -175,11 +176,12 @@ class Simulator:
             njmax=task.constraints_per_world,
         )
         if not isinstance(randomization, Randomization):
-            lines, cameras = randomization or {}, renderer.cameras
+            lines, cameras = randomization or {}, tuple(renderer.image_sizes)
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, nominal=nominal)
         self.randomization = randomization
         self.custom_variation = variation
         self._check_variation()
+        renderer.vary(jax.eval_shape(self.sample_variation, jax.random.key(0)).model)
         self.vector_shapes = self._check_task()
         # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
         # the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in order of

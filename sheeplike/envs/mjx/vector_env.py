@@ -19,7 +19,7 @@ from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.mjx import options as reset_options
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
-from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx.rendering import ImageSize, Renderer, make_renderer
 from sheeplike.envs.mjx.settings import Settings, Values
 from sheeplike.envs.mjx.simulator import FREE, Forced, Output, Simulator, State
 from sheeplike.envs.mjx.task import Task
@@ -33,9 +33,10 @@ SETTING = "settings."
 class MjxVectorEnv(gymnasium.vector.VectorEnv):
     """Worlds of one MJX task, simulated and rendered in one jitted call per step.
 
-    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3),
-    ``"depth/<camera>"`` float32 (N, H, W, 1) if asked for (metres along the optical axis, 0 where nothing is hit),
-    ``"state"``, ``"privileged_state"`` and the task's other vectors float32 (N, D). Resets follow
+    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3), if asked for
+    ``"depth/<camera>"`` float32 (N, H, W, 1) (metres along the optical axis, 0 where nothing is hit) and
+    ``"segmentation/<camera>"`` int32 (N, H, W, 1) (geom ids, -1 where nothing is hit), ``"state"``,
+    ``"privileged_state"`` and the task's other vectors float32 (N, D). Resets follow
     ``AutoresetMode.NEXT_STEP``: the last frame of an episode comes with ``terminated`` or ``truncated``; the next call
     ignores that world's action and delivers the first frame of a new episode, with reward 0.
 
@@ -60,9 +61,11 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         task: one world.
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
-        image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
+        image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
         cameras: names, or all of the scene's.
-        depth: depth images beside the frames.
+        renderer: ``"warp"``, ``"madrona"``, or ``"none"``: no frames, and a scene needs no camera.
+        depth, segmentation: such images beside the frames.
+        shadows, textures: of lights and materials that have any.
         seed: of the first ``reset()``.
         randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
             :mod:`sheeplike.envs.mjx.randomization.spec`.
@@ -82,9 +85,13 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
-        image_size: int | tuple[int, int] = 64,
+        image_size: ImageSize | Mapping[str, ImageSize] = 64,
         cameras: Sequence[str] | None = None,
+        renderer: str = "warp",
         depth: bool = False,
+        segmentation: bool = False,
+        shadows: bool = False,
+        textures: bool = False,
         seed: int = 0,
         randomization: Lines | None = None,
         nominal: bool = False,
@@ -94,17 +101,21 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
         self.device, jax_device = resolve_device(device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-        renderer = WarpRenderer(
+        frames = make_renderer(
+            renderer,
             task.model,
             num_envs=num_envs,
             image_size=image_size,
             cameras=cameras,
             depth=depth,
+            segmentation=segmentation,
+            shadows=shadows,
+            textures=textures,
             device=str(self.device),
         )
         self.simulator = Simulator(
             task,
-            renderer,
+            frames,
             num_envs=num_envs,
             device=jax_device,
             randomization=randomization,
@@ -119,7 +130,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self.episode_length = task.episode_length
         self.single_action_space = task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
-        self.single_observation_space = self._observation_space(renderer)
+        self.single_observation_space = self._observation_space(frames)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         control_rate = 1.0 / (task.substeps * task.model.opt.timestep)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
@@ -132,15 +143,11 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
         self._in_flight: deque[tuple[torch.Tensor, Output]] = deque(maxlen=2)
 
-    def _observation_space(self, renderer: WarpRenderer) -> spaces.Dict:
-        entries: dict[str, spaces.Space] = {}
-        for camera in renderer.cameras:
-            entries[f"pixels/{camera}"] = spaces.Box(0, 255, (*renderer.image_size, 3), np.uint8)
-            if renderer.depth:
-                entries[f"depth/{camera}"] = spaces.Box(0.0, np.inf, (*renderer.image_size, 1), np.float32)
-        for name, shape in self.simulator.vector_shapes.items():
-            entries[name] = spaces.Box(-np.inf, np.inf, shape, np.float32)
-        return spaces.Dict(dict(sorted(entries.items())))
+    def _observation_space(self, renderer: Renderer) -> spaces.Dict:
+        vectors = {
+            name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in self.simulator.vector_shapes.items()
+        }
+        return spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None

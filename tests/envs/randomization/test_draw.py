@@ -244,11 +244,6 @@ def test_names_leave_out_what_is_marked():
     assert {i for i in range(SCENE.ngeom) if kept[i]} == {geom("box"), geom("left_pad"), geom("right_pad")}
 
 
-def test_intrinsics_are_reported():
-    assert bind(spec("cam_fovy", "scale", UNIFORM)).intrinsics_vary
-    assert not bind(spec("cam_pos", "add", UNIFORM)).intrinsics_vary
-
-
 def test_constants_that_stay_are_remarked():
     (remark,) = bind(spec("body_ipos", "add", {"uniform": [-0.01, 0.01]}, of="box")).remarks
     assert "randomization.it: body_ipos changes, but body_invweight0" in remark

@@ -25,7 +25,7 @@ EXTRA = {
     },
     "field_of_view": {"field": "cam_fovy", "operation": "scale", "distribution": {"uniform": [0.8, 1.2]}},
     "pad_size": {"field": "geom_size", "of": "*_pad", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}},
-    "shadow": {"field": "light_castshadow", "operation": "set", "distribution": {"bernoulli": 0.5}},
+    "dark": {"field": "light_active", "operation": "set", "distribution": {"bernoulli": 0.5}},
 }
 CONSTANT = {"light_type", "light_aim"}
 
@@ -70,7 +70,7 @@ def test_two_episodes_of_a_world_differ_in_every_line_and_one_episode_in_none(wo
             for name, value in values.items():
                 assert torch.equal(value[~ended], earlier[name][~ended]), f"{name} changed within an episode"
         for name, value in now.items():
-            if name not in CONSTANT | {"action_delay", "shadow"}:
+            if name not in CONSTANT | {"action_delay", "dark"}:
                 changed = (value != before[name]).flatten(1).any(1)
                 assert changed[ended].all(), f"{name} did not change with the episode"
         begun += ended
@@ -84,7 +84,7 @@ def test_discrete_lines_change_too(worlds):
     for seed in range(4):
         worlds.reset(seed=seed)
         seen.append(worlds.variation)
-    for name, values in {"action_delay": {0.0, 1.0}, "shadow": {0.0, 1.0}}.items():
+    for name, values in {"action_delay": {0.0, 1.0}, "dark": {0.0, 1.0}}.items():
         assert {float(value) for variation in seen for value in variation[name].flatten()} == values
 
 

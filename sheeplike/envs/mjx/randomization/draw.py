@@ -65,7 +65,6 @@ class Randomization:
         names: of the lines, in their order.
         shapes: ``(R, C)`` of what each line draws.
         max_delay: the longest that an action can wait, in control steps.
-        intrinsics_vary: whether cameras see differently wide in different worlds.
         is_nominal: whether every world is the compiled scene.
         remarks: what a user should know: constants that keep their nominal values.
 
@@ -90,7 +89,6 @@ class Randomization:
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
         delays = [bound for bound in self._lines if DELAY in bound.line.fields]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
-        self.intrinsics_vary = not {"cam_fovy", "cam_intrinsic"}.isdisjoint(self._fields)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
     def sample(self, key: jax.Array) -> Variation:
