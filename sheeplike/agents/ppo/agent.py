@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sheeplike.agents.agent import Prediction, Step, own_randomness
 from sheeplike.agents.faults import Faults, health
 from sheeplike.agents.ppo import inspection
-from sheeplike.agents.ppo.experience import draw_shift, observations, rollout_spec, to_store
+from sheeplike.agents.ppo.experience import STORED, draw_shift, observations, rollout_spec, to_store
 from sheeplike.agents.ppo.kl_control import KL_CONTROLS, control_kl
 from sheeplike.agents.ppo.losses import JUDGED, judge, objective
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
@@ -120,6 +120,7 @@ class PPO:
         policy_keys = ObservationKeys(observation_space, observations)
         value_keys = ObservationKeys(observation_space, value_observations or observations)
         self.keys = ObservationKeys(observation_space, sorted({*policy_keys.spaces, *value_keys.spaces}))
+        self.keys.refuse_names(STORED, "something else in the rollout")
         self.augment = augment and bool(self.keys.images)
         self.codec = ActionCodec(action_space)
         with own_randomness(self.device):

@@ -28,8 +28,9 @@ class PPOPlayer:
         self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         stack, stacked = agent.frame_stack, agent.keys.images if agent.frame_stack > 1 else []
         self.frames = {
-            key: torch.zeros(num_envs, stack, *agent.keys.spaces[key].shape, dtype=torch.uint8, device=agent.device)
-            for key in stacked
+            key: torch.zeros(num_envs, stack, *shape, dtype=dtype, device=agent.device)
+            for key, (shape, dtype) in agent.keys.stored().items()
+            if key in stacked
         }
         self.extras: dict[str, Tensor] = {}
 
