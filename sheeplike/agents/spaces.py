@@ -141,7 +141,7 @@ class ActionCodec:
             raise ValueError(f"action space {space}: expected at least one action")
 
     def to_env(self, action: Tensor) -> Tensor:
-        """``(N, A)`` to ``(N,)`` int64 of a ``Discrete`` space, ``(N, K)`` of a ``MultiDiscrete`` one, else unchanged."""
+        """``(N, A)`` to ``(N,)`` int64 if ``Discrete``, ``(N, K)`` int64 if ``MultiDiscrete``, else unchanged."""
         if not self.discrete:
             return action
         parts = zip(action.split(self.classes, -1), self.starts, strict=True)

@@ -137,7 +137,7 @@ def test_open_loop_error_is_exact_for_every_pair_of_values():
     ("truth", "context", "error", "message"),
     [
         (torch.zeros(2, 1, 4, 4, 3), 1, TypeError, r"expected torch\.uint8"),
-        (torch.zeros(2, 1, 4, 5, 3, dtype=torch.uint8), 1, ValueError, r"expected one \(T, B, H, W, 3\)"),
+        (torch.zeros(2, 1, 4, 5, 3, dtype=torch.uint8), 1, ValueError, r"expected one \(T, B, H, W, C\)"),
         (torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), 3, ValueError, "context=3: expected 0 to T=2"),
     ],
 )

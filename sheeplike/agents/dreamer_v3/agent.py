@@ -117,6 +117,7 @@ class DreamerV3:
         self.slow_critic_rate, self.autocast = slow_critic_rate, autocast
         self.keys = ModelKeys(observation_space, observations)
         self.predicted = self.keys.with_targets(observation_space, targets)
+        self.targets = [key for key in self.predicted.spaces if key not in self.keys.spaces]
         self.codec = ActionCodec(action_space)
         self.scales = {**LOSS_SCALES, **(loss_scales or {})}
         if unknown := self.scales.keys() - LOSS_SCALES.keys():

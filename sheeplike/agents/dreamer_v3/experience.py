@@ -23,7 +23,13 @@ def replay_spec(
     """
     flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
     latents = {"deter": ((size.deter,), torch.bfloat16), "stoch": ((stoch,), torch.uint8)}
-    return {**keys.stored(), **flags, "action": ((codec.width,), torch.float32), "reward": ((), torch.float32), **latents}
+    return {
+        **keys.stored(),
+        **flags,
+        "action": ((codec.width,), torch.float32),
+        "reward": ((), torch.float32),
+        **latents,
+    }
 
 
 def to_store(step: Step, keys: ModelKeys, codec: ActionCodec) -> dict[str, Tensor]:

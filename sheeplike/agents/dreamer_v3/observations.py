@@ -1,6 +1,6 @@
 """Which observations the model sees, how they become an embedding, and how they are predicted back.
 
-Source: ``danijar/dreamerv3`` ``rssm.py`` (``Encoder``, ``Decoder``), where all cameras must share one size. Here cameras
+Source: ``danijar/dreamerv3`` ``rssm.py`` (``Encoder``, ``Decoder``), where all cameras must share one size. Here those
 of one size are channels of one image, and each size has an encoder and a decoder of its own. Vectors are squashed by
 symlog and concatenated in the order of their sorted keys.
 """
@@ -21,9 +21,9 @@ from sheeplike.nn.images import to_unit
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.vision import ImageDecoder, ImageEncoder, nearest_side
 
-# Each observation has a loss of its own name, beside these; and a ring of its own name in the replay.
+# Each observation has a loss of its own name, beside these, and a place of its own name in the replay.
 LOSSES = ("reward", "continue", "dyn", "rep", "policy", "value", "replay_value")
-STORED = ("action", "reward", "is_first", "is_last", "is_terminal", "deter", "stoch")
+STORED = ("action", "reward", "is_first", "is_last", "is_terminal", "deter", "stoch", "worlds", "times", "held")
 
 
 class Images(NamedTuple):

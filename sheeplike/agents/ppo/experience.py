@@ -12,8 +12,8 @@ from sheeplike.memory import Rollout
 from sheeplike.memory.replay import Spec
 
 SHIFT = 4  # pixels by which augmentation moves an image at most
-# What no observation may be called: what is stored beside them, and what a minibatch has beside them.
-STORED = ("reward", "is_first", "is_last", "is_terminal", "shift", *JUDGED)
+# What no observation may be called: what is stored beside them, and what a batch has beside them.
+STORED = ("reward", "is_first", "is_last", "is_terminal", "shift", *JUDGED, "worlds", "times", "held")
 
 
 def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
