@@ -171,11 +171,15 @@ class PPO:
 
     @torch.no_grad()
     def act(self, seen: Mapping[str, Tensor], *, sample: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """What the policy does when it sees ``(N, ...)``: what a player's extras hold, and the action."""
+        """What the policy does when it sees ``(N, ...)``: what a player's extras hold, and the action.
+
+        Where ``seen`` is without what only the value sees, the extras are without a value.
+        """
         with self.autocast():
-            policy, value = self.networks(seen)
+            judged = seen.keys() == self.keys.spaces.keys()
+            policy, value = self.networks(seen) if judged else (self.networks.act(seen), None)
         drawn = policy.sample() if sample else policy.mode()
-        extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn), "value": value}
+        extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn)} | ({"value": value} if judged else {})
         return extras, self.networks.to_env(drawn)
 
     def remember(self, step: Step) -> None:

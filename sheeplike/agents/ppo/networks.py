@@ -183,6 +183,12 @@ class ActorCritic(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
 
+    def act(self, obs: Mapping[str, Tensor]) -> Distribution:
+        """The action distribution of :meth:`forward` alone, without what only the value sees."""
+        features = self.policy_trunk(obs)
+        with torch.autocast(features.device.type, enabled=False):
+            return self.to_distribution(self.policy_head(features.float()))
+
     def to_distribution(self, out: Tensor) -> Distribution:
         """The distribution that the policy's outputs describe."""
         if self.distribution == "categorical":

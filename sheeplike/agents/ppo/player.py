@@ -18,7 +18,8 @@ class PPOPlayer:
 
     Attributes:
         extras: of the last :meth:`act`: ``drawn`` ``(N, A)``, what the distribution drew, before any squashing;
-            ``log_prob`` and ``value`` ``(N,)``.
+            ``log_prob`` and ``value`` ``(N,)``; without a value, and so not to be learnt from, where ``obs`` was without
+            something that only the value sees.
     """
 
     def __init__(self, agent: PPO, num_envs: int) -> None:
@@ -37,8 +38,11 @@ class PPOPlayer:
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
         """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
-        seen = {key: self._stack(key, obs[key], is_first) for key in self.agent.keys.images}
-        seen |= {key: obs[key] for key in self.agent.keys.vectors}
+        keys = self.agent.keys
+        if not keys.spaces.keys() <= obs.keys():  # a robot has no privileged state, and the policy does not ask for it
+            keys = self.agent.networks.policy_trunk.keys
+        seen = {key: self._stack(key, obs[key], is_first) for key in keys.images}
+        seen |= {key: obs[key] for key in keys.vectors}
         self.extras, action = self.steps[sample](seen)
         return action
 
