@@ -118,9 +118,10 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         worlds.close()
         agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
     _load(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
-    seen = {key: _space_to_data(one) for key, one in agent.keys.spaces.items()}
-    # Nobody needs these for acting: they give the networks that predict them their shapes.
-    targets = {key: _space_to_data(space[key]) for key in getattr(agent, "targets", ())}
+    # What only a value sees or a decoder predicts gives networks their shapes, and nobody needs it for acting.
+    acting = getattr(agent, "policy_keys", agent.keys).spaces
+    known = getattr(agent, "predicted", agent.keys).spaces
+    learning = [key for key in known if key not in acting]
     model = {
         "format": FORMAT,
         "step": meta["step"],
@@ -128,8 +129,8 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         "env": asdict(config.env),
         "agent": asdict(config.agent),
         "precision": config.fabric.precision,
-        "observations": seen,
-        "targets": targets,
+        "observations": {key: _space_to_data(one) for key, one in acting.items()},
+        "only_for_learning": {key: _space_to_data(known[key]) for key in learning},
         "actions": _space_to_data(actions),
         "versions": meta["versions"],
     }
@@ -162,7 +163,7 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
             raise ValueError(f"expected the description of an agent, of format {FORMAT}")
         kinds = {"dreamer_v3": DreamerV3, "ppo": PPO}
         section = from_data(kinds[model["agent"]["name"]], with_new_keys(model["agent"]))
-        described = model["observations"] | model.get("targets", {})
+        described = model["observations"] | model.get("only_for_learning", {})
         seen = spaces.Dict({key: _space_from_data(one) for key, one in described.items()})
         actions = _space_from_data(model["actions"])
         agent = _build(section, seen, actions, model["precision"], num_envs, torch.device(device))

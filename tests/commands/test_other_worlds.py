@@ -100,13 +100,14 @@ def _odd(
 JOBS = {
     "dreamer_v3": ["agent.observations=['pixels/*','depth/*',state]", "agent.targets=[privileged_state]"],
     "ppo": [
-        "agent.observations=['pixels/*','depth/*',state]",
+        "agent.observations=[pixels/grey,pixels/stack,'depth/*',state]",
         "agent.value_observations=['*']",
         "agent.frame_stack=2",
         "agent.augment=true",
     ],
 }
-UNSEEN = {"dreamer_v3": {"privileged_state"}, "ppo": set()}  # when it acts
+# Not to be had when the exported agent acts.
+UNSEEN = {"dreamer_v3": {"privileged_state"}, "ppo": {"privileged_state", "pixels/colour"}}
 
 
 @pytest.fixture
@@ -165,6 +166,7 @@ def test_a_run_its_films_its_continuation_and_its_export(
     # And is exported, to act where some of it is not to be had.
     main(["export", f"run={tmp_path / 'straight'}", f"to={tmp_path / 'export'}"])
     loaded = load_agent(tmp_path / "export")
+    assert json.loads((tmp_path / "export/model.json").read_text())["only_for_learning"].keys() == UNSEEN[agent]
     expected_weights = (loaded.networks if agent == "ppo" else loaded.modules).state_dict()
     assert all(torch.equal(expected_weights[name], tensor) for name, tensor in newest(tmp_path / "straight").items())
     worlds = _odd(num_envs=3, kind=kind)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_worlds
+from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_worlds, to_colour
 
 GREEN, RED = [0, 255, 0], [255, 0, 0]
 
@@ -98,6 +98,18 @@ def test_tiles_keep_the_inside_of_a_world():
     tiled = tile_worlds(frames, 2, 2)
     assert torch.equal(tiled[:, 3:, 5:], frames[:, 3])
     assert torch.equal(tiled[:, :3, 5:], frames[:, 1])
+
+
+@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (3, [0, 1, 2]), (4, [3, 3, 3]), (12, [9, 10, 11])])
+def test_of_other_channels_the_newest_colours_or_grey_are_shown(channels, shown):
+    frames = torch.arange(channels, dtype=torch.uint8).expand(2, 4, 6, 8, channels)
+    assert to_colour(frames)[1, 2, 3, 4].tolist() == shown
+    tiled = tile_worlds(frames, 2, 2)
+    assert tiled.shape == (2, 12, 16, 3)
+    assert tiled[1, 9, 9].tolist() == shown
+    film = open_loop_video(frames, frames, context=1)
+    assert film.shape == (2, 3 * (6 + 2 * BORDER), 4 * (8 + 2 * BORDER), 3)
+    assert film[1, BORDER, BORDER].tolist() == shown
 
 
 def test_open_loop_rows_borders_and_error():

@@ -117,16 +117,16 @@ class PPO:
         self.value_scale, self.entropy_scale = value_scale, entropy_scale
         self.normalise_advantage, self.max_grad_norm = normalise_advantage, max_grad_norm
         self.kl_control, self.kl_target = kl_control, kl_target
-        policy_keys = ObservationKeys(observation_space, observations)
+        self.policy_keys = ObservationKeys(observation_space, observations)
         value_keys = ObservationKeys(observation_space, value_observations or observations)
-        self.keys = ObservationKeys(observation_space, sorted({*policy_keys.spaces, *value_keys.spaces}))
+        self.keys = ObservationKeys(observation_space, sorted({*self.policy_keys.spaces, *value_keys.spaces}))
         self.keys.refuse_names(STORED, "something else in the rollout")
         self.augment = augment and bool(self.keys.images)
         self.codec = ActionCodec(action_space)
         with own_randomness(self.device):
             torch.manual_seed(seed)
             self.networks = ActorCritic(
-                policy_keys,
+                self.policy_keys,
                 value_keys,
                 self.codec,
                 distribution=distribution,

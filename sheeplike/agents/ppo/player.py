@@ -18,8 +18,8 @@ class PPOPlayer:
 
     Attributes:
         extras: of the last :meth:`act`: ``drawn`` ``(N, A)``, what the distribution drew, before any squashing;
-            ``log_prob`` and ``value`` ``(N,)``; without a value, and so not to be learnt from, where ``obs`` was without
-            something that only the value sees.
+            ``log_prob`` and ``value`` ``(N,)``. Without ``value``, and so not to be learnt from, where ``obs`` was
+            without something that only the value sees.
     """
 
     def __init__(self, agent: PPO, num_envs: int) -> None:
@@ -40,7 +40,7 @@ class PPOPlayer:
         """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
         keys = self.agent.keys
         if not keys.spaces.keys() <= obs.keys():  # a robot has no privileged state, and the policy does not ask for it
-            keys = self.agent.networks.policy_trunk.keys
+            keys = self.agent.policy_keys
         seen = {key: self._stack(key, obs[key], is_first) for key in keys.images}
         seen |= {key: obs[key] for key in keys.vectors}
         self.extras, action = self.steps[sample](seen)

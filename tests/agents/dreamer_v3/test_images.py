@@ -112,7 +112,9 @@ def test_each_size_is_painted_by_a_decoder_of_its_own_and_compared_with_what_was
         truth = obs[key].double().numpy()
         truth = truth / 255 if key.startswith("pixels") else truth / (1 + truth)
         assert predicted[key].shape == (2, *SPACE[key].shape)
-        np.testing.assert_allclose(losses[key], ((predicted[key].double().numpy() - truth) ** 2).sum((1, 2, 3)), rtol=1e-4)
+        np.testing.assert_allclose(
+            losses[key], ((predicted[key].double().numpy() - truth) ** 2).sum((1, 2, 3)), rtol=1e-4
+        )
 
 
 def test_an_agent_sees_learns_and_reports_all_of_it(no_host_reads: Callable[[], Any]) -> None:
