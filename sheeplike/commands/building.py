@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 import warp
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
+from torch import Tensor
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
@@ -231,13 +233,22 @@ class Evaluator:
 def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
     """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
     worlds.reset(seed=0)
-    action = torch.zeros(worlds.action_space.shape, device=worlds.device)
+    action = _some_action(worlds)
     worlds.step(action)[1].sum().item()  # waits for the device
     start = time.perf_counter()
     for _ in range(steps):
         _, reward, *_ = worlds.step(action)
     reward.sum().item()
     return (time.perf_counter() - start) / steps
+
+
+def _some_action(worlds: VectorEnv) -> Tensor:
+    """An action that every world takes: zeros, or the first choice of each that there is."""
+    single = worlds.single_action_space
+    if isinstance(single, spaces.Discrete | spaces.MultiDiscrete):
+        first = torch.as_tensor(single.start, dtype=torch.int64, device=worlds.device)
+        return first.expand(worlds.num_envs, *single.shape).contiguous()
+    return torch.zeros(worlds.num_envs, *single.shape, device=worlds.device)
 
 
 def compile_policy(agent: Agent, worlds: VectorEnv) -> None:

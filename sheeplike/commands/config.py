@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sheeplike.commands import machine
 from sheeplike.commands.errors import CommandError, InvalidValue, unknown
-from sheeplike.commands.saved import read_config
+from sheeplike.commands.saved import read_config, with_new_keys
 from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
 from sheeplike.commands.validation import from_data, unknown_key, validate
@@ -126,6 +126,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     data.setdefault("randomization", {})
     if isinstance(data.get("eval"), dict):
         data["eval"].setdefault("nominal", False)
+    data["agent"] = with_new_keys(data.get("agent"))
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:

@@ -91,31 +91,36 @@ def _networks(config: Config, space: spaces.Dict, codec: ActionCodec) -> torch.n
             vision=Vision(**asdict(a.vision)),
             **{name: getattr(a, name) for name in names},
         )
-    size = widths(a)
+    size, keys = widths(a), ModelKeys(space, a.observations)
     world = WorldModel(
-        ModelKeys(space, a.observations),
+        keys,
         codec.width,
         size,
         unimix=a.unimix,
         free_nats=a.kl_free_nats,
         horizon=a.horizon,
+        predicted=keys.with_targets(space, a.targets),
     )
     return torch.nn.ModuleList([world, DreamerActorCritic(world.rssm.features, codec, size.units)])
 
 
 def _dreamer(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) -> MemoryEstimate:
-    a, keys = config.agent, ModelKeys(space, config.agent.observations)
+    a, seen = config.agent, ModelKeys(space, config.agent.observations)
+    keys = seen.with_targets(space, a.targets)
     parameters = count_parameters(config, space, codec)
     spec = replay_spec(keys, codec, widths(a))
     latents = {name: spec[name] for name in LATENTS}
     steps = a.batch_size * (a.batch_length + CONTEXT)
-    channels = sum(keys.channels(key) for key in keys.images)
-    pixels = math.prod(keys.image_size) if keys.image_size else 0
     number = MIXED if config.fabric.precision == "bf16-mixed" else FULL
     # Of each stage the convolution's output, and a quarter of it thrice: pooled, normalised, activated; and once more
     # in the decoder. Of each image the bytes, the floats, its prediction and the error.
-    maps = sum(pixels // 4**n * a.size.depth * m for n, m in enumerate(STAGES))
-    images = steps * (pixels * channels * (1 + 3 * FULL) + maps * 1.75 * 2 * number)
+    maps = sum(
+        images.height * images.width // 4**n * a.size.depth * m
+        for images in (*seen.sizes, *keys.sizes)
+        for n, m in enumerate(STAGES)
+    )
+    frames = sum(math.prod(keys.spaces[key].shape) * (keys.dtype(key).itemsize + 3 * FULL) for key in keys.images)
+    images = steps * (frames + maps * 1.75 * number)
     features = a.size.deter + 32 * a.size.classes
     recurrent = steps * (6 * a.size.deter + 4 * 32 * a.size.classes + 8 * a.size.hidden) * FULL
     # From each step on, the features of every imagined one, and the layers of policy, value, reward and the rest.
@@ -170,7 +175,8 @@ def on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | N
 def _assumed(config: Config) -> spaces.Dict:
     """Observations as the configuration lets expect them: a run that cannot build its worlds has no others."""
     env, patterns = config.env, list(config.agent.observations)
-    patterns += getattr(config.agent, "value_observations", None) or ()
+    for more in ("value_observations", "targets"):
+        patterns += getattr(config.agent, more, None) or ()
     cameras = env.cameras or (tuple(env.image_size) if isinstance(env.image_size, dict) else ("camera",))
     keys = {f"pixels/{name}" for name in cameras if env.renderer != "none"} | {"state"}
     keys |= {pattern for pattern in patterns if not set("*?[") & set(pattern)}
@@ -213,7 +219,7 @@ _KINDS = {
 
 
 def _images(space: spaces.Dict) -> list[spaces.Box]:
-    return [one for one in space.values() if len(one.shape) == 3]
+    return [one for one in space.values() if isinstance(one, spaces.Box) and len(one.shape) == 3]
 
 
 def _shape(config: Config, camera: str) -> tuple[int, int]:

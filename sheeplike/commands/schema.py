@@ -22,6 +22,7 @@ class Rule(NamedTuple):
         choices: the only valid texts.
         names: the keys that a dict must have, exactly.
         open: a dict may have any keys.
+        empty: a list may have no entries.
     """
 
     doc: str
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     open: bool = False
+    empty: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,12 @@ class DreamerV3:
     name: Annotated[str, Rule("the algorithm", choices=("dreamer_v3",))]
     observations: Annotated[
         tuple[str, ...], Rule("glob patterns of the observations that the agent sees, such as pixels/*")
+    ]
+    targets: Annotated[
+        tuple[str, ...],
+        Rule(
+            "of those that it predicts without seeing them, such as privileged_state, to shape its latents", empty=True
+        ),
     ]
     size: Annotated[Size, Rule("widths of the model; agent/size=<name> chooses a preset")]
     replay_ratio: Annotated[float, Rule("gradient steps per policy step after learning_starts", above=0)]

@@ -89,7 +89,8 @@ def expectation(item: Key) -> str:
     if get_origin(item.type) is tuple:
         numbers = get_args(item.type)[0] is int
         names = f"of {', '.join(rule.choices)}" if rule.choices else "names"
-        text = f"a list of one or more {f'integers of at least {rule.at_least}' if numbers else names}"
+        many = "" if rule.empty else "one or more "
+        text = f"a list of {many}{f'integers of at least {rule.at_least}' if numbers else names}"
     elif item.section:
         text = "a section"
     elif item.type is bool:
@@ -137,7 +138,7 @@ def _value(item: Key, value: Any) -> Any:
         kind = get_args(item.type)[0]
         listed = value if isinstance(value, list | tuple) else [value]
         checked = [_scalar(kind, item.rule, one) if kind is int or isinstance(one, str) else None for one in listed]
-        if not listed or None in checked:
+        if (not listed and not item.rule.empty) or None in checked:
             close = [_nearest(kind, item.rule, one) for one in listed] if item.rule.choices else [None]
             raise InvalidValue(item.path, value, expectation(item), None if None in close or not close else close)
         return tuple(checked)

@@ -122,6 +122,7 @@ def test_what_says_something_else(error: Exception | None) -> None:
     "arguments",
     [
         (*DREAMER, "agent/size=1m", "agent.observations=['*']"),
+        (*DREAMER, "agent/size=1m", "agent.observations=[pixels/front]", "agent.targets=[state,pixels/wrist]"),
         (*PPO, "agent.value_observations=['*']", "agent.frame_stack=3"),
         (*PPO, "agent.observations=[state]", "agent.shared_trunk=true"),
     ],

@@ -266,6 +266,14 @@ def test_a_run_that_is_older_than_the_watchdog(begun, sheeplike):
     assert sheeplike("resume=mine", "watchdog=null").runs[0].config.watchdog is None
 
 
+def test_a_run_that_is_older_than_targets(begun, sheeplike):
+    run = begun(*JOB, "exp=dreamer_v3", "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    assert "\n  targets: []\n" in file.read_text()
+    file.write_text(file.read_text().replace("  targets: []\n", ""))
+    assert sheeplike("resume=mine").runs[0].config.agent.targets == ()
+
+
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_locks_will_do(begun, sheeplike, monkeypatch, code):
     def unsupported(*arguments):

@@ -72,7 +72,7 @@ class WarpRenderer:
         self._context = None
 
     def vary(self, fields: Collection[str]) -> None:
-        if "light_castshadow" in fields and not self._shadows:
+        if "light_castshadow" in fields and not self._look["use_shadows"]:
             raise ValueError("variation of 'light_castshadow': no light casts a shadow; expected shadows=true")
         # Rays that were computed once, from the model, would show every world with the nominal lens.
         self._precomputed_rays = not INTRINSICS & set(fields)
