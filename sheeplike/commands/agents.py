@@ -103,7 +103,7 @@ def describe_run(
     continued = f"continued from policy step {begun:,}: " if begun else ""
     acting = format_seconds(left / worlds.num_envs * step_seconds)
     return {
-        "task": f"{config.env.name}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
+        "task": f"{config.env.task}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
         "device": device,
         **describe_agent(config, agent),
         "run": f"{continued}{left:,} policy steps, {updates:,} gradient steps, in {config.run_dir}",

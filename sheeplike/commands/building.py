@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import warp
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 
@@ -31,6 +32,10 @@ from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, first_step
 from sheeplike.monitor.progress import phase, say
 from sheeplike.nn.compilation import EAGER_CALLS
+
+INEXACT = (
+    "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
+)
 
 
 class Built(NamedTuple):
@@ -74,6 +79,8 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                     say(f"sheeplike: {difference}", file=sys.stderr)
             with phase("building worlds"):
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
+            if resume and not getattr(worlds, "exact_resume", True):
+                say(f"sheeplike: {INEXACT}", file=sys.stderr)
     stack.callback(worlds.close)
     with explained(config, worlds):
         with as_command_errors(ValueError, TypeError):
@@ -81,7 +88,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
-        with phase("building simulation and rendering kernels"):
+        with phase("building simulation and rendering kernels"), as_command_errors(envs.Unusable):
             step_seconds = time_worlds(worlds)
         with phase("compiling the policy"):
             compile_policy(agent, worlds)
@@ -210,7 +217,9 @@ class Evaluator:
 def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
     """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
     worlds.reset(seed=0)
-    action = torch.zeros(worlds.action_space.shape, device=worlds.device)
+    space = worlds.action_space
+    dtype = torch.float32 if isinstance(space, spaces.Box) else torch.int64
+    action = torch.zeros(space.shape, dtype=dtype, device=worlds.device)
     worlds.step(action)[1].sum().item()  # waits for the device
     start = time.perf_counter()
     for _ in range(steps):

@@ -85,7 +85,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
             error.nearest = _default(error, line, sources)
         raise
     if config.run_dir is None:
-        env = [choices["env"], *([config.env.id.replace("/", "_")] if config.env.id else [])]
+        env = [choices["env"], *([re.sub(r"[^\w.-]", "_", config.env.id)] if config.env.id else [])]
         parts = ["logs", *["dry_run"] * config.dry_run, *env, choices["agent"], config.exp]
         config = dataclasses.replace(config, run_dir="/".join([*parts, f"seed_{config.seed}"]))
     if config.fabric.accelerator == "auto":
@@ -235,7 +235,7 @@ def _derived(data: dict[str, Any], choices: Mapping[str, str], sources: Sources)
     """
     agent, env = data["agent"].get("name"), data["env"].get("name")
     machine_kind = "cpu" if data["fabric"].get("accelerator") == "cpu" else "gpu"
-    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}"}
+    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}", "worlds": f"{agent}_{env}"}
     return [
         f"{group}={name}"
         for group, name in meant.items()

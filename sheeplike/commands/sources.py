@@ -17,6 +17,7 @@ GROUPS = (
     "profile",
     "hyperparameters",
     "scale",
+    "worlds",
     "fabric",
     "logger",
     "checkpoint",

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any, TypeVar, get_args, get_origin
 
-from sheeplike.commands.errors import CommandError, InvalidValue, nearest, unknown
+from sheeplike.commands.errors import CommandError, InvalidValue, nearest, show, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
-from sheeplike.envs import list_envs, takes_id, task_options
+from sheeplike.envs import InvalidOption, Unusable, check, list_envs, simulated, takes_id, task_options
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
 CONTEXT, WRITE_HEAD = 1, 1
@@ -220,6 +220,20 @@ def _check_task(config: Config) -> None:
         if kind in (bool, int, float, str) and _scalar(kind, Rule(""), value) is None:
             expected = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[kind]
             raise InvalidValue(f"env.options.{option}", value, expected, known[option])
+    if not simulated(name):
+        for key, value, default in (("cameras", config.env.cameras, None), ("depth", config.env.depth, False)):
+            if value != default:
+                raise InvalidValue(
+                    f"env.{key}", value, f"{show(default)}: {name} makes its frames itself", show(default)
+                )
+    if takes_id(name):
+        try:
+            check(name, id=config.env.id, options=options)
+        except InvalidOption as error:
+            key = "env.id" if error.key == "id" else f"env.options.{error.key}"
+            raise InvalidValue(key, error.value, error.expected, error.nearest) from None
+        except Unusable as error:
+            raise CommandError(str(error)) from None
 
 
 def _check_replay(config: Config) -> None:
