@@ -210,7 +210,7 @@ def _check_task(config: Config) -> None:
     if name not in list_envs():
         raise InvalidValue("env.name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if takes_id(name) != (config.env.id is not None):
-        expected = "the name of one of its environments" if takes_id(name) else f"null: {name} is not a family"
+        expected = f"which of {name}, as gym has CartPole-v1" if takes_id(name) else f"null: {name} is not a family"
         raise InvalidValue("env.id", config.env.id, expected)
     known = task_options(name)
     for option, value in options.items():

@@ -29,7 +29,7 @@ def look_at(make: MakeEnv, name: str, frames: str, episode_length: int | None) -
     try:
         left_out = [part for part in parts_of(env.observation_space).others if not isinstance(part.space, spaces.Text)]
         for part in left_out:
-            tell(f"{name}: the observation {part.name or part.space!r} is left out: it has no fixed size")
+            tell(f"{name}: the observation {part.name or part.space} is left out: it has no fixed size")
         chosen = choose_frames(frames, env.observation_space, list(env.metadata.get("render_modes", [])))
         return chosen, episode_length or _own_limit(env, name), float(env.metadata.get("render_fps") or UNKNOWN_FPS)
     finally:

@@ -85,8 +85,8 @@ def resolve(family: str, id: str) -> str:
         wanted = f"{ALIASES.get(domain, domain)}-{task}"
     if family != "minigrid" and _key(wanted) in by_key:
         return by_key[_key(wanted)]
-    what = {"minigrid": "MiniGrid", "atari": "an Atari game", "dmc": "the control suite"}[family]
-    raise InvalidOption("id", id, f"an environment of {what}", closest(wanted, known))
+    what = {"minigrid": "one of MiniGrid's environments", "atari": "one of ale_py's games", "dmc": "a task of the suite"}
+    raise InvalidOption("id", id, what[family], closest(wanted, known))
 
 
 def _key(id: str) -> str:
