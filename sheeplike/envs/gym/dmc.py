@@ -64,9 +64,9 @@ class ControlSuite(gymnasium.Env):
         self.max_episode_steps = int(np.ceil(limit)) if np.isfinite(limit) else None
         self._camera: Any = None
         if render_mode is not None:
-            self._open_camera(physics, image_size, CAMERAS.get(id.split("-")[0], 0) if camera is None else camera)
             if shadow_map is not None:
-                physics.model.vis.quality.shadowsize = shadow_map
+                physics.model.vis.quality.shadowsize = shadow_map  # read when the camera gets its context
+            self._open_camera(physics, image_size, CAMERAS.get(id.split("-")[0], 0) if camera is None else camera)
             # One frame before anything else takes long: there may be no OpenGL after all.
             self._first_frame()
 

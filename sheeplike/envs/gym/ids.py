@@ -41,7 +41,7 @@ def minigrid(package: Path) -> tuple[str, ...]:
         text = (package / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         return ()
-    return tuple(dict.fromkeys(re.findall(r"""id=["']((?:MiniGrid|BabyAI)-[\w-]+)["']""", text)))
+    return tuple(dict.fromkeys(re.findall(r"""register\(\s*(?:id=)?["']((?:MiniGrid|BabyAI)-[\w-]+)["']""", text)))
 
 
 @functools.cache
@@ -85,7 +85,11 @@ def resolve(family: str, id: str) -> str:
         wanted = f"{ALIASES.get(domain, domain)}-{task}"
     if family != "minigrid" and _key(wanted) in by_key:
         return by_key[_key(wanted)]
-    what = {"minigrid": "one of MiniGrid's environments", "atari": "one of ale_py's games", "dmc": "a task of the suite"}
+    what = {
+        "minigrid": "one of MiniGrid's environments",
+        "atari": "one of ale_py's games",
+        "dmc": "a task of the suite",
+    }
     raise InvalidOption("id", id, what[family], closest(wanted, known))
 
 

@@ -1,4 +1,4 @@
-"""How MuJoCo's own renderer gets an OpenGL context on a machine without a screen."""
+"""How environments render on a machine without a screen."""
 
 import ctypes.util
 import os
@@ -20,9 +20,12 @@ def choose_backend(*, required: bool) -> None:
     Raises:
         Unusable: there is none.
     """
-    if os.environ.get("MUJOCO_GL") or sys.platform != "linux":
+    if sys.platform != "linux":
         return
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # of pygame, which would look for a screen and complain
+    if os.environ.get("MUJOCO_GL"):
         return
     for backend, library in LIBRARIES.items():
         if ctypes.util.find_library(library):

@@ -9,7 +9,9 @@ from PIL import Image
 from sheeplike.envs.gym.images import Images
 
 
-def images(size: tuple[int, int] = (64, 64), *, resize: str = "auto", grayscale: bool = False, stack: int = 1) -> Images:
+def images(
+    size: tuple[int, int] = (64, 64), *, resize: str = "auto", grayscale: bool = False, stack: int = 1
+) -> Images:
     return Images(size=size, resize=resize, grayscale=grayscale, stack=stack)
 
 
@@ -68,6 +70,8 @@ def test_frames_of_changing_size() -> None:
 def test_stacks() -> None:
     maker = images((16, 16), grayscale=True, stack=3)
     assert maker.channels(3) == 3
-    grey = [maker(np.full((16, 16, 3), value, np.uint8), first=value == 40)[0, 0].tolist() for value in (10, 20, 40, 50)]
+    grey = [
+        maker(np.full((16, 16, 3), value, np.uint8), first=value == 40)[0, 0].tolist() for value in (10, 20, 40, 50)
+    ]
     expected = [[10, 10, 10], [10, 10, 20], [40, 40, 40], [40, 40, 50]]
     assert np.abs(np.array(grey) - expected).max() <= 1

@@ -217,8 +217,14 @@ def test_what_is_not_finite_is_cut(what: str) -> None:
     env.reset()
     outputs = [env.step(torch.zeros(1, dtype=torch.int64)) for _ in range(3)]
     assert [bool(info["nonfinite"]) for *_, info in outputs] == [False, True, False]
-    assert [row(*output)[:5] for output in outputs] == [[1, 1, 0, 0, 0], [outputs[1][0]["state"][0, 0], 0, 0, 1, 0], [0] * 5]
-    assert outputs[1][0]["state"].tolist() == ([[0, 0]] if what == "observation" else [[2, outputs[0][0]["state"][0, 1]]])
+    assert [row(*output)[:5] for output in outputs] == [
+        [1, 1, 0, 0, 0],
+        [outputs[1][0]["state"][0, 0], 0, 0, 1, 0],
+        [0] * 5,
+    ]
+    assert outputs[1][0]["state"].tolist() == (
+        [[0, 0]] if what == "observation" else [[2, outputs[0][0]["state"][0, 1]]]
+    )
 
 
 # --- processes ------------------------------------------------------------------------------------------------------

@@ -163,7 +163,11 @@ def test_what_has_no_fixed_size_is_left_out_aloud_and_texts_silently(capsys: pyt
         (spaces.Discrete(3, start=-1), spaces.Discrete(3), [(0, -1), (2, 1)]),
         (spaces.MultiDiscrete([3, 2]), spaces.MultiDiscrete([3, 2]), [([2, 1], [2, 1])]),
         (spaces.MultiDiscrete([3, 2], start=[1, 4]), spaces.MultiDiscrete([3, 2]), [([2, 0], [3, 4])]),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), spaces.MultiDiscrete([2, 3, 4, 5]), [([1, 2, 3, 4], [[1, 2], [3, 4]])]),
+        (
+            spaces.MultiDiscrete([[2, 3], [4, 5]]),
+            spaces.MultiDiscrete([2, 3, 4, 5]),
+            [([1, 2, 3, 4], [[1, 2], [3, 4]])],
+        ),
         (spaces.MultiBinary(3), spaces.MultiDiscrete([2, 2, 2]), [([1, 0, 1], [1, 0, 1])]),
         (box(2), box(2), [([-0.5, 1.0], [-0.5, 1.0]), ([-3.0, 3.0], [-1, 1])]),
         (
