@@ -109,10 +109,9 @@ def describe_run(
     left, updates = config.total_steps - begun, gradient_steps(config, begun)
     continued = f"continued from policy step {begun:,}: " if begun else ""
     acting = format_seconds(left / worlds.num_envs * step_seconds)
-    name = config.env.name if config.env.id is None else f"{config.env.name} {config.env.id}"
     varied = {"varied": ", ".join(config.randomization)} if config.randomization else {}
     return {
-        "task": f"{name}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
+        "task": f"{config.env.task}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
         **varied,
         "device": device,
         **describe_agent(config, agent),

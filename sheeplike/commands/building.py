@@ -34,6 +34,10 @@ from sheeplike.loop import Evaluation, first_step
 from sheeplike.monitor.progress import phase, say
 from sheeplike.nn.compilation import EAGER_CALLS
 
+INEXACT = (
+    "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
+)
+
 
 class Built(NamedTuple):
     """What a run consists of, before it has a state.
@@ -76,6 +80,8 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                     say(f"sheeplike: {difference}", file=sys.stderr)
             with phase("building worlds"), _warnings_said():
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
+            if resume and not getattr(worlds, "exact_resume", True):
+                say(f"sheeplike: {INEXACT}", file=sys.stderr)
     stack.callback(worlds.close)
     with explained(config, worlds):
         with as_command_errors(ValueError, TypeError):
@@ -85,7 +91,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
             agent = make_agent(config, worlds, fabric)
         if not agent.keys.images and config.env.renderer != "none" and envs.simulated(config.env.name):
             say("sheeplike: the agent sees no images: env.renderer=none saves rendering them, and films with them")
-        with phase("building simulation and rendering kernels"):
+        with phase("building simulation and rendering kernels"), as_command_errors(envs.Unusable):
             step_seconds = time_worlds(worlds)
         with phase("compiling the policy"):
             compile_policy(agent, worlds)

@@ -94,7 +94,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
             error.nearest = _default(error, line, sources)
         raise
     if config.run_dir is None:
-        env = [choices["env"], *([config.env.id.replace("/", "_")] if config.env.id else [])]
+        env = [choices["env"], *([re.sub(r"[^\w.-]", "_", config.env.id)] if config.env.id else [])]
         recipe = choices["randomization"]
         varied = ["randomized" if recipe == "none" else recipe] * bool(config.randomization)
         parts = ["logs", *["dry_run"] * config.dry_run, *env, *varied, choices["agent"], config.exp]
@@ -251,7 +251,7 @@ def _derived(data: dict[str, Any], choices: Mapping[str, str], sources: Sources)
     """
     agent, env = data["agent"].get("name"), data["env"].get("name")
     machine_kind = "cpu" if data["fabric"].get("accelerator") == "cpu" else "gpu"
-    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}"}
+    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}", "worlds": f"{agent}_{env}"}
     return [
         f"{group}={name}"
         for group, name in meant.items()

@@ -153,7 +153,8 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
     name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample) + "_nominal" * asked.nominal
     name += f"_{asked.accelerator}" * (asked.accelerator != trained_on)
     settings = {key: value for key, value in asdict(asked).items() if key not in ("checkpoint", "video")}
-    run = {"env": config.env.name, "agent": config.agent.name, "exp": config.exp, "seed": config.seed}
+    run = {"env": config.env.name, "id": config.env.id, "agent": config.agent.name}
+    run |= {"exp": config.exp, "seed": config.seed}
     record = {"run": run, "step": meta["step"], "settings": settings, "metrics": metrics, "episodes": rows(result)}
     files = {f"{camera.replace('/', '_')}.gif": encode_gif(video, fps) for camera, video in videos.items()}
     files["result.json"] = (json.dumps(_finite(record), indent=1) + "\n").encode()

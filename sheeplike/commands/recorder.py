@@ -97,6 +97,7 @@ class Recorder:
             "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
         }
         known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
+        known |= getattr(self.envs, "counters", {})
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = Taken(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
         row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())

@@ -67,6 +67,11 @@ class Env:
     action_repeat: Annotated[int, Rule("control steps for which an action is held", at_least=1)]
     options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]
 
+    @property
+    def task(self) -> str:
+        """What tells the task from others: the name, and which of a family."""
+        return self.name if self.id is None else f"{self.name} {self.id}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:

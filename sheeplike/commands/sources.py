@@ -18,6 +18,7 @@ GROUPS = (
     "profile",
     "hyperparameters",
     "scale",
+    "worlds",
     "fabric",
     "logger",
     "checkpoint",

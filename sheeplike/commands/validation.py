@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from sheeplike.commands.errors import CommandError, InvalidValue, nearest, show, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
-from sheeplike.envs import RENDERING, list_envs, simulated, takes_id, task_options
+from sheeplike.envs import RENDERING, InvalidOption, Unusable, check, list_envs, simulated, takes_id, task_options
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
@@ -236,7 +236,7 @@ def _check_task(config: Config) -> None:
     if name not in list_envs():
         raise InvalidValue("env.name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if takes_id(name) != (config.env.id is not None):
-        expected = "the name of one of its environments" if takes_id(name) else f"null: {name} is not a family"
+        expected = f"which of {name}, as gym has CartPole-v1" if takes_id(name) else f"null: {name} is not a family"
         raise InvalidValue("env.id", config.env.id, expected)
     known = task_options(name)
     for option, value in options.items():
@@ -246,6 +246,14 @@ def _check_task(config: Config) -> None:
         if kind in (bool, int, float, str) and _scalar(kind, Rule(""), value) is None:
             expected = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[kind]
             raise InvalidValue(f"env.options.{option}", value, expected, known[option])
+    if takes_id(name):
+        try:
+            check(name, id=config.env.id, options=options)
+        except InvalidOption as error:
+            key = "env.id" if error.key == "id" else f"env.options.{error.key}"
+            raise InvalidValue(key, error.value, error.expected, error.nearest) from None
+        except Unusable as error:
+            raise CommandError(str(error)) from None
 
 
 def _check_randomization(config: Config) -> None:

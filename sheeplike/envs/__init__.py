@@ -5,9 +5,13 @@ JAX nor torch: a task's module is loaded when it is made.
 """
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from sheeplike.envs.errors import InvalidOption, Unusable
+from sheeplike.envs.gym import builders
 
 if TYPE_CHECKING:
     import gymnasium
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from sheeplike.envs.mjx.randomization.spec import Lines
     from sheeplike.envs.mjx.rendering import ImageSize
     from sheeplike.envs.mjx.task import Task
+
+__all__ = ["InvalidOption", "Unusable", "check", "list_envs", "make", "simulated", "takes_id", "task_options"]
 
 
 def _cartpole_balance(*, episode_length: int = 125) -> "Task":
@@ -40,6 +46,10 @@ _BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
     "cartpole_balance": _cartpole_balance,
     "cartpole_swingup": _cartpole_swingup,
     "franka_pick": _franka_pick,
+    "gym": builders.gym,
+    "minigrid": builders.minigrid,
+    "atari": builders.atari,
+    "dmc": builders.dmc,
 }
 """What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
@@ -55,6 +65,11 @@ RENDERING: Mapping[str, object] = {
 }
 """How our simulator renders, unless it is asked for something else: keywords of ``make`` and their defaults. An
 environment that renders itself takes nothing else."""
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    name: functools.partial(builders.check, name) for name in ("gym", "minigrid", "atari", "dmc")
+}
+"""What each family can say against an ``id`` and ``options`` before anything heavy is imported."""
 
 _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
@@ -80,6 +95,24 @@ def takes_id(name: str) -> bool:
         ValueError: no such environment.
     """
     return "id" in _parameters(name)
+
+
+def check(name: str, *, id: str, options: Mapping[str, object]) -> None:
+    """Refuse what an environment of a family cannot be, as far as that is known without torch and JAX.
+
+    Args:
+        name: of the family.
+        id: of its environment.
+        options: known to exist, their types checked.
+
+    Raises:
+        Unusable: a package that the family needs is missing.
+        InvalidOption: there is no such environment, or an option has an impossible value.
+        ValueError: no such family.
+    """
+    _builder(name)
+    if name in _CHECKS:
+        _CHECKS[name](id=id, options=options)
 
 
 def simulated(name: str) -> bool:
@@ -125,17 +158,19 @@ def make(
         seed: of the first ``reset()``.
         randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
         nominal: with randomization's observations, but in the scene as it was compiled.
-        **options: the environment's own keywords: ``episode_length`` for every task; ``picked_probability`` and
-            ``box_range`` for ``franka_pick``. Any other keyword is refused.
+        **options: the environment's own keywords: ``id`` of a family; ``episode_length`` for every environment;
+            ``picked_probability`` and ``box_range`` for ``franka_pick``; see :mod:`sheeplike.envs.gym.builders` for
+            the others. Any other keyword is refused.
 
     Raises:
+        Unusable: a package that the environment needs is missing.
         ValueError: an unknown environment, option or camera, or a value that cannot be served.
     """
     builder, known = _builder(name), sorted(_parameters(name).keys() - set(_OF_A_VECTOR_ENV))
     for option in options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, known)}")
-    if takes_id(name) and not options.get("id"):
+    if takes_id(name) and not options.get("id", _parameters(name)["id"].default is not inspect.Parameter.empty):
         raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
     looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}

@@ -150,6 +150,8 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     if config is None:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
+    if isinstance(config["env"].get("id"), str):
+        env = f"{env} {config['env']['id']}"  # of a family of environments each is a task of its own
     settings = {key: value for key, value in (EARLIER | _flat(config)).items() if not _incidental(key)}
     name = agent if agent == exp else f"{agent}/{exp}"
     return Run(path, env, name, str(config.get("seed")), settings, config.get("dry_run") is True, *recorded)

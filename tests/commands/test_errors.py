@@ -17,7 +17,7 @@ JOB = ("exp=dreamer_v3", "env=franka_pick")
     [
         ((), ["exp= is missing", "dreamer_v3"]),
         (("env=franka_pick",), ["exp= is missing", "dreamer_v3"]),
-        (("exp=dreamer_v3",), ["env= is missing", "cartpole_balance, cartpole_swingup, franka_pick"]),
+        (("exp=dreamer_v3",), ["env= is missing", "cartpole_balance, cartpole_swingup", "franka_pick"]),
         (("exp=dreamr_v3", "env=franka_pick"), ["exp 'dreamr_v3'", "one of dreamer_v3", "nearest: dreamer_v3"]),
         (("exp=dreamer_v3", "env=frankapick"), ["env 'frankapick'", "cartpole_swingup", "nearest: franka_pick"]),
         ((*JOB, "agent/size=12M"), ["agent/size '12M'", "200m", "nearest: 12m"]),
