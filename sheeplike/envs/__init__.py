@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import gymnasium
     import torch
 
-    from sheeplike.envs.mjx.task import Task
+    from sheeplike.envs.mjx.task import SteppingTask, Task
 
 
 def _cartpole_balance(*, episode_length: int = 125) -> "Task":
@@ -34,10 +34,19 @@ def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05,
     return FrankaPick(episode_length=episode_length, picked_probability=picked_probability, box_range=box_range)
 
 
-_BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
+def _playground(
+    *, id: str, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None, textures: bool = True
+) -> "SteppingTask":
+    from sheeplike.envs.mjx.playground import PlaygroundTask
+
+    return PlaygroundTask(id, episode_length=episode_length, overrides=overrides, textures=textures)
+
+
+_BUILDERS: dict[str, Callable[..., "Task | SteppingTask | gymnasium.vector.VectorEnv"]] = {
     "cartpole_balance": _cartpole_balance,
     "cartpole_swingup": _cartpole_swingup,
     "franka_pick": _franka_pick,
+    "playground": _playground,
 }
 """What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which

@@ -13,7 +13,7 @@ import mujoco
 from mujoco import mjx
 from mujoco.mjx.warp import ffi
 
-from sheeplike.envs.mjx.cameras import check_fixed, place_cameras_and_lights, resolve_cameras
+from sheeplike.envs.mjx.cameras import place_cameras_and_lights, resolve_cameras
 
 Frames = dict[str, jax.Array]
 
@@ -59,10 +59,11 @@ class WarpRenderer:
         image_size: ``(H, W)`` or one number, in pixels; the same for every camera.
         cameras: names, or all of the scene's.
         depth: also depth images, in metres along the optical axis.
+        textures: draw the textures of materials, which costs some speed.
         device: Warp's name of the device, such as ``"cpu"`` or ``"cuda:0"``.
 
     Raises:
-        ValueError: a camera that the scene lacks or that is not fixed to its body, or an impossible size.
+        ValueError: a camera that the scene lacks, or an impossible size.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class WarpRenderer:
         image_size: int | Sequence[int] = 64,
         cameras: Sequence[str] | None = None,
         depth: bool = False,
+        textures: bool = False,
         device: str = "cpu",
     ) -> None:
         self.num_envs = num_envs
         self.image_size = resolve_image_size(image_size)
         self.cameras = resolve_cameras(model, cameras)
         self.depth = depth
-        check_fixed(model)
-        self._model, self._device = model, device
+        self._model, self._textures, self._device = model, textures, device
         self._context = None
 
     def open(self) -> None:
@@ -96,7 +97,7 @@ class WarpRenderer:
             render_rgb=True,
             render_depth=self.depth,
             render_seg=False,
-            use_textures=False,
+            use_textures=self._textures,
             use_shadows=False,
             enabled_geom_groups=[0, 1, 2],
         )

@@ -8,6 +8,8 @@ Order inside ``step``, for every world at once:
     4 evaluate, observe           reward, termination, truncation, statistics, vectors
     5 one batch render
 
+A task that steps the physics itself does 1 and 4 in one call, before the merge; its resets deliver the first vectors.
+
     call              t          t+1           t+2
     world ends        yes        -             -
     delivered         last       first frame   second frame
@@ -24,15 +26,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
 from mujoco.mjx.warp.types import _BATCH_DIM
 
+from sheeplike.envs.mjx.capacity import check_capacity
 from sheeplike.envs.mjx.renderer import Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
-from sheeplike.envs.mjx.task import Memory, Task
+from sheeplike.envs.mjx.stepping import WORLDS, Resets, signature
+from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, steps_itself
 
 Variation = dict[str, jax.Array]
 """Model fields that differ between worlds, by path; of one world: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``.
@@ -124,7 +127,7 @@ class Simulator:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | SteppingTask,
         renderer: Renderer,
         *,
         num_envs: int,
@@ -141,7 +144,7 @@ class Simulator:
         self.num_envs = num_envs
         self.device = device
         self.sample_variation = variation
-        self.settings = declared(task)
+        self.settings = {} if steps_itself(task) else declared(task)
         self._defaults = Settings(self.settings, num_envs=num_envs, device=device).on_device
         model = mjx.put_model(task.model, device=device, impl="warp")
         # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
@@ -155,6 +158,9 @@ class Simulator:
             naconmax=num_envs * task.contacts_per_world,
             njmax=task.constraints_per_world,
         )
+        self._resets: Resets | None = None
+        if steps_itself(task):
+            self._resets = Resets(task, inputs=INPUTS, template=self._template, model=self._model, device=device)
         self._check_variation()
         self.vector_shapes = self._check_task()
         # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
@@ -206,8 +212,11 @@ class Simulator:
 
     def _start_world(self, key: jax.Array, index: jax.Array, settings: Scalars) -> tuple[Variation, State]:
         key = jax.random.fold_in(key, index)
-        _, memory = self.task.reset(key, self._template, **settings)
-        outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
+        if self._resets:
+            memory, outcome = self._resets.blank_memory(), self._resets.outcome
+        else:
+            _, memory = self.task.reset(key, self._template, **settings)
+            outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
         state = State(
             data=self._template,
             memory=memory,
@@ -224,7 +233,7 @@ class Simulator:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
-            variation, state, output = jax.vmap(self._step)(variation, state, actions, settings)
+            variation, state, output = jax.vmap(self._step, axis_name=WORLDS)(variation, state, actions, settings)
         return state, variation, output
 
     def _step(
@@ -235,15 +244,21 @@ class Simulator:
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
 
         model = self._model.tree_replace(variation)
-        data, memory = task.control(state.data, state.memory, action)
-        data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
+        if self._resets:
+            data, outcome, vectors = task.advance(model, state.data, state.memory, action)
+        else:
+            data, memory = task.control(state.data, state.memory, action)
+            data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
         variation = _where(reset, self.sample_variation(variation_key), variation)
         model = self._model.tree_replace(variation)
         clean = self._clean(data, model)
-        first, first_memory = task.reset(reset_key, clean, **settings)
+        if self._resets:
+            first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
+        else:
+            first, first_memory = task.reset(reset_key, clean, **settings)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
         # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
@@ -257,12 +272,15 @@ class Simulator:
                 if (stepped := getattr(data, name)).size
             }
         )
-        memory = _where(reset, first_memory, memory)
         data = mjx.kinematics(model, data)
 
-        outcome = task.evaluate(data, memory, action)
-        memory = _where(reset, memory, outcome.memory)
-        vectors = dict(task.observe(data, memory))
+        if self._resets:
+            memory, vectors = _where(reset, (first_memory, first_vectors), (outcome.memory, dict(vectors)))
+        else:
+            memory = _where(reset, first_memory, memory)
+            outcome = task.evaluate(data, memory, action)
+            memory = _where(reset, memory, outcome.memory)
+            vectors = dict(task.observe(data, memory))
         finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
@@ -314,7 +332,7 @@ class Simulator:
                 )
 
     def _check_task(self) -> dict[str, tuple[int, ...]]:
-        """Traces the task's four functions on one world (nothing is compiled); returns the shapes of its vectors."""
+        """Traces the task's functions on one world (nothing is compiled); returns the shapes of its vectors."""
         changed: list[str] = []
 
         def episode(key: jax.Array, settings: Scalars) -> tuple[Any, ...]:
@@ -326,13 +344,17 @@ class Simulator:
             outcome = self.task.evaluate(data, next_memory, self._action_zero())
             return memory, next_memory, outcome, dict(self.task.observe(data, memory))
 
-        memory, next_memory, outcome, vectors = jax.eval_shape(
-            episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
-        )
+        if self._resets:
+            outcome, vectors = self._resets.outcome, self._resets.vectors
+            memory = next_memory = outcome.memory
+        else:
+            memory, next_memory, outcome, vectors = jax.eval_shape(
+                episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
+            )
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
-            if _signature(other) != _signature(memory):
+            if signature(other) != signature(memory):
                 raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
         for name, value in {"reward": outcome.reward, **outcome.reward_terms, **vectors}.items():
             if value.dtype != jnp.float32 or value.ndim != (name in vectors):
@@ -344,30 +366,6 @@ class Simulator:
 def _finish(newest: list[jax.Array]) -> None:
     with contextlib.suppress(Exception):  # of a device that failed, and has said so
         jax.block_until_ready(newest)
-
-
-def check_capacity(task: Task) -> None:
-    """Compares the contacts and constraints allocated with what the scene makes in its default pose and keyframes.
-
-    The worst moment of an episode cannot be known beforehand; Warp drops what exceeds the allocation and prints a
-    warning, so a task should allocate well above this floor.
-
-    Raises:
-        ValueError: fewer allocated than a known pose needs.
-    """
-    model = task.model
-    data = mujoco.MjData(model)
-    contacts = constraints = 0
-    for key in range(-1, model.nkey):
-        if key >= 0:
-            mujoco.mj_resetDataKeyframe(model, data, key)
-        mujoco.mj_forward(model, data)
-        contacts, constraints = max(contacts, data.ncon), max(constraints, data.nefc)
-    needs = {"contacts_per_world": max(contacts, 1), "constraints_per_world": max(constraints, 1)}
-    for name, needed in needs.items():
-        allocated = getattr(task, name)
-        if allocated < needed:
-            raise ValueError(f"{task.name}: {name}={allocated} is too few: expected at least {needed} for this scene")
 
 
 def _zero_statistics(terms: dict[str, Any]) -> Statistics:
@@ -382,7 +380,3 @@ def _zero_statistics(terms: dict[str, Any]) -> Statistics:
 def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
     """Leaf-wise choice between two trees of one world. Not for ``mjx.Data``."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
-
-
-def _signature(tree: Any) -> Any:
-    return jax.tree.structure(tree), [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]

@@ -18,7 +18,7 @@ from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.mjx.renderer import WarpRenderer
 from sheeplike.envs.mjx.settings import Settings, Values
 from sheeplike.envs.mjx.simulator import Output, Simulator, State, Variation, no_variation
-from sheeplike.envs.mjx.task import Task
+from sheeplike.envs.mjx.task import SteppingTask, Task
 
 Observations = dict[str, torch.Tensor]
 
@@ -54,7 +54,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
         image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
-        cameras: names, or all of the scene's.
+        cameras: names, or the task's ``default_cameras`` if it has such, or all of the scene's.
         depth: depth images beside the frames.
         seed: of the first ``reset()``.
         variation: draws the model fields of one world from a typed JAX PRNG key, anew for each episode.
@@ -65,7 +65,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     def __init__(
         self,
-        task: Task,
+        task: Task | SteppingTask,
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
@@ -83,8 +83,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             task.model,
             num_envs=num_envs,
             image_size=image_size,
-            cameras=cameras,
+            cameras=getattr(task, "default_cameras", None) if cameras is None else cameras,
             depth=depth,
+            textures=getattr(task, "textures", False),
             device=str(self.device),
         )
         self.simulator = Simulator(
