@@ -44,7 +44,7 @@ class Env:
     image_size: Annotated[
         int | tuple[int, int], Rule("pixels a side, or [height,width]", at_least=48, at_most=256, multiple_of=16)
     ]
-    cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all that the task has")]
+    cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all, or the task's choice")]
     depth: Annotated[bool, Rule("render depth beside the colours")]
     action_repeat: Annotated[int, Rule("control steps for which an action is held", at_least=1)]
     options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from sheeplike.commands.errors import CommandError, InvalidValue, nearest, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
-from sheeplike.envs import list_envs, takes_id, task_options
+from sheeplike.envs import list_envs, list_ids, takes_id, task_options
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
 CONTEXT, WRITE_HEAD = 1, 1
@@ -210,7 +210,8 @@ def _check_task(config: Config) -> None:
     if name not in list_envs():
         raise InvalidValue("env.name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if takes_id(name) != (config.env.id is not None):
-        expected = "the name of one of its environments" if takes_id(name) else f"null: {name} is not a family"
+        of_family = ", ".join(("the name of one of its environments", *list_ids(name)))
+        expected = of_family if takes_id(name) else f"null: {name} is not a family"
         raise InvalidValue("env.id", config.env.id, expected)
     known = task_options(name)
     for option, value in options.items():

@@ -52,6 +52,37 @@ _BUILDERS: dict[str, Callable[..., "Task | SteppingTask | gymnasium.vector.Vecto
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
 our simulator steps and renders."""
 
+_IDS: dict[str, tuple[str, ...]] = {
+    "playground": (
+        "AcrobotSwingup",
+        "AcrobotSwingupSparse",
+        "BallInCup",
+        "CartpoleBalance",
+        "CartpoleBalanceSparse",
+        "CartpoleSwingup",
+        "CartpoleSwingupSparse",
+        "CheetahRun",
+        "FingerSpin",
+        "FingerTurnEasy",
+        "FingerTurnHard",
+        "FishSwim",
+        "HopperHop",
+        "HopperStand",
+        "HumanoidRun",
+        "HumanoidStand",
+        "HumanoidWalk",
+        "PendulumSwingup",
+        "PointMass",
+        "ReacherEasy",
+        "ReacherHard",
+        "SwimmerSwimmer6",
+        "WalkerRun",
+        "WalkerStand",
+        "WalkerWalk",
+    ),
+}
+"""Of a family, those that can be used at once; there may be others."""
+
 _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
 
@@ -76,6 +107,16 @@ def takes_id(name: str) -> bool:
         ValueError: no such environment.
     """
     return "id" in _parameters(name)
+
+
+def list_ids(name: str) -> tuple[str, ...]:
+    """The environments of a family that can be used as soon as it is installed; it may have others.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    _builder(name)
+    return _IDS.get(name, ())
 
 
 def simulated(name: str) -> bool:
@@ -107,12 +148,13 @@ def make(
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
             are simulated by us.
         image_size: pixels, ``(H, W)`` or one number.
-        cameras: names of cameras, or all of the scene's.
+        cameras: names of cameras, or the task's choice: all of the scene's, for ``playground`` the first.
         depth: depth images beside the frames.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
         **options: the environment's own keywords: ``episode_length`` for every task; ``picked_probability`` and
-            ``box_range`` for ``franka_pick``. Any other keyword is refused.
+            ``box_range`` for ``franka_pick``; ``id``, ``overrides`` and ``textures`` for ``playground``. Any other
+            keyword is refused.
 
     Raises:
         ValueError: an unknown environment, option or camera, or a value that cannot be served.
@@ -122,7 +164,7 @@ def make(
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, known)}")
     if takes_id(name) and not options.get("id"):
-        raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
+        raise ValueError(f"{name} is a family of environments: expected id=<name of one>, {', '.join(list_ids(name))}")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
     rendering = {"cameras": (cameras, None), "depth": (depth, False)}
     if not simulated(name):

@@ -18,7 +18,7 @@ Source: Zakka et al. 2025, "MuJoCo Playground".
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
+import warp
 from mujoco import mjx
 
 from sheeplike.envs.mjx.capacity import least_capacity
@@ -43,6 +44,13 @@ OURS = {
     "impl": "warp, the only one that is rendered",
 }
 """Keys of Playground's configurations that are not its own here, and what takes their place."""
+
+HIDDEN = {"FishSwim": ("ground",)}
+"""Geoms that are not drawn: the fish begins each episode halfway in a floor that stops nobody, and swims below it."""
+HIDDEN_GROUP = 3
+
+CAMERAS = {"FishSwim": "fixed_top"}
+"""Default cameras that are not the scene's first, which for the fish tracks its target's weight more than the fish."""
 
 
 class Memory(NamedTuple):
@@ -67,7 +75,7 @@ class PlaygroundTask:
             a fifth to a third of the renderer's speed.
 
     Attributes:
-        default_cameras: the scene's first, which published results from pixels use too.
+        default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
 
     Raises:
         ValueError: no such task or key, a value that cannot be, assets that are not there, or Playground is not.
@@ -85,28 +93,39 @@ class PlaygroundTask:
         if episode_length is not None and not (type(episode_length) is int and episode_length >= 1):
             raise ValueError(f"episode_length={episode_length!r}: expected a positive number of steps, such as 1000")
         if id not in registry.ALL_ENVS:
-            raise ValueError(f"env.id={id!r}: expected {_choices(id, registry.ALL_ENVS)}")
-        self._id, self._overrides = id, _flat(overrides or {})
+            raise ValueError(
+                f"env.id={id!r}: expected one of {', '.join(registry.dm_control_suite.ALL_ENVS)}, or a task whose "
+                f"meshes are on this machine (nearest: {_nearest(id, registry.ALL_ENVS)})"
+            )
+        overrides = {} if overrides is None else overrides
+        if not isinstance(overrides, Mapping):
+            expected = "keys and values, such as {ctrl_dt: 0.02}"
+            raise ValueError(f"env.options.overrides={overrides!r}: expected {expected}")
+        self._id, self._overrides = id, _flat(overrides)
         config = registry.get_default_config(id)
         _check_overrides(id, self._overrides, _flat(config.to_dict()))
         impl = {"impl": "warp"} if "impl" in config else {}
+        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         with _assets(id, self._library), _adapted():
             self._env = registry.load(id, config_overrides={**self._overrides, **impl})
         config = self._env._config
-        ratio = config.ctrl_dt / config.sim_dt
-        if round(ratio) < 1 or abs(ratio - round(ratio)) > 1e-6:
-            nearest = max(round(ratio), 1) * config.sim_dt
-            raise ValueError(f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; nearest: {nearest:g}")
+        steps = config.ctrl_dt / config.sim_dt
+        if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
+            nearest = f"nearest: {max(round(steps), 1) * config.sim_dt:g}"
+            raise ValueError(f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; {nearest}")
         self.name, self.textures = id, textures
         self.model: mujoco.MjModel = self._env.mj_model
+        for name in HIDDEN.get(id, ()):
+            self.model.geom(name).group = HIDDEN_GROUP
         self.episode_length = config.episode_length if episode_length is None else episode_length
         self.substeps = self._env.n_substeps
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._env.action_size,), np.float32)
         contacts, constraints = least_capacity(self.model)
         self.contacts_per_world = max(math.ceil(config.get("naconmax", 0) / ALLOCATED_FOR), 2 * contacts)
         self.constraints_per_world = max(config.get("njmax", 0), 2 * constraints)
-        self.default_cameras = tuple(self.model.camera(i).name for i in range(min(self.model.ncam, 1)))
-        self.long_reset = _has_loop(jax.make_jaxpr(self._env.reset)(jax.random.PRNGKey(0)).jaxpr)
+        known = [self.model.camera(i).name for i in range(self.model.ncam)]
+        self.default_cameras = (CAMERAS[id],) if id in CAMERAS else tuple(known[:1])
+        self.long_reset = _has_loop(self._env.reset)
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
         with self._using(model, data):
@@ -148,8 +167,19 @@ class PlaygroundTask:
         A reset of Playground's allocates data of its own, for as many contacts as its configuration has for all worlds.
         """
 
-        def make_data(_: mujoco.MjModel, **fields: Any) -> mjx.Data:
-            given = {name: value for name, value in fields.items() if value is not None and name in _PLACED}
+        def make_data(
+            _: mujoco.MjModel,
+            qpos: jax.Array | None = None,
+            qvel: jax.Array | None = None,
+            ctrl: jax.Array | None = None,
+            act: jax.Array | None = None,
+            mocap_pos: jax.Array | None = None,
+            mocap_quat: jax.Array | None = None,
+            **allocation: Any,
+        ) -> mjx.Data:
+            placed = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl, "act": act}
+            placed |= {"mocap_pos": mocap_pos, "mocap_quat": mocap_quat}
+            given = {name: value for name, value in placed.items() if value is not None}
             return data.replace(**{name: value.reshape(getattr(data, name).shape) for name, value in given.items()})
 
         own_model, own_make_data = self._env._mjx_model, self._library.make_data
@@ -158,10 +188,6 @@ class PlaygroundTask:
             yield
         finally:
             self._env._mjx_model, self._library.make_data = own_model, own_make_data
-
-
-_PLACED = ("qpos", "qvel", "ctrl", "act", "mocap_pos", "mocap_quat")
-"""What Playground's ``make_data`` places; its other arguments tell how much to allocate."""
 
 
 def _import() -> tuple[Any, Any]:
@@ -191,7 +217,10 @@ def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str,
             raise ValueError(f"env.options.overrides: {key}={value!r} is not for {id} to say: expected {ours}")
         if key not in config:
             known = [name for name in config if name.partition(".")[0] not in OURS]
-            raise ValueError(f"env.options.overrides: {id} has no key {key!r}: expected {_choices(key, known)}")
+            raise ValueError(
+                f"env.options.overrides: {id} has no key {key!r}: expected one of {', '.join(known)} "
+                f"(nearest: {_nearest(key, known)})"
+            )
         default = config[key]
         number = isinstance(default, int | float) and not isinstance(default, bool)
         fits = isinstance(value, type(default)) or (number and type(value) in (int, float) and type(default) is float)
@@ -267,12 +296,10 @@ def _show_sites(spec: mujoco.MjSpec) -> None:
                 )
 
 
-def _has_loop(jaxpr: Any) -> bool:
-    """Whether a computation has a loop, as that of a reset has only if it runs physics."""
-    return any(
-        eqn.primitive.name in ("scan", "while") or any(_has_loop(part) for part in jax.core.jaxprs_in_params(eqn.params))
-        for eqn in jaxpr.eqns
-    )
+def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
+    """Whether a function of a PRNG key has a loop when it is traced; a reset has one only if it runs physics."""
+    traced = str(jax.make_jaxpr(function)(jax.random.PRNGKey(0)))
+    return "scan[" in traced or "while[" in traced
 
 
 def _memory(state: Any) -> Memory:
@@ -292,6 +319,5 @@ def _reward_terms(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     return {name: jnp.asarray(value, jnp.float32) for name, value in zip(names, metrics.values(), strict=True)}
 
 
-def _choices(name: object, known: Any) -> str:
-    nearest = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
-    return f"one of {', '.join(known)}" + (f" (nearest: {nearest[0]})" if nearest else "")
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)[0]

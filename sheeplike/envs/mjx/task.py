@@ -89,8 +89,8 @@ class Task(Protocol):
 class SteppingTask(Protocol):
     """One world of a task that steps the physics itself.
 
-    It has the attributes of a :class:`Task`, but no settings. Both functions must use the ``model`` that they are given,
-    in which model fields may differ between worlds.
+    It has the attributes of a :class:`Task`, but no settings. ``begin`` and ``advance`` must use the ``model`` that
+    they are given, in which fields may differ between worlds.
     """
 
     name: str
