@@ -48,7 +48,7 @@ EARLIER = {
     "renderer": "warp",
     "segmentation": False,
     "shadows": False,
-    "textures": False,
+    "textures": None,
 }
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
 

@@ -52,7 +52,7 @@ class Env:
             multiple_of=16,
         ),
     ]
-    cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all that the task has")]
+    cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all, or the task's choice")]
     renderer: Annotated[
         str,
         Rule(
@@ -63,7 +63,7 @@ class Env:
     depth: Annotated[bool, Rule("render depth beside the colours")]
     segmentation: Annotated[bool, Rule("render which geom each pixel shows, beside the colours")]
     shadows: Annotated[bool, Rule("render the shadows of lights that cast any")]
-    textures: Annotated[bool, Rule("render the textures of materials that have any")]
+    textures: Annotated[bool | None, Rule("render the textures of materials; null: if the task says so")]
     action_repeat: Annotated[int, Rule("control steps for which an action is held", at_least=1)]
     options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]
 

@@ -8,7 +8,17 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from sheeplike.commands.errors import CommandError, InvalidValue, nearest, show, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
-from sheeplike.envs import RENDERING, InvalidOption, Unusable, check, list_envs, simulated, takes_id, task_options
+from sheeplike.envs import (
+    RENDERING,
+    InvalidOption,
+    Unusable,
+    check,
+    list_envs,
+    list_ids,
+    simulated,
+    takes_id,
+    task_options,
+)
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
@@ -236,7 +246,8 @@ def _check_task(config: Config) -> None:
     if name not in list_envs():
         raise InvalidValue("env.name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if takes_id(name) != (config.env.id is not None):
-        expected = f"which of {name}, as gym has CartPole-v1" if takes_id(name) else f"null: {name} is not a family"
+        ids = ", ".join(list_ids(name)) or "such as CartPole-v1 of gym"
+        expected = f"which of {name}: {ids}" if takes_id(name) else f"null: {name} is not a family"
         raise InvalidValue("env.id", config.env.id, expected)
     known = task_options(name)
     for option, value in options.items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sheeplike.envs.mjx.randomization.spec import Lines
     from sheeplike.envs.mjx.rendering import ImageSize
-    from sheeplike.envs.mjx.task import Task
+    from sheeplike.envs.mjx.task import SteppingTask, Task
 
 __all__ = ["InvalidOption", "Unusable", "check", "list_envs", "make", "simulated", "takes_id", "task_options"]
 
@@ -42,7 +42,15 @@ def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05,
     return FrankaPick(episode_length=episode_length, picked_probability=picked_probability, box_range=box_range)
 
 
-_BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
+def _playground(
+    *, id: str, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> "SteppingTask":
+    from sheeplike.envs.mjx.playground import PlaygroundTask
+
+    return PlaygroundTask(id, episode_length=episode_length, overrides=overrides)
+
+
+_BUILDERS: dict[str, Callable[..., "Task | SteppingTask | gymnasium.vector.VectorEnv"]] = {
     "cartpole_balance": _cartpole_balance,
     "cartpole_swingup": _cartpole_swingup,
     "franka_pick": _franka_pick,
@@ -50,6 +58,7 @@ _BUILDERS: dict[str, Callable[..., "Task | gymnasium.vector.VectorEnv"]] = {
     "minigrid": builders.minigrid,
     "atari": builders.atari,
     "dmc": builders.dmc,
+    "playground": _playground,
 }
 """What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
@@ -61,7 +70,7 @@ RENDERING: Mapping[str, object] = {
     "depth": False,
     "segmentation": False,
     "shadows": False,
-    "textures": False,
+    "textures": None,
 }
 """How our simulator renders, unless it is asked for something else: keywords of ``make`` and their defaults. An
 environment that renders itself takes nothing else."""
@@ -70,6 +79,36 @@ _CHECKS: dict[str, Callable[..., None]] = {
     name: functools.partial(builders.check, name) for name in ("gym", "minigrid", "atari", "dmc")
 }
 """What each family can say against an ``id`` and ``options`` before anything heavy is imported."""
+_IDS: dict[str, tuple[str, ...]] = {
+    "playground": (
+        "AcrobotSwingup",
+        "AcrobotSwingupSparse",
+        "BallInCup",
+        "CartpoleBalance",
+        "CartpoleBalanceSparse",
+        "CartpoleSwingup",
+        "CartpoleSwingupSparse",
+        "CheetahRun",
+        "FingerSpin",
+        "FingerTurnEasy",
+        "FingerTurnHard",
+        "FishSwim",
+        "HopperHop",
+        "HopperStand",
+        "HumanoidRun",
+        "HumanoidStand",
+        "HumanoidWalk",
+        "PendulumSwingup",
+        "PointMass",
+        "ReacherEasy",
+        "ReacherHard",
+        "SwimmerSwimmer6",
+        "WalkerRun",
+        "WalkerStand",
+        "WalkerWalk",
+    ),
+}
+"""Of a family, those that can be used at once; there may be others."""
 
 _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
@@ -115,6 +154,16 @@ def check(name: str, *, id: str, options: Mapping[str, object]) -> None:
         _CHECKS[name](id=id, options=options)
 
 
+def list_ids(name: str) -> tuple[str, ...]:
+    """The environments of a family that can be used as soon as it is installed; it may have others.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    _builder(name)
+    return _IDS.get(name, ())
+
+
 def simulated(name: str) -> bool:
     """Whether our own simulator steps and renders an environment: cameras can be chosen, for example.
 
@@ -135,7 +184,7 @@ def make(
     depth: bool = False,
     segmentation: bool = False,
     shadows: bool = False,
-    textures: bool = False,
+    textures: bool | None = None,
     action_repeat: int = 1,
     seed: int = 0,
     randomization: "Lines | None" = None,
@@ -150,17 +199,18 @@ def make(
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
             are simulated by us.
         image_size: pixels, ``(H, W)`` or one number; where we simulate, also a size for each camera, by name.
-        cameras: names of cameras, or all of the scene's.
+        cameras: names of cameras, or the task's choice: all of the scene's, for ``playground`` the first.
         renderer: ``"warp"``, ``"madrona"`` where it is installed, or ``"none"``: vectors alone.
         depth, segmentation: such images beside the frames.
-        shadows, textures: of lights and materials that have any.
+        shadows: of lights that cast any.
+        textures: of materials that have any; None: as the task says, which for ``playground`` is yes.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
         randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
         nominal: with randomization's observations, but in the scene as it was compiled.
         **options: the environment's own keywords: ``id`` of a family; ``episode_length`` for every environment;
-            ``picked_probability`` and ``box_range`` for ``franka_pick``; see :mod:`sheeplike.envs.gym.builders` for
-            the others. Any other keyword is refused.
+            ``picked_probability`` and ``box_range`` for ``franka_pick``; ``overrides`` for ``playground``; see
+            :mod:`sheeplike.envs.gym.builders` for the others. Any other keyword is refused.
 
     Raises:
         Unusable: a package that the environment needs is missing.
@@ -171,7 +221,8 @@ def make(
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, known)}")
     if takes_id(name) and not options.get("id", _parameters(name)["id"].default is not inspect.Parameter.empty):
-        raise ValueError(f"{name} is a family of environments: expected id=<name of one>")
+        ids = f", {', '.join(list_ids(name))}" if list_ids(name) else ""
+        raise ValueError(f"{name} is a family of environments: expected id=<name of one>{ids}")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
     looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
     rendering = {"cameras": cameras, "renderer": renderer, **looks}

@@ -49,7 +49,7 @@ CONDITIONS = frozenset(
     | {"env.renderer", "env.shadows", "env.textures"}
 )
 # What older runs did whose configuration does not say.
-EARLIER = {"env.renderer": "warp", "env.segmentation": False, "env.shadows": False, "env.textures": False}
+EARLIER = {"env.renderer": "warp", "env.segmentation": False, "env.shadows": False, "env.textures": None}
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)

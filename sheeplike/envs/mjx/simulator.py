@@ -8,6 +8,8 @@ Order inside ``step``, for every world at once:
     4 evaluate, observe           reward, termination, truncation, statistics, vectors
     5 one batch render
 
+A task that steps the physics itself does 1 and 4 in one call, before the merge; its resets deliver the first vectors.
+
     call              t          t+1           t+2
     world ends        yes        -             -
     delivered         last       first frame   second frame
@@ -25,17 +27,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
+from sheeplike.envs.mjx.capacity import check_capacity
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation, adjust
 from sheeplike.envs.mjx.randomization.fields import BATCHABLE
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering import Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
-from sheeplike.envs.mjx.task import Memory, Task
+from sheeplike.envs.mjx.stepping import WORLDS, Resets, signature
+from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, steps_itself
 
 Scalars = dict[str, jax.Array]
 """The task's settings by name, float32 () of one world, (N,) of all."""
@@ -141,7 +144,7 @@ class Simulator:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | SteppingTask,
         renderer: Renderer,
         *,
         num_envs: int,
@@ -161,7 +164,7 @@ class Simulator:
         self.device = device
         if randomization and variation:
             raise ValueError("randomization and variation: expected one of them")
-        self.settings = declared(task)
+        self.settings = {} if steps_itself(task) else declared(task)
         self._defaults = Settings(self.settings, num_envs=num_envs, device=device).on_device
         model = mjx.put_model(task.model, device=device, impl="warp")
         # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
@@ -180,6 +183,9 @@ class Simulator:
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, nominal=nominal)
         self.randomization = randomization
         self.custom_variation = variation
+        self._resets: Resets | None = None
+        if steps_itself(task):
+            self._resets = Resets(task, inputs=INPUTS, template=self._template, model=self._model, device=device)
         self._check_variation()
         renderer.vary(jax.eval_shape(self.sample_variation, jax.random.key(0)).model)
         self.vector_shapes = self._check_task()
@@ -253,8 +259,11 @@ class Simulator:
 
     def _start_world(self, key: jax.Array, index: jax.Array, settings: Scalars) -> tuple[Variation, State]:
         key = jax.random.fold_in(key, index)
-        _, memory = self.task.reset(key, self._template, **settings)
-        outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
+        if self._resets:
+            memory, outcome = self._resets.blank_memory(), self._resets.outcome
+        else:
+            _, memory = self.task.reset(key, self._template, **settings)
+            outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
         state = State(
             data=self._template,
             memory=memory,
@@ -272,7 +281,8 @@ class Simulator:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
-            variation, state, output = jax.vmap(self._step)(variation, state, actions, settings, forced)
+            step = jax.vmap(self._step, axis_name=WORLDS)
+            variation, state, output = step(variation, state, actions, settings, forced)
         return state, variation, output
 
     def _step(
@@ -284,15 +294,21 @@ class Simulator:
         action, waiting = _delayed(action, state.waiting, variation)
 
         model = self._model.tree_replace(variation.model)
-        data, memory = task.control(state.data, state.memory, action)
-        data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
+        if self._resets:
+            data, outcome, vectors = task.advance(model, state.data, state.memory, action)
+        else:
+            data, memory = task.control(state.data, state.memory, action)
+            data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
         variation = _where(reset, self._vary(variation_key, forced), variation)
         model = self._model.tree_replace(variation.model)
         clean = self._clean(data, model)
-        first, first_memory = task.reset(reset_key, clean, **settings)
+        if self._resets:
+            first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
+        else:
+            first, first_memory = task.reset(reset_key, clean, **settings)
         first_memory = _replaced(first_memory, forced.memory)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
@@ -307,12 +323,16 @@ class Simulator:
                 if (stepped := getattr(data, name)).size
             }
         )
-        memory = _where(reset, first_memory, memory)
         data = mjx.kinematics(model, data)
 
-        outcome = task.evaluate(data, memory, action)
-        memory = _where(reset, memory, outcome.memory)
-        vectors = _told(dict(task.observe(data, memory)), variation)
+        if self._resets:
+            memory, vectors = _where(reset, (first_memory, first_vectors), (outcome.memory, dict(vectors)))
+        else:
+            memory = _where(reset, first_memory, memory)
+            outcome = task.evaluate(data, memory, action)
+            memory = _where(reset, memory, outcome.memory)
+            vectors = dict(task.observe(data, memory))
+        vectors = _told(vectors, variation)
         finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
@@ -383,7 +403,7 @@ class Simulator:
                 )
 
     def _check_task(self) -> dict[str, tuple[int, ...]]:
-        """Traces the task's four functions on one world (nothing is compiled); returns the shapes of its vectors."""
+        """Traces the task's functions on one world (nothing is compiled); returns the shapes of its vectors."""
         changed: list[str] = []
 
         def episode(key: jax.Array, settings: Scalars) -> tuple[Any, ...]:
@@ -393,16 +413,21 @@ class Simulator:
             changed.extend(name for name in kept if getattr(first, name) is not getattr(clean, name))
             data, next_memory = self.task.control(first, memory, self._action_zero())
             outcome = self.task.evaluate(data, next_memory, self._action_zero())
-            vectors = _told(dict(self.task.observe(data, memory)), self.sample_variation(key))
-            return memory, next_memory, outcome, vectors
+            return memory, next_memory, outcome, dict(self.task.observe(data, memory))
 
-        memory, next_memory, outcome, vectors = jax.eval_shape(
-            episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
-        )
+        if self._resets:
+            outcome, vectors = self._resets.outcome, self._resets.vectors
+            memory = next_memory = outcome.memory
+        else:
+            memory, next_memory, outcome, vectors = jax.eval_shape(
+                episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
+            )
+        variation = jax.eval_shape(self.sample_variation, jax.random.key(0))
+        vectors = jax.eval_shape(_told, vectors, variation)
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
-            if _signature(other) != _signature(memory):
+            if signature(other) != signature(memory):
                 raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
         for name, value in {"reward": outcome.reward, **outcome.reward_terms, **vectors}.items():
             if value.dtype != jnp.float32 or value.ndim != (name in vectors):
@@ -414,30 +439,6 @@ class Simulator:
 def _finish(newest: list[jax.Array]) -> None:
     with contextlib.suppress(Exception):  # of a device that failed, and has said so
         jax.block_until_ready(newest)
-
-
-def check_capacity(task: Task) -> None:
-    """Compares the contacts and constraints allocated with what the scene makes in its default pose and keyframes.
-
-    The worst moment of an episode cannot be known beforehand; Warp drops what exceeds the allocation and prints a
-    warning, so a task should allocate well above this floor.
-
-    Raises:
-        ValueError: fewer allocated than a known pose needs.
-    """
-    model = task.model
-    data = mujoco.MjData(model)
-    contacts = constraints = 0
-    for key in range(-1, model.nkey):
-        if key >= 0:
-            mujoco.mj_resetDataKeyframe(model, data, key)
-        mujoco.mj_forward(model, data)
-        contacts, constraints = max(contacts, data.ncon), max(constraints, data.nefc)
-    needs = {"contacts_per_world": max(contacts, 1), "constraints_per_world": max(constraints, 1)}
-    for name, needed in needs.items():
-        allocated = getattr(task, name)
-        if allocated < needed:
-            raise ValueError(f"{task.name}: {name}={allocated} is too few: expected at least {needed} for this scene")
 
 
 def _zero_statistics(terms: dict[str, Any]) -> Statistics:
@@ -468,7 +469,7 @@ def _told(vectors: dict[str, jax.Array], variation: Variation) -> dict[str, jax.
     """The vectors of one world with its variation among them: on its own, and for a critic at the end of what only it
     may see."""
     if not variation.drawn:
-        return vectors
+        return dict(vectors)
     drawn = jnp.concatenate([numbers.reshape(-1) for numbers in variation.drawn.values()])
     seen = vectors.get("privileged_state", vectors.get("state", jnp.zeros(0)))
     return vectors | {"variation": drawn, "privileged_state": jnp.concatenate([seen, drawn])}
@@ -492,7 +493,3 @@ def memory_fields(memory: Memory) -> dict[str, Any]:
     if isinstance(memory, tuple):
         return memory._asdict() if hasattr(memory, "_asdict") else {}
     return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}
-
-
-def _signature(tree: Any) -> Any:
-    return jax.tree.structure(tree), [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]

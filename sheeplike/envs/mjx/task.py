@@ -8,11 +8,13 @@ episode is cut, and hands every episode a clean slate. One control step of one w
     kinematics                        every position that a task can read is fresh from here on
     evaluate(data, memory, action)    reward, terminated, success, named reward terms, memory
     observe(data, memory)             vectors
+
+A :class:`SteppingTask` comes from a library in which one function does all of this: it steps the physics itself.
 """
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import gymnasium
 import jax
@@ -52,11 +54,14 @@ class Task(Protocol):
         settings = {"box_range": 0.05}
 
         def reset(self, key, data, *, box_range): ...
+
+    It may also say how it is rendered if nothing else is asked for: ``default_cameras``, names of cameras in place of
+    all; and ``textures``, True to draw those of the scene's materials.
     """
 
     name: str
     model: mujoco.MjModel
-    """The compiled scene, cameras included; cameras and lights must be fixed to their bodies."""
+    """The compiled scene, cameras included."""
     episode_length: int
     """Control steps after which the simulator truncates an episode."""
     substeps: int
@@ -81,7 +86,44 @@ class Task(Protocol):
         """The vectors to observe, float32 (D,) each."""
 
 
-def repeat_actions(task: Task, repeat: int) -> Task:
+class SteppingTask(Protocol):
+    """One world of a task that steps the physics itself.
+
+    It has the attributes of a :class:`Task`, but no settings. ``begin`` and ``advance`` must use the ``model`` that
+    they are given, in which fields may differ between worlds.
+    """
+
+    name: str
+    model: mujoco.MjModel
+    episode_length: int
+    substeps: int
+    action_space: gymnasium.spaces.Box
+    contacts_per_world: int
+    constraints_per_world: int
+    long_reset: bool
+    """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.stepping.Resets`."""
+
+    def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
+        """Begins an episode, from data whose inputs stand at the model's defaults.
+
+        Of the data returned only the inputs are kept; the simulator runs the kinematics afterwards.
+        """
+
+    def advance(
+        self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
+    ) -> tuple[mjx.Data, Outcome, Vectors]:
+        """One control step: control, ``substeps`` of physics, judgement and vectors of where that led."""
+
+    def repeated(self, repeat: int) -> "SteppingTask":
+        """The same task with each action held ``repeat`` times as long; ``repeat`` divides ``episode_length``."""
+
+
+def steps_itself(task: Task | SteppingTask) -> TypeGuard[SteppingTask]:
+    """Whether a task steps the physics itself."""
+    return hasattr(task, "advance")
+
+
+def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTask:
     """The same task with each action held for ``repeat`` control steps, of which only the last is judged and rendered.
 
     Repeating whole environment steps would render frames that nobody sees. The conversion between the two, which keeps
@@ -105,6 +147,8 @@ def repeat_actions(task: Task, repeat: int) -> Task:
         raise ValueError(
             f"action_repeat={repeat}: expected a divisor of episode_length={task.episode_length}; nearest: {nearest}"
         )
+    if steps_itself(task):
+        return task.repeated(repeat)
     held = copy.copy(task)
     held.substeps, held.episode_length = task.substeps * repeat, task.episode_length // repeat
     return held

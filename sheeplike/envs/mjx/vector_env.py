@@ -22,7 +22,7 @@ from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import ImageSize, Renderer, make_renderer
 from sheeplike.envs.mjx.settings import Settings, Values
 from sheeplike.envs.mjx.simulator import FREE, Forced, Output, Simulator, State
-from sheeplike.envs.mjx.task import Task
+from sheeplike.envs.mjx.task import SteppingTask, Task
 
 Observations = dict[str, torch.Tensor]
 
@@ -62,10 +62,11 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
-        cameras: names, or all of the scene's.
+        cameras: names, or the task's ``default_cameras`` if it has such, or all of the scene's.
         renderer: ``"warp"``, ``"madrona"``, or ``"none"``: no frames, and a scene needs no camera.
         depth, segmentation: such images beside the frames.
-        shadows, textures: of lights and materials that have any.
+        shadows: of lights that cast any.
+        textures: of materials that have any; None: if the task's ``textures`` is true.
         seed: of the first ``reset()``.
         randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
             :mod:`sheeplike.envs.mjx.randomization.spec`.
@@ -81,7 +82,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     def __init__(
         self,
-        task: Task,
+        task: Task | SteppingTask,
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
@@ -91,7 +92,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         depth: bool = False,
         segmentation: bool = False,
         shadows: bool = False,
-        textures: bool = False,
+        textures: bool | None = None,
         seed: int = 0,
         randomization: Lines | None = None,
         nominal: bool = False,
@@ -106,11 +107,11 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             task.model,
             num_envs=num_envs,
             image_size=image_size,
-            cameras=cameras,
+            cameras=getattr(task, "default_cameras", None) if cameras is None else cameras,
             depth=depth,
             segmentation=segmentation,
             shadows=shadows,
-            textures=textures,
+            textures=getattr(task, "textures", False) if textures is None else textures,
             device=str(self.device),
         )
         self.simulator = Simulator(

@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from sheeplike.envs.mjx.cameras import check_fixed, place_cameras_and_lights, resolve_cameras
+from sheeplike.envs.mjx.cameras import place_cameras_and_lights, resolve_cameras
 from sheeplike.envs.mjx.rendering.protocol import GEOM_GROUPS, Frames, frame_spaces
 from sheeplike.envs.mjx.rendering.sizes import ImageSize, resolve_image_sizes
 
@@ -122,7 +122,6 @@ class MadronaRenderer:
         sizes = sorted(set(self.image_sizes.values()))
         if len(sizes) > 1:
             raise ValueError(f"image_size={dict(self.image_sizes)}: renderer='madrona' has one size for all cameras")
-        check_fixed(model)
         self._model, self._depth = model, depth
         self._scene = _Scene(_digest(model), num_envs, tuple(self.cameras), sizes[0], shadows, textures, device)
         _claim(self._scene)

@@ -10,7 +10,7 @@ import mujoco
 from mujoco import mjx
 from mujoco.mjx.warp import ffi
 
-from sheeplike.envs.mjx.cameras import check_fixed, place_cameras_and_lights, resolve_cameras
+from sheeplike.envs.mjx.cameras import place_cameras_and_lights, resolve_cameras
 from sheeplike.envs.mjx.rendering.protocol import GEOM_GROUPS, Frames, frame_spaces
 from sheeplike.envs.mjx.rendering.sizes import ImageSize, resolve_image_sizes
 
@@ -64,7 +64,6 @@ class WarpRenderer:
         if segmentation and model.nflex:
             raise ValueError("segmentation=True: the scene has flexes, whose ids would be taken for those of geoms")
         self.spaces = frame_spaces(self.image_sizes, depth=depth, objects=model.ngeom if segmentation else None)
-        check_fixed(model)
         self._model, self._device = model, device
         self._depth, self._segmentation = depth, segmentation
         self._look = {"use_shadows": shadows, "use_textures": textures}

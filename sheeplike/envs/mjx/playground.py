@@ -1,0 +1,322 @@
+"""Every task of MuJoCo Playground, from pixels, whether or not it has a vision mode of its own.
+
+Playground's reset and step place, control, simulate and judge; our simulator does the rest as for any other task:
+episodes of ``episode_length`` steps that are cut by truncation, a fresh draw for each, true last frames, and frames
+from any camera of the scene. Playground's own wrappers, its automatic reset and its renderer take no part.
+
+Observations: Playground's vector as ``state``, or its vectors by their names (``state``, ``privileged_state``). The
+reward terms are its metrics of the step, ``reward/upright`` as ``upright``; they need not sum to the reward, which is
+often their product. A task without metrics has the one term ``reward``. Nothing counts as success: Playground has no
+common notion of it.
+
+Two things are as in Playground: the vectors come from the last physics step's positions, one physics step before what
+the frame shows, and a target that is moved by a reset (in reaching and swimming) is in the vectors one step later. One
+is not: a world whose numbers diverge is truncated, as everywhere in our simulator, and not terminated.
+
+Source: Zakka et al. 2025, "MuJoCo Playground".
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import warp
+from mujoco import mjx
+
+from sheeplike.envs.mjx.capacity import least_capacity
+from sheeplike.envs.mjx.task import Outcome, Vectors
+
+ALLOCATED_FOR = 2048
+"""Worlds for which Playground's configurations allocate contacts, at the fewest."""
+
+OURS = {
+    "episode_length": "env.options.episode_length",
+    "action_repeat": "env.action_repeat",
+    "vision": "false: our own renderer makes the frames",
+    "vision_config": "env.image_size and env.cameras",
+    "impl": "warp, the only one that is rendered",
+}
+"""Keys of Playground's configurations that are not its own here, and what takes their place."""
+
+HIDDEN = {"FishSwim": ("ground",)}
+"""Geoms that are not drawn: the fish begins each episode halfway in a floor that stops nobody, and swims below it."""
+HIDDEN_GROUP = 3
+
+CAMERAS = {"FishSwim": "fixed_top"}
+"""Default cameras that are not the scene's first, which for the fish tracks its target's weight more than the fish."""
+
+
+class Memory(NamedTuple):
+    """What an episode remembers: of Playground's state all but the physics, made afresh by each reset."""
+
+    obs: Any
+    info: dict[str, Any]
+    metrics: dict[str, jax.Array]
+
+
+class PlaygroundTask:
+    """One world of a task of MuJoCo Playground; see the module's docstring.
+
+    Actions lie in [-1, 1], which is what Playground's own training gives its tasks.
+
+    Args:
+        id: its name in Playground's registry, such as ``"CheetahRun"``.
+        episode_length: control steps; None: as configured by Playground.
+        overrides: of Playground's configuration of the task, such as ``{"ctrl_dt": 0.02}``; keys below others nested,
+            or joined by dots.
+
+    Attributes:
+        textures: drawn unless that is refused: the floor's squares show that a robot moves, and the floor is white
+            without them. They cost a fifth to a third of the renderer's speed.
+        default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
+
+    Raises:
+        ValueError: no such task or key, a value that cannot be, assets that are not there, or Playground is not.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        episode_length: int | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        registry, self._library = _import()
+        if episode_length is not None and not (type(episode_length) is int and episode_length >= 1):
+            raise ValueError(f"episode_length={episode_length!r}: expected a positive number of steps, such as 1000")
+        if id not in registry.ALL_ENVS:
+            raise ValueError(
+                f"env.id={id!r}: expected one of {', '.join(registry.dm_control_suite.ALL_ENVS)}, or a task whose "
+                f"meshes are on this machine (nearest: {_nearest(id, registry.ALL_ENVS)})"
+            )
+        overrides = {} if overrides is None else overrides
+        if not isinstance(overrides, Mapping):
+            expected = "keys and values, such as {ctrl_dt: 0.02}"
+            raise ValueError(f"env.options.overrides={overrides!r}: expected {expected}")
+        self._id, self._overrides = id, _flat(overrides)
+        config = registry.get_default_config(id)
+        _check_overrides(id, self._overrides, _flat(config.to_dict()))
+        impl = {"impl": "warp"} if "impl" in config else {}
+        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+        with _assets(id, self._library), _adapted():
+            self._env = registry.load(id, config_overrides={**self._overrides, **impl})
+        config = self._env._config
+        steps = config.ctrl_dt / config.sim_dt
+        if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
+            nearest = f"nearest: {max(round(steps), 1) * config.sim_dt:g}"
+            raise ValueError(f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; {nearest}")
+        self.name, self.textures = id, True
+        self.model: mujoco.MjModel = self._env.mj_model
+        for name in HIDDEN.get(id, ()):
+            self.model.geom(name).group = HIDDEN_GROUP
+        self.episode_length = config.episode_length if episode_length is None else episode_length
+        self.substeps = self._env.n_substeps
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._env.action_size,), np.float32)
+        contacts, constraints = least_capacity(self.model)
+        self.contacts_per_world = max(math.ceil(config.get("naconmax", 0) / ALLOCATED_FOR), 2 * contacts)
+        self.constraints_per_world = max(config.get("njmax", 0), 2 * constraints)
+        known = [self.model.camera(i).name for i in range(self.model.ncam)]
+        self.default_cameras = (CAMERAS[id],) if id in CAMERAS else tuple(known[:1])
+        self.long_reset = _has_loop(self._env.reset)
+
+    def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
+        with self._using(model, data):
+            state = self._env.reset(jax.random.key_data(key))
+        return state.data, _memory(state), _vectors(state.obs)
+
+    def advance(
+        self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
+    ) -> tuple[mjx.Data, Outcome, Vectors]:
+        # Playground writes to the dictionaries of the state that it is given: these are copies.
+        obs, info, metrics = jax.tree.map(lambda leaf: leaf, tuple(memory))
+        zero = jnp.zeros((), jnp.float32)
+        state = self._library.State(data, obs, reward=zero, done=zero, metrics=metrics, info=info)
+        with self._using(model, data):
+            state = self._env.step(state, action)
+        memory = _memory(state)
+        reward = jnp.asarray(state.reward, jnp.float32)
+        outcome = Outcome(
+            reward=reward,
+            terminated=jnp.asarray(state.done).astype(bool),
+            success=jnp.zeros((), bool),
+            reward_terms=_reward_terms(memory.metrics) or {"reward": reward},
+            memory=memory,
+        )
+        return state.data, outcome, _vectors(state.obs)
+
+    def repeated(self, repeat: int) -> "PlaygroundTask":
+        """The task at a lower control rate: some of Playground's rewards and clocks depend on it."""
+        if repeat == 1:
+            return self
+        overrides = {**self._overrides, "ctrl_dt": self._env._config.ctrl_dt * repeat}
+        length = self.episode_length // repeat
+        return PlaygroundTask(self._id, episode_length=length, overrides=overrides)
+
+    @contextmanager
+    def _using(self, model: mjx.Model, data: mjx.Data) -> Iterator[None]:
+        """What is traced inside uses this model, as Playground's own domain randomization does, and these data.
+
+        A reset of Playground's allocates data of its own, for as many contacts as its configuration has for all worlds.
+        """
+
+        def make_data(
+            _: mujoco.MjModel,
+            qpos: jax.Array | None = None,
+            qvel: jax.Array | None = None,
+            ctrl: jax.Array | None = None,
+            act: jax.Array | None = None,
+            mocap_pos: jax.Array | None = None,
+            mocap_quat: jax.Array | None = None,
+            **allocation: Any,
+        ) -> mjx.Data:
+            placed = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl, "act": act}
+            placed |= {"mocap_pos": mocap_pos, "mocap_quat": mocap_quat}
+            given = {name: value for name, value in placed.items() if value is not None}
+            return data.replace(**{name: value.reshape(getattr(data, name).shape) for name, value in given.items()})
+
+        own_model, own_make_data = self._env._mjx_model, self._library.make_data
+        self._env._mjx_model, self._library.make_data = model, make_data
+        try:
+            yield
+        finally:
+            self._env._mjx_model, self._library.make_data = own_model, own_make_data
+
+
+def _import() -> tuple[Any, Any]:
+    """Playground's registry, and its module of what all tasks share."""
+    try:
+        from mujoco_playground import registry
+        from mujoco_playground._src import mjx_env
+    except ImportError as error:
+        raise ValueError(
+            f"env=playground: MuJoCo Playground cannot be imported ({error}); pip install 'sheeplike[playground]'"
+        ) from error
+    return registry, mjx_env
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        ours = OURS.get(key.partition(".")[0])
+        if ours:
+            raise ValueError(f"env.options.overrides: {key}={value!r} is not for {id} to say: expected {ours}")
+        if key not in config:
+            known = [name for name in config if name.partition(".")[0] not in OURS]
+            raise ValueError(
+                f"env.options.overrides: {id} has no key {key!r}: expected one of {', '.join(known)} "
+                f"(nearest: {_nearest(key, known)})"
+            )
+        default = config[key]
+        number = isinstance(default, int | float) and not isinstance(default, bool)
+        fits = isinstance(value, type(default)) or (number and type(value) in (int, float) and type(default) is float)
+        if default is not None and not fits:
+            raise ValueError(
+                f"env.options.overrides: {key}={value!r}: expected a value like Playground's own, {default!r}"
+            )
+
+
+@contextmanager
+def _assets(id: str, library: Any) -> Iterator[None]:
+    """A task whose meshes are not there says so, where Playground would clone a repository of gigabytes."""
+    ensure, place = library.ensure_menagerie_exists, library.MENAGERIE_PATH
+
+    def refuse() -> None:
+        if not place.exists():
+            raise ValueError(
+                f"env.id={id}: its meshes are not part of MuJoCo Playground and are not on this machine. To fetch them "
+                f"(MuJoCo Menagerie, about 2 GB): git clone https://github.com/google-deepmind/mujoco_menagerie.git "
+                f"{place} && git -C {place} checkout {library.MENAGERIE_COMMIT_SHA}"
+            )
+
+    library.ensure_menagerie_exists = refuse
+    try:
+        yield
+    finally:
+        library.ensure_menagerie_exists = ensure
+
+
+@contextmanager
+def _adapted() -> Iterator[None]:
+    """What Playground's scenes need that are compiled inside.
+
+    - Playground 0.2 compares versions as texts, and asks MuJoCo 3.17 for what only those before 3.3 have.
+    - Sites are not rendered. A target that is one, as of ``FingerTurnHard``, becomes a geom that touches nothing.
+    - MuJoCo would write its warnings about these scenes to a file in the working directory.
+    """
+    compile_spec, warn = mujoco.MjSpec.compile, mujoco.get_mju_user_warning()
+
+    def compile_with_targets(spec: mujoco.MjSpec) -> mujoco.MjModel:
+        _show_sites(spec)
+        return compile_spec(spec)
+
+    mujoco.MjSpec.compile = compile_with_targets
+    old_name = not hasattr(mujoco.MjSpec, "find_body")
+    if old_name:
+        mujoco.MjSpec.find_body = mujoco.MjSpec.body
+    mujoco.set_mju_user_warning(lambda _: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(warn)
+        mujoco.MjSpec.compile = compile_spec
+        if old_name:
+            del mujoco.MjSpec.find_body
+
+
+def _show_sites(spec: mujoco.MjSpec) -> None:
+    """Gives sites that have a material, and are in a group that is shown, a geom of their form, without mass."""
+    for body in spec.bodies:
+        for site in body.sites:
+            if site.material and site.group <= 2:
+                body.add_geom(
+                    type=site.type,
+                    size=site.size,
+                    pos=site.pos,
+                    quat=site.quat,
+                    material=site.material,
+                    group=site.group,
+                    mass=0.0,
+                    contype=0,
+                    conaffinity=0,
+                )
+
+
+def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
+    """Whether a function of a PRNG key has a loop when it is traced; a reset has one only if it runs physics."""
+    traced = str(jax.make_jaxpr(function)(jax.random.PRNGKey(0)))
+    return "scan[" in traced or "while[" in traced
+
+
+def _memory(state: Any) -> Memory:
+    # Typed strongly, so that what a reset and a step return are one type.
+    strong = lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype)  # noqa: E731
+    return Memory(*jax.tree.map(strong, (state.obs, state.info, state.metrics)))
+
+
+def _vectors(obs: Any) -> Vectors:
+    named = obs if isinstance(obs, Mapping) else {"state": obs}
+    return {name: jnp.asarray(value, jnp.float32).reshape(-1) for name, value in named.items()}
+
+
+def _reward_terms(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    short = [name.removeprefix("reward/") for name in metrics]
+    names = short if len(set(short)) == len(short) else list(metrics)
+    return {name: jnp.asarray(value, jnp.float32) for name, value in zip(names, metrics.values(), strict=True)}
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)[0]
