@@ -32,7 +32,8 @@ def write(path: Path, text: str) -> None:
 
 def chosen(env: str) -> list[str]:
     """Overrides that choose a task; a family without a default needs to be told which of it."""
-    return [f"env={env}", *["env.id=CartPole-v1"] * (env == "gym")]
+    id = {"gym": "CartPole-v1", "playground": "CheetahRun"}.get(env)
+    return [f"env={env}", *([f"env.id={id}"] if id else [])]
 
 
 def place(config) -> str:
