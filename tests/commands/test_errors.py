@@ -73,6 +73,7 @@ def test_unknown_key(refused, key, match):
         ("env.image_size=[50,1000]", ["env.image_size=[50,1000]", "nearest: env.image_size=[48,256]"]),
         ("env.image_size=[64,64,3]", ["env.image_size=[64,64,3]", "nearest: env.image_size=48"]),
         ("env.cameras=[1]", ["env.cameras=[1]", "a list of one or more names, or null"]),
+        ("agent.targets=[1]", ["agent.targets=[1]", "a list of names"]),
         ("env.depth=maybe", ["env.depth=maybe", "true or false", "nearest: env.depth=false"]),
         ("env.name=franka", ["env.name=franka", "cartpole_balance", "nearest: env.name=franka_pick"]),
         ("env.options.episode_lenght=9", ["option of franka_pick 'episode_lenght'", "nearest: episode_length"]),
