@@ -26,7 +26,7 @@ class Step:
     """One time step of all ``N`` worlds, on the agent's device.
 
     Attributes:
-        obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 NHWC, vectors float32.
+        obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 and ``depth/<camera>`` float32, NHWC; vectors float32.
         action: what the player chose after ``obs``, as the environment received it.
         reward: ``(N,)`` float32, for arriving at ``obs``.
         is_first, is_last, is_terminal: ``(N,)`` bool.
@@ -61,7 +61,7 @@ class Player(Protocol):
     extras: dict[str, Tensor]
 
     def act(self, obs: dict[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
-        """Actions of all worlds: ``(N, A)`` float32 or ``(N,)`` int64. ``sample=False`` takes the mode."""
+        """Actions of all worlds, ``(N, A)`` float32, ``(N,)`` or ``(N, K)`` int64. ``sample=False`` takes the mode."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
