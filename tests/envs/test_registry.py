@@ -17,7 +17,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_lists_the_environments():
-    assert sheeplike.envs.list_envs() == ["cartpole_balance", "cartpole_swingup", "franka_pick"]
+    assert sheeplike.envs.list_envs() == ["cartpole_balance", "cartpole_swingup", "franka_pick", "playground"]
 
 
 @pytest.mark.parametrize("scene", ["cartpole.xml", "franka_pick.xml"])
