@@ -113,7 +113,7 @@ class Evaluation(NamedTuple):
         lengths: ``(E,)`` int32 control steps.
         success: ``(E,)`` bool.
         reward_terms: name to ``(E,)`` float32 sums.
-        frames: camera to ``(T, V, H, W, 3)`` uint8, the first ``V`` worlds; empty unless asked for.
+        frames: camera to ``(T, V, H, W, C)`` uint8, the first ``V`` worlds; empty unless asked for.
     """
 
     returns: Tensor

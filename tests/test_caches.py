@@ -152,7 +152,7 @@ import jax, mujoco
 import jax.numpy as jnp
 import sheeplike
 from mujoco import mjx
-from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx.rendering import WarpRenderer
 
 SCENE = '''<mujoco><worldbody>
   <camera name="above" pos="0 0 3"/><camera name="aside" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/>

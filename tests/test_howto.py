@@ -8,8 +8,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from mujoco import mjx
 
 from sheeplike.__main__ import main
+from sheeplike.envs.mjx.randomization.draw import Randomization
+from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.monitor.logger import RunLogger
 
 ROOT = Path(__file__).parents[1]
@@ -64,12 +68,24 @@ def test_every_command_asks_for_something_that_exists(
     assert "run_dir:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["add_a_task.md", "the_training_loop.md"])
+@pytest.mark.parametrize("page", ["add_a_task.md", "choose_a_renderer.md", "the_training_loop.md"])
 def test_the_programs_on_a_page_run(page: str) -> None:
     names: dict[str, object] = {"__name__": page}
     for program in blocks(ROOT / "howto" / page, "python"):
         exec(compile(program, page, "exec"), names)
     assert "envs" in names
+
+
+def test_the_recipe_behind_the_picture_is_the_one_that_ships() -> None:
+    *_, shown = blocks(ROOT / "howto" / "randomize_worlds.md", "yaml")
+    assert shown == (ROOT / "configs" / "randomization" / "franka_vision.yaml").read_text(encoding="utf-8")
+
+
+def test_lines_on_a_page_are_lines() -> None:
+    lines, _ = (yaml.safe_load(block) for block in blocks(ROOT / "howto" / "randomize_worlds.md", "yaml"))
+    scene = FrankaPick().model
+    bound = Randomization(lines, scene, mjx.put_model(scene, impl="warp"), cameras=("front",))
+    assert bound.names == tuple(lines)
 
 
 def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:

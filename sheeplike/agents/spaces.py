@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import gymnasium
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+DEPTH = "depth/"  # of an observation's key: float32 (H, W, 1) in metres
+SEEN = "uint8 (H, W, C), float32 (D,), or float32 (H, W, 1) named depth/<camera>"
 
 
 class ObservationKeys:
@@ -17,7 +22,7 @@ class ObservationKeys:
 
     Attributes:
         spaces: key to space, in sorted order.
-        images: sorted keys of uint8 ``(H, W, C)`` spaces.
+        images: sorted keys of uint8 ``(H, W, C)`` spaces, and of float32 ``(H, W, 1)`` spaces named ``depth/<camera>``.
         vectors: sorted keys of float32 ``(D,)`` spaces.
 
     Raises:
@@ -27,7 +32,7 @@ class ObservationKeys:
     def __init__(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> None:
         chosen: set[str] = set()
         for pattern in patterns:
-            found = [key for key in space if fnmatchcase(key, pattern)]
+            found = [key for key in space if key == pattern or fnmatchcase(key, pattern)]
             if not found:
                 near = get_close_matches(pattern, list(space), 1, 0.0)
                 raise ValueError(
@@ -35,13 +40,10 @@ class ObservationKeys:
                 )
             chosen.update(found)
         self.spaces = {key: space[key] for key in sorted(chosen)}
-        self.images = [key for key, s in self.spaces.items() if len(s.shape) == 3 and s.dtype == "uint8"]
-        self.vectors = [key for key, s in self.spaces.items() if len(s.shape) == 1 and s.dtype == "float32"]
-        for key in self.spaces.keys() - {*self.images, *self.vectors}:
-            s = self.spaces[key]
-            raise ValueError(
-                f"observation {key!r}: shape {s.shape} {s.dtype}; expected uint8 (H, W, C) or float32 (D,)"
-            )
+        for key, one in self.spaces.items():
+            _check_observation(key, one)
+        self.images = [key for key, one in self.spaces.items() if len(one.shape) == 3]
+        self.vectors = [key for key, one in self.spaces.items() if len(one.shape) == 1]
 
     def channels(self, key: str) -> int:
         """Channels of a camera."""
@@ -51,35 +53,105 @@ class ObservationKeys:
         """Length of a vector."""
         return self.spaces[key].shape[0]
 
+    def dtype(self, key: str) -> torch.dtype:
+        """Of the observation's tensors: uint8 for colours, float32 for depth and vectors."""
+        return torch.uint8 if self.spaces[key].dtype == np.uint8 else torch.float32
+
+    def stored(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """What one step of one world takes in a memory: key to (shape, dtype)."""
+        return {key: (one.shape, self.dtype(key)) for key, one in self.spaces.items()}
+
+    def refuse_names(self, names: Collection[str], what: str) -> None:
+        """Refuse an observation whose name means something else beside it.
+
+        Raises:
+            ValueError: there is one.
+        """
+        if taken := self.spaces.keys() & set(names):
+            raise ValueError(f"observation {sorted(taken)[0]!r}: the name of {what}; rename it in the environment")
+
+
+def _check_observation(key: str, space: gymnasium.spaces.Space) -> None:
+    """Refuse what is neither image nor vector, with what would be."""
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise ValueError(f"observation {key!r}: {space}; expected a Box: {SEEN}; nearest: a vector of one-hots")
+    shape, dtype = space.shape, space.dtype
+    found = f"observation {key!r}: {dtype} {shape}; expected {SEEN}"
+    if 0 in shape:
+        raise ValueError(f"{found}, with at least one number in it; nearest: leave it out")
+    if len(shape) == 1 and dtype != np.float32:
+        raise ValueError(f"{found}; nearest: float32 {shape}, cast in the environment")
+    if len(shape) == 3 and dtype != np.uint8:
+        if key.startswith(DEPTH):
+            if shape[-1] != 1 or dtype != np.float32:
+                raise ValueError(f"{found}; nearest: float32 {(*shape[:2], 1)} in metres")
+        elif key.startswith("segmentation/"):
+            raise ValueError(f"{found}; the ids of things are no amounts; nearest: pixels/*, or depth/*")
+        else:
+            raise ValueError(f"{found}; nearest: uint8 {shape} from 0 to 255, scaled in the environment")
+    if len(shape) not in (1, 3):
+        near = (*shape, 1) if len(shape) == 2 and dtype == np.uint8 else (math.prod(shape),)
+        raise ValueError(f"{found}; nearest: {'uint8' if len(near) == 3 else 'float32'} {near}")
+
 
 class ActionCodec:
     """Translates between what the environment takes and what the model sees.
 
-    Continuous actions in ``[-1, 1]`` are the same on both sides; a discrete action is an index outside and a one-hot
-    vector inside.
+    Continuous actions in ``[-1, 1]`` are the same on both sides. A discrete action is an index outside and a one-hot
+    vector inside; several at once, of a ``MultiDiscrete`` space, are indices outside and one-hot vectors side by side
+    inside.
+
+    Attributes:
+        classes: of each discrete action; empty where actions are continuous.
+        discrete: whether they are not.
+        width: ``A``, of an action inside.
 
     Raises:
-        ValueError: the space is neither ``Discrete`` nor a ``Box`` of one axis with bounds -1 and 1.
+        ValueError: the space is neither ``Discrete`` nor a ``MultiDiscrete`` or a ``Box`` of one axis, or a box is not
+            of floating-point numbers with bounds -1 and 1.
     """
 
     def __init__(self, space: gymnasium.spaces.Space) -> None:
-        self.discrete = isinstance(space, gymnasium.spaces.Discrete)
-        if self.discrete:
-            self.width = int(space.n)
-        elif isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
+        expected = f"action space {space}: expected Discrete, MultiDiscrete of one axis or a Box of shape (A,)"
+        shape = getattr(space, "shape", None) or ()
+        if isinstance(space, gymnasium.spaces.Discrete):
+            self.classes, self.starts = (int(space.n),), (int(space.start),)
+            self.joint = False
+        elif isinstance(space, gymnasium.spaces.MultiDiscrete) and len(shape) == 1:
+            self.classes, self.starts = tuple(map(int, space.nvec)), tuple(map(int, space.start))
+            self.joint = True
+        elif isinstance(space, gymnasium.spaces.Box) and len(shape) == 1:
+            if not np.issubdtype(space.dtype, np.floating):
+                raise ValueError(f"{expected} of floating-point numbers; nearest: float32")
             if not (np.all(space.low == -1) and np.all(space.high == 1)):
                 raise ValueError(
                     f"action space {space}: expected bounds -1 and 1; wrap the environment in "
                     "gymnasium.wrappers.vector.RescaleAction"
                 )
-            self.width = space.shape[0]
+            self.classes, self.starts = (), ()
+            self.joint = False
+        elif isinstance(space, gymnasium.spaces.MultiBinary):
+            raise ValueError(f"{expected}; nearest: MultiDiscrete({[2] * math.prod(shape)})")
         else:
-            raise ValueError(f"action space {space}: expected Discrete or a Box of shape (A,)")
+            nearest = f"; nearest: shape ({math.prod(shape)},)" if isinstance(space, gymnasium.spaces.Box) else ""
+            raise ValueError(f"{expected}{nearest}")
+        self.discrete = bool(self.classes)
+        self.width = sum(self.classes) if self.discrete else shape[0]
+        if not self.width:
+            raise ValueError(f"action space {space}: expected at least one action")
 
     def to_env(self, action: Tensor) -> Tensor:
-        """``(N, A)`` to ``(N,)`` int64 if discrete, else unchanged."""
-        return action.argmax(-1) if self.discrete else action
+        """``(N, A)`` to ``(N,)`` int64 if ``Discrete``, ``(N, K)`` int64 if ``MultiDiscrete``, else unchanged."""
+        if not self.discrete:
+            return action
+        parts = zip(action.split(self.classes, -1), self.starts, strict=True)
+        indices = [part.argmax(-1) + start if start else part.argmax(-1) for part, start in parts]
+        return torch.stack(indices, -1) if self.joint else indices[0]
 
     def from_env(self, action: Tensor) -> Tensor:
         """Inverse of :meth:`to_env`: ``(N, A)`` float32."""
-        return F.one_hot(action.long(), self.width).float() if self.discrete else action.float()
+        if not self.discrete:
+            return action.float()
+        indices = action.long().unbind(-1) if self.joint else [action.long()]
+        parts = zip(indices, self.starts, self.classes, strict=True)
+        return torch.cat([F.one_hot(index - start, n) for index, start, n in parts], -1).float()

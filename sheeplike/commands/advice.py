@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from sheeplike.agents.dreamer_v3.sizes import SIZES
 from sheeplike.commands import schema
-from sheeplike.commands.errors import CommandError
+from sheeplike.commands.errors import CommandError, show
 from sheeplike.commands.memory import estimate, in_words, minibatch, on_disk, resized
 from sheeplike.commands.schema import Config
 from sheeplike.commands.validation import validate
@@ -168,9 +168,9 @@ def spaces_of(worlds: VectorEnv | None) -> dict[str, spaces.Space]:
 
 def _smaller(config: Config) -> Iterator[Iterator[tuple[str, dict[str, object]]]]:
     """For each setting that takes memory its smaller values, from large to small: as typed, and as data."""
-    a, side = config.agent, config.env.image_size
+    a = config.agent
     yield _halved("env.num_envs", config.env.num_envs)
-    yield _smaller_images(side)
+    yield _smaller_images(config.env)
     if isinstance(a, schema.PPO):
         yield _halved("agent.rollout_length", a.rollout_length)
         yield _halved("agent.frame_stack", a.frame_stack)
@@ -196,10 +196,18 @@ def _halved(key: str, value: int) -> Iterator[tuple[str, dict[str, object]]]:
             yield f"{key}={value >> n}", {key: value >> n}
 
 
-def _smaller_images(size: int | tuple[int, int]) -> Iterator[tuple[str, dict[str, object]]]:
+def _smaller_images(env: schema.Env) -> Iterator[tuple[str, dict[str, object]]]:
+    if env.renderer == "none":
+        return
     for less in range(16, 256, 16):
-        value = size - less if isinstance(size, int) else [side - less for side in size]
-        yield f"env.image_size={json.dumps(value, separators=(',', ':'))}", {"env.image_size": value}
+        sizes = env.image_size
+        by_name = isinstance(sizes, dict)
+        value = {name: _less(size, less) for name, size in sizes.items()} if by_name else _less(sizes, less)
+        yield f"env.image_size={show(value)}", {"env.image_size": value}
+
+
+def _less(size: int | tuple[int, int], less: int) -> int | list[int]:
+    return size - less if isinstance(size, int) else [side - less for side in size]
 
 
 def _changed(config: Config, changed: dict[str, object]) -> Config | None:

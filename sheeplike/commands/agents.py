@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from sheeplike.agents.agent import Agent
 from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO
 from sheeplike.agents.ppo.networks import Vision
+from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.commands import schema
 from sheeplike.commands.memory import estimate, widths
 from sheeplike.commands.schema import Config
@@ -84,9 +85,15 @@ def name_collecting(config: Config) -> str:
 
 def describe_agent(config: Config, agent: DreamerV3 | PPO) -> dict[str, str]:
     """What the agent is and how it learns, name to text."""
-    sees = ", ".join(f"{key} {'x'.join(map(str, space.shape))}" for key, space in agent.keys.spaces.items())
-    tell = _describe_ppo if isinstance(agent, PPO) else _describe_dreamer
-    return {"sees": sees} | tell(config, agent)
+    sees = _describe_observations(agent.keys, agent.keys.spaces)
+    if isinstance(agent, PPO):
+        return {"sees": sees} | _describe_ppo(config, agent)
+    targets = {"predicts": f"{_describe_observations(agent.predicted, agent.targets)}, unseen"} if agent.targets else {}
+    return {"sees": sees} | targets | _describe_dreamer(config, agent)
+
+
+def _describe_observations(keys: ObservationKeys, names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, keys.spaces[name].shape))}" for name in names)
 
 
 def describe_run(
@@ -102,8 +109,10 @@ def describe_run(
     left, updates = config.total_steps - begun, gradient_steps(config, begun)
     continued = f"continued from policy step {begun:,}: " if begun else ""
     acting = format_seconds(left / worlds.num_envs * step_seconds)
+    varied = {"varied": ", ".join(config.randomization)} if config.randomization else {}
     return {
-        "task": f"{config.env.name}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
+        "task": f"{config.env.task}: {worlds.num_envs} worlds, episodes of {worlds.episode_length} steps",
+        **varied,
         "device": device,
         **describe_agent(config, agent),
         "run": f"{continued}{left:,} policy steps, {updates:,} gradient steps, in {config.run_dir}",

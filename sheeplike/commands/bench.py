@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Annotated
 
 from sheeplike.commands import cli
-from sheeplike.commands.errors import CommandError, nearest, show
+from sheeplike.commands.errors import CommandError, InvalidValue, nearest, show
 from sheeplike.commands.machine import check_accelerator
 from sheeplike.commands.schema import Rule, all_keys, keys_of
 from sheeplike.commands.sources import GROUPS, Sources
 from sheeplike.commands.validation import expectation
+from sheeplike.envs import list_envs, simulated
 
 PARTS = {
     "physics": "the jitted simulation without rendering",
     "worlds": "the same with rendering, as a bare loop and as torch sees it",
+    "variation": "the worlds again, with more and more that differs between them",
     "acting": "with the agent's actions; and acting alone",
     "learning": "the loop of a run, and the memory that it takes",
     "update": "one update, eager, compiled and captured",
@@ -62,6 +64,9 @@ def main(arguments: list[str]) -> None:
     asked = load_settings(Settings, [override for override in request.overrides if override not in rest])
     _check_keys(rest, own)
     config = load([*_recipe(rest, sources), *rest, *OWN_PACE], sources)
+    if not simulated(config.env.name):
+        own = [name for name in list_envs() if simulated(name)]
+        raise InvalidValue("env", config.env.name, f"a task that is simulated here: {', '.join(own)}")
     if asked.out is None:
         name = f"{config.env.name}_{config.agent.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         asked = replace(asked, out=f"bench/{name}")

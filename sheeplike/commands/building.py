@@ -7,15 +7,17 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import warp
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
+from torch import Tensor
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
@@ -31,6 +33,10 @@ from sheeplike.commands.schema import Config
 from sheeplike.loop import Evaluation, first_step
 from sheeplike.monitor.progress import phase, say
 from sheeplike.nn.compilation import EAGER_CALLS
+
+INEXACT = (
+    "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
+)
 
 
 class Built(NamedTuple):
@@ -72,8 +78,10 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     say(f"sheeplike: {difference}", file=sys.stderr)
-            with phase("building worlds"):
+            with phase("building worlds"), _warnings_said():
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
+            if resume and not getattr(worlds, "exact_resume", True):
+                say(f"sheeplike: {INEXACT}", file=sys.stderr)
     stack.callback(worlds.close)
     with explained(config, worlds):
         with as_command_errors(ValueError, TypeError):
@@ -81,7 +89,9 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
-        with phase("building simulation and rendering kernels"):
+        if not agent.keys.images and config.env.renderer != "none" and envs.simulated(config.env.name):
+            say("sheeplike: the agent sees no images: env.renderer=none saves rendering them, and films with them")
+        with phase("building simulation and rendering kernels"), as_command_errors(envs.Unusable):
             step_seconds = time_worlds(worlds)
         with phase("compiling the policy"):
             compile_policy(agent, worlds)
@@ -92,15 +102,22 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
 
 def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The newest checkpoint that is whole; damaged ones are told in a line each."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: say(str(message), file=sys.stderr)
+    with _warnings_said():
         try:
             return checkpoint.load_latest(run_dir / CHECKPOINTS)
         except checkpoint.UnknownFormat:
             raise
         except checkpoint.Corrupt as error:
             raise CommandError(f"{error}; expected another run_dir, or move {run_dir} away to begin again") from error
+
+
+@contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Warnings are told in a line each, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: say(f"sheeplike: {message}", file=sys.stderr)
+        yield
 
 
 def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.Writer:
@@ -169,8 +186,12 @@ def _make_deterministic(gpu: bool) -> None:
         warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
 
 
-def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
-    """The worlds that the configuration describes."""
+def make_envs(config: Config, num_envs: int, device: torch.device, *, nominal: bool = False) -> VectorEnv:
+    """The worlds that the configuration describes.
+
+    Args:
+        nominal: as the scene was compiled, whatever the configuration says of randomization.
+    """
     env = config.env
     return envs.make(
         env.name,
@@ -178,9 +199,15 @@ def make_envs(config: Config, num_envs: int, device: torch.device) -> VectorEnv:
         device=device,
         image_size=env.image_size,
         cameras=env.cameras,
+        renderer=env.renderer,
         depth=env.depth,
+        segmentation=env.segmentation,
+        shadows=env.shadows,
+        textures=env.textures,
         action_repeat=env.action_repeat,
         seed=config.seed,
+        randomization=config.randomization,
+        nominal=nominal,
         **({} if env.id is None else {"id": env.id}),
         **env.options,
     )
@@ -199,7 +226,9 @@ class Evaluator:
         """Run the evaluation that the configuration asks for."""
         settings = self.config.eval
         if self.worlds is None:
-            self.worlds = make_envs(self.config, settings.num_envs, self.device)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # said when the training worlds were built
+                self.worlds = make_envs(self.config, settings.num_envs, self.device, nominal=settings.nominal)
         return play(self.agent, self.worlds, episodes=settings.episodes, sample=settings.sample, video=settings.video)
 
     def close(self) -> None:
@@ -210,13 +239,22 @@ class Evaluator:
 def time_worlds(worlds: VectorEnv, steps: int = 4) -> float:
     """Build the simulation's kernels; returns the seconds that one step of all worlds takes."""
     worlds.reset(seed=0)
-    action = torch.zeros(worlds.action_space.shape, device=worlds.device)
+    action = _some_action(worlds)
     worlds.step(action)[1].sum().item()  # waits for the device
     start = time.perf_counter()
     for _ in range(steps):
         _, reward, *_ = worlds.step(action)
     reward.sum().item()
     return (time.perf_counter() - start) / steps
+
+
+def _some_action(worlds: VectorEnv) -> Tensor:
+    """An action that every world takes: zeros, or the first choice of each that there is."""
+    single = worlds.single_action_space
+    if isinstance(single, spaces.Discrete | spaces.MultiDiscrete):
+        first = torch.as_tensor(single.start, dtype=torch.int64, device=worlds.device)
+        return first.expand(worlds.num_envs, *single.shape).contiguous()
+    return torch.zeros(worlds.num_envs, *single.shape, device=worlds.device)
 
 
 def compile_policy(agent: Agent, worlds: VectorEnv) -> None:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sheeplike.commands import machine
 from sheeplike.commands.errors import CommandError, InvalidValue, unknown
-from sheeplike.commands.saved import read_config
+from sheeplike.commands.saved import read_config, with_new_keys
 from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
 from sheeplike.commands.validation import from_data, unknown_key, validate
@@ -41,6 +41,15 @@ RESUMABLE = {
 }
 
 
+# Keys of `env` that older runs lack, and what they then did.
+EARLIER = {
+    "action_repeat": 1,
+    "id": None,
+    "renderer": "warp",
+    "segmentation": False,
+    "shadows": False,
+    "textures": None,
+}
 AGENTS = {kind_name(section): section for section in get_args(Agent)}
 
 
@@ -85,8 +94,10 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
             error.nearest = _default(error, line, sources)
         raise
     if config.run_dir is None:
-        env = [choices["env"], *([config.env.id.replace("/", "_")] if config.env.id else [])]
-        parts = ["logs", *["dry_run"] * config.dry_run, *env, choices["agent"], config.exp]
+        env = [choices["env"], *([re.sub(r"[^\w.-]", "_", config.env.id)] if config.env.id else [])]
+        recipe = choices["randomization"]
+        varied = ["randomized" if recipe == "none" else recipe] * bool(config.randomization)
+        parts = ["logs", *["dry_run"] * config.dry_run, *env, *varied, choices["agent"], config.exp]
         config = dataclasses.replace(config, run_dir="/".join([*parts, f"seed_{config.seed}"]))
     if config.fabric.accelerator == "auto":
         found = dataclasses.replace(config.fabric, accelerator="cpu" if machine.gpu_problem() else "cuda")
@@ -104,7 +115,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     """
     data = read_config(path)
     if isinstance(data.get("env"), dict):
-        data["env"] = {"action_repeat": 1, "id": None, **data["env"]}  # of runs that are older than these keys
+        data["env"] = {**EARLIER, **data["env"]}
     data.setdefault("compile", "off")  # likewise
     data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
     if isinstance(data.get("fabric"), dict):
@@ -112,6 +123,10 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
         data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
     data.setdefault("watchdog", 600.0)
+    data.setdefault("randomization", {})
+    if isinstance(data.get("eval"), dict):
+        data["eval"].setdefault("nominal", False)
+    data["agent"] = with_new_keys(data.get("agent"))
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
@@ -207,8 +222,9 @@ def _check_key(override: Override) -> None:
     key = override.key_or_group
     if key == "agent.size" and not isinstance(override.value(), dict):
         raise CommandError(f"{override.input_line!r}: expected a section; nearest: agent/size={override.value()}")
-    parent = known.get(key.rpartition(".")[0])
-    if key not in known and not (parent and parent.rule.open):
+    parts = key.split(".")
+    above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
+    if key not in known and not any(section and section.rule.open for section in above):
         raise unknown_key(key)
 
 
@@ -235,7 +251,7 @@ def _derived(data: dict[str, Any], choices: Mapping[str, str], sources: Sources)
     """
     agent, env = data["agent"].get("name"), data["env"].get("name")
     machine_kind = "cpu" if data["fabric"].get("accelerator") == "cpu" else "gpu"
-    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}"}
+    meant = {"hyperparameters": f"{agent}_{env}", "scale": f"{agent}_{machine_kind}", "worlds": f"{agent}_{env}"}
     return [
         f"{group}={name}"
         for group, name in meant.items()

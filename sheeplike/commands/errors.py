@@ -44,6 +44,8 @@ def show(value: Any) -> str:
     """``value`` as it would be typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{show(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(show(item) for item in value) + "]"
     return str(value)

@@ -33,6 +33,7 @@ class Settings:
         int | None, Rule("worlds side by side; null: one per episode, at most as many as the run has", at_least=1)
     ] = None
     sample: Annotated[bool, Rule("sample the policy's actions, or take its mode")] = True
+    nominal: Annotated[bool, Rule("in the scene as it was compiled, without the run's randomization")] = False
     video: Annotated[bool, Rule("film the first worlds: one GIF per camera")] = True
     seed: Annotated[
         int, Rule("of worlds and actions; 0 is that of the evaluations in training", at_least=0, at_most=2**15 - 1)
@@ -134,7 +135,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
         meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
         fabric = launch(config)
         with phase("building worlds"):
-            worlds = make_envs(config, asked.num_envs, fabric.device)
+            worlds = make_envs(config, asked.num_envs, fabric.device, nominal=asked.nominal)
         agent = make_agent_as_trained(config, worlds, fabric)
     try:
         # Older checkpoints hold there what the agent had seen as well, and may lack a counter.
@@ -149,10 +150,11 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
     banner({f"policy step {meta['step']:,} of {run_dir}": describe(metrics, asked)})
 
     name = f"step_{meta['step']:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
-    name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample)
+    name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample) + "_nominal" * asked.nominal
     name += f"_{asked.accelerator}" * (asked.accelerator != trained_on)
     settings = {key: value for key, value in asdict(asked).items() if key not in ("checkpoint", "video")}
-    run = {"env": config.env.name, "agent": config.agent.name, "exp": config.exp, "seed": config.seed}
+    run = {"env": config.env.name, "id": config.env.id, "agent": config.agent.name}
+    run |= {"exp": config.exp, "seed": config.seed}
     record = {"run": run, "step": meta["step"], "settings": settings, "metrics": metrics, "episodes": rows(result)}
     files = {f"{camera.replace('/', '_')}.gif": encode_gif(video, fps) for camera, video in videos.items()}
     files["result.json"] = (json.dumps(_finite(record), indent=1) + "\n").encode()

@@ -14,7 +14,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from sheeplike.commands import cli
 from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.eval import acting_agent, choose_checkpoint, describe_keys, named_run
+from sheeplike.commands.saved import with_new_keys
 from sheeplike.commands.schema import PPO, Config, DreamerV3, Rule
 from sheeplike.commands.validation import from_data
 from sheeplike.files import read_text
@@ -112,12 +113,15 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         place = place or run_dir / "export" / f"step_{meta['step']:012d}"
         _check_free(place)
         with phase("building a world"):  # which says what the agent sees and does
-            worlds = make_envs(config, 1, torch.device("cpu"))
+            worlds = make_envs(_anywhere(config), 1, torch.device("cpu"))
         space, actions = worlds.single_observation_space, worlds.single_action_space
         worlds.close()
         agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
     _load(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
-    seen = {key: _space_to_data(one) for key, one in agent.keys.spaces.items()}
+    # What only a value sees or a decoder predicts gives networks their shapes, and nobody needs it for acting.
+    acting = getattr(agent, "policy_keys", agent.keys).spaces
+    known = getattr(agent, "predicted", agent.keys).spaces
+    learning = [key for key in known if key not in acting]
     model = {
         "format": FORMAT,
         "step": meta["step"],
@@ -125,7 +129,8 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         "env": asdict(config.env),
         "agent": asdict(config.agent),
         "precision": config.fabric.precision,
-        "observations": seen,
+        "observations": {key: _space_to_data(one) for key, one in acting.items()},
+        "only_for_learning": {key: _space_to_data(known[key]) for key in learning},
         "actions": _space_to_data(actions),
         "versions": meta["versions"],
     }
@@ -157,8 +162,9 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         if not isinstance(model, dict) or model.get("format") != FORMAT:
             raise ValueError(f"expected the description of an agent, of format {FORMAT}")
         kinds = {"dreamer_v3": DreamerV3, "ppo": PPO}
-        section = from_data(kinds[model["agent"]["name"]], model["agent"])
-        seen = spaces.Dict({key: _space_from_data(one) for key, one in model["observations"].items()})
+        section = from_data(kinds[model["agent"]["name"]], with_new_keys(model["agent"]))
+        described = model["observations"] | model.get("only_for_learning", {})
+        seen = spaces.Dict({key: _space_from_data(one) for key, one in described.items()})
         actions = _space_from_data(model["actions"])
         agent = _build(section, seen, actions, model["precision"], num_envs, torch.device(device))
         expected = model["weights"]["sha256"]
@@ -176,6 +182,12 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         raise CommandError(f"{file}: is no description of an agent: {type(error).__name__}: {error}") from None
     _load(agent, tensors, f"{Path(place) / WEIGHTS}: is not of the agent in {MODEL}")
     return agent
+
+
+def _anywhere(config: Config) -> Config:
+    """The same run rendered by what a CPU has: an agent sees the same names, sizes and types."""
+    renderer = config.env.renderer
+    return replace(config, env=replace(config.env, renderer="warp" if renderer == "madrona" else renderer))
 
 
 def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -260,7 +272,9 @@ def _space_to_data(space: spaces.Space) -> dict[str, Any]:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n)}
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     bounds = {"low": float(space.low.min()), "high": float(space.high.max())}
     finite = {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()}
     return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **finite}
@@ -271,11 +285,28 @@ def _space_from_data(data: dict[str, Any]) -> spaces.Space:
     from gymnasium import spaces
 
     if data["type"] == "Discrete":
-        return spaces.Discrete(data["n"])
+        _check_choices([data["n"]], [data.get("start", 0)])
+        return spaces.Discrete(data["n"], start=data.get("start", 0))
+    if data["type"] == "MultiDiscrete":
+        _check_choices(data["nvec"], data["start"])
+        return spaces.MultiDiscrete(data["nvec"], start=data["start"])
     shape, dtype = tuple(data["shape"]), data["dtype"]
     if data["type"] != "Box" or dtype not in ("uint8", "float32") or not all(0 < side <= 2**16 for side in shape):
-        raise ValueError(f"{data}: expected a Box of uint8 or float32 with sides from 1 to 65536, or a Discrete space")
+        raise ValueError(
+            f"{data}: expected a Box of uint8 or float32 with sides from 1 to 65536, or a (Multi)Discrete space"
+        )
     if math.prod(shape) > 2**24:
         raise ValueError(f"a space of {shape}: expected at most {2**24} numbers")
     low, high = -np.inf if data["low"] is None else data["low"], np.inf if data["high"] is None else data["high"]
     return spaces.Box(low, high, shape, dtype)
+
+
+def _check_choices(counts: list[int], starts: list[int]) -> None:
+    """Refuse what is no number of actions to choose from, or so many that no network could."""
+    integers = all(type(number) is int for number in (*counts, *starts))
+    if not integers or len(counts) != len(starts) or min(counts, default=0) < 1 or sum(counts) > 2**16:
+        raise ValueError(
+            f"{counts} from {starts} on: expected counts from 1, at most {2**16} in all, and where they start"
+        )
+    if max(map(abs, starts)) > 2**31:
+        raise ValueError(f"{starts}: expected integers of at most 31 bits")

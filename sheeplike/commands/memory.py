@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from sheeplike.nn.cnn import LAYOUTS
 from sheeplike.nn.vision import STAGES
 
 MIXED, FULL = 2, 4  # bytes of a number
+# Bytes of a pixel as the renderer packs it: colours, depth, and what it shows.
+PACKED = {"uint8": 4, "float32": 4, "int32": 8}
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ def estimate(config: Config, space: spaces.Dict | None = None, actions: spaces.S
     space = _assumed(config) if space is None else space
     codec = ActionCodec(spaces.Box(-1, 1, (8,), np.float32) if actions is None else actions)
     tell = _ppo if isinstance(config.agent, schema.PPO) else _dreamer
-    # Packed by the renderer, and unpacked; and depth the same way.
-    pixels = sum(math.prod(one.shape[:2]) * (4 + one.shape[2] * one.dtype.itemsize) for one in _images(space))
+    # As the renderer packs them, and as they are delivered.
+    pixels = sum(
+        math.prod(one.shape[:2]) * (PACKED[one.dtype.name] + one.shape[2] * one.dtype.itemsize)
+        for one in _images(space)
+    )
     return tell(config, space, codec, (config.env.num_envs + (config.eval.num_envs or 0)) * pixels)
 
 
@@ -85,31 +91,36 @@ def _networks(config: Config, space: spaces.Dict, codec: ActionCodec) -> torch.n
             vision=Vision(**asdict(a.vision)),
             **{name: getattr(a, name) for name in names},
         )
-    size = widths(a)
+    size, keys = widths(a), ModelKeys(space, a.observations)
     world = WorldModel(
-        ModelKeys(space, a.observations),
+        keys,
         codec.width,
         size,
         unimix=a.unimix,
         free_nats=a.kl_free_nats,
         horizon=a.horizon,
+        predicted=keys.with_targets(space, a.targets),
     )
     return torch.nn.ModuleList([world, DreamerActorCritic(world.rssm.features, codec, size.units)])
 
 
 def _dreamer(config: Config, space: spaces.Dict, codec: ActionCodec, worlds: int) -> MemoryEstimate:
-    a, keys = config.agent, ModelKeys(space, config.agent.observations)
+    a, seen = config.agent, ModelKeys(space, config.agent.observations)
+    keys = seen.with_targets(space, a.targets)
     parameters = count_parameters(config, space, codec)
     spec = replay_spec(keys, codec, widths(a))
     latents = {name: spec[name] for name in LATENTS}
     steps = a.batch_size * (a.batch_length + CONTEXT)
-    channels = sum(keys.channels(key) for key in keys.images)
-    pixels = math.prod(keys.image_size) if keys.image_size else 0
     number = MIXED if config.fabric.precision == "bf16-mixed" else FULL
     # Of each stage the convolution's output, and a quarter of it thrice: pooled, normalised, activated; and once more
     # in the decoder. Of each image the bytes, the floats, its prediction and the error.
-    maps = sum(pixels // 4**n * a.size.depth * m for n, m in enumerate(STAGES))
-    images = steps * (pixels * channels * (1 + 3 * FULL) + maps * 1.75 * 2 * number)
+    maps = sum(
+        images.height * images.width // 4**n * a.size.depth * m
+        for images in (*seen.sizes, *keys.sizes)
+        for n, m in enumerate(STAGES)
+    )
+    frames = sum(math.prod(keys.spaces[key].shape) * (keys.dtype(key).itemsize + 3 * FULL) for key in keys.images)
+    images = steps * (frames + maps * 1.75 * number)
     features = a.size.deter + 32 * a.size.classes
     recurrent = steps * (6 * a.size.deter + 4 * 32 * a.size.classes + 8 * a.size.hidden) * FULL
     # From each step on, the features of every imagined one, and the layers of policy, value, reward and the rest.
@@ -163,31 +174,36 @@ def on_disk(config: Config, space: spaces.Dict | None, actions: spaces.Space | N
 
 def _assumed(config: Config) -> spaces.Dict:
     """Observations as the configuration lets expect them: a run that cannot build its worlds has no others."""
-    image, patterns = _shape(config.env.image_size), list(config.agent.observations)
-    patterns += getattr(config.agent, "value_observations", None) or ()
-    keys = {f"pixels/{name}" for name in config.env.cameras or ("camera",)} | {"state"}
+    env, patterns = config.env, list(config.agent.observations)
+    for more in ("value_observations", "targets"):
+        patterns += getattr(config.agent, more, None) or ()
+    cameras = env.cameras or (tuple(env.image_size) if isinstance(env.image_size, dict) else ("camera",))
+    keys = {f"pixels/{name}" for name in cameras if env.renderer != "none"} | {"state"}
     keys |= {pattern for pattern in patterns if not set("*?[") & set(pattern)}
-    keys |= {f"depth/{key.removeprefix('pixels/')}" for key in keys if config.env.depth and key.startswith("pixels/")}
-    keys |= {re.sub(r"[*?\[\]]", "x", pattern) for pattern in patterns if pattern[0] not in "*?["}
+    seen = [key.removeprefix("pixels/") for key in keys if key.startswith("pixels/")]
+    keys |= {f"{kind}/{name}" for kind in ("depth", "segmentation") if getattr(env, kind) for name in seen}
+    unmet = [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in keys)]
+    keys |= {re.sub(r"[*?\[\]]", "x", pattern) for pattern in unmet if pattern[0] not in "*?["}
     found: dict[str, spaces.Space] = {}
     for key in sorted(keys):
-        if key.startswith("pixels/"):
-            found[key] = spaces.Box(0, 255, (*image, 3), np.uint8)
-        elif key.startswith("depth/"):
-            found[key] = spaces.Box(0, np.inf, (*image, 1), np.float32)
+        kind, _, camera = key.partition("/")
+        if kind in _KINDS:
+            low, high, channels, dtype = _KINDS[kind]
+            found[key] = spaces.Box(low, high, (*_shape(config, camera), channels), dtype)
         else:
             found[key] = spaces.Box(-np.inf, np.inf, (32,), np.float32)
     return spaces.Dict(found)
 
 
 def resized(space: spaces.Dict | None, config: Config) -> spaces.Dict | None:
-    """The same observations with images of another size."""
+    """The same observations with images of the sizes that the configuration has."""
     if space is None:
         return None
-    image = _shape(config.env.image_size)
     return spaces.Dict(
         {
-            key: spaces.Box(one.low.min(), one.high.max(), (*image, one.shape[2]), one.dtype)
+            key: spaces.Box(
+                one.low.min(), one.high.max(), (*_shape(config, key.partition("/")[2]), one.shape[2]), one.dtype
+            )
             if len(one.shape) == 3
             else one
             for key, one in space.items()
@@ -195,11 +211,26 @@ def resized(space: spaces.Dict | None, config: Config) -> spaces.Dict | None:
     )
 
 
+_KINDS = {
+    "pixels": (0, 255, 3, np.uint8),
+    "depth": (0, np.inf, 1, np.float32),
+    "segmentation": (-1, 2**16, 1, np.int32),
+}
+
+
 def _images(space: spaces.Dict) -> list[spaces.Box]:
-    return [one for one in space.values() if len(one.shape) == 3]
+    return [one for one in space.values() if isinstance(one, spaces.Box) and len(one.shape) == 3]
 
 
-def _shape(size: int | tuple[int, int]) -> tuple[int, int]:
+def _shape(config: Config, camera: str) -> tuple[int, int]:
+    """``(height, width)`` of a camera's images; the largest there are of one whose name only the task knows."""
+    sizes = config.env.image_size
+    if isinstance(sizes, dict):
+        size = sizes.get(camera) or max(
+            sizes.values(), key=lambda one: one**2 if isinstance(one, int) else one[0] * one[1]
+        )
+    else:
+        size = sizes
     return (size, size) if isinstance(size, int) else tuple(size)
 
 

@@ -97,9 +97,10 @@ class Recorder:
             "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
         }
         known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
+        known |= getattr(self.envs, "counters", {})
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = Taken(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
-        row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped)
+        row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())
         self.flush()
         self.pending = row
         self.begin(state)
@@ -141,6 +142,16 @@ class Recorder:
     def seconds(self) -> float:
         """Wall-clock time of the run, earlier parts of it included."""
         return time.monotonic() - self.started
+
+    def _variation(self) -> list[Taken]:
+        """Of each line of randomization, the mean and the deviation over the worlds as they are now."""
+        drawn = getattr(self.envs, "variation", {})
+        if not drawn:
+            return []
+        values = [value.flatten() for value in drawn.values()]
+        moments = torch.stack([part for value in values for part in (value.mean(), value.std(correction=0))])
+        names = [f"variation/{name}_{moment}" for name in drawn for moment in ("mean", "std")]
+        return [Taken(moments, lambda numbers: dict(zip(names, numbers, strict=True)))]
 
     def _row(self, state: LoopState, known: dict[str, float], *taken: Taken) -> Row:
         return Row(state.policy_steps, state.gradient_steps, self.seconds, known, taken)

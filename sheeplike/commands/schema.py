@@ -22,6 +22,7 @@ class Rule(NamedTuple):
         choices: the only valid texts.
         names: the keys that a dict must have, exactly.
         open: a dict may have any keys.
+        empty: a list may have no entries.
     """
 
     doc: str
@@ -33,6 +34,7 @@ class Rule(NamedTuple):
     choices: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     open: bool = False
+    empty: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,33 @@ class Env:
     num_envs: Annotated[int, Rule("worlds simulated side by side", at_least=1)]
     # The encoder halves an image four times and must end at 3 to 16 pixels a side.
     image_size: Annotated[
-        int | tuple[int, int], Rule("pixels a side, or [height,width]", at_least=48, at_most=256, multiple_of=16)
+        int | tuple[int, int] | dict[str, int | tuple[int, int]],
+        Rule(
+            "pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}",
+            at_least=48,
+            at_most=256,
+            multiple_of=16,
+        ),
     ]
     cameras: Annotated[tuple[str, ...] | None, Rule("names of the cameras to render; null: all, or the task's choice")]
+    renderer: Annotated[
+        str,
+        Rule(
+            "warp: MJX-Warp's; madrona: where that is installed; none: no images, for agents that see vectors alone",
+            choices=("warp", "madrona", "none"),
+        ),
+    ]
     depth: Annotated[bool, Rule("render depth beside the colours")]
+    segmentation: Annotated[bool, Rule("render which geom each pixel shows, beside the colours")]
+    shadows: Annotated[bool, Rule("render the shadows of lights that cast any")]
+    textures: Annotated[bool | None, Rule("render the textures of materials; null: if the task says so")]
     action_repeat: Annotated[int, Rule("control steps for which an action is held", at_least=1)]
     options: Annotated[dict[str, Any], Rule("further arguments of the task, by name", open=True)]
+
+    @property
+    def task(self) -> str:
+        """What tells the task from others: the name, and which of a family."""
+        return self.name if self.id is None else f"{self.name} {self.id}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +88,12 @@ class DreamerV3:
     name: Annotated[str, Rule("the algorithm", choices=("dreamer_v3",))]
     observations: Annotated[
         tuple[str, ...], Rule("glob patterns of the observations that the agent sees, such as pixels/*")
+    ]
+    targets: Annotated[
+        tuple[str, ...],
+        Rule(
+            "of those that it predicts without seeing them, such as privileged_state, to shape its latents", empty=True
+        ),
     ]
     size: Annotated[Size, Rule("widths of the model; agent/size=<name> chooses a preset")]
     replay_ratio: Annotated[float, Rule("gradient steps per policy step after learning_starts", above=0)]
@@ -165,6 +194,7 @@ class Eval:
         int | None, Rule("worlds of an evaluation; null: one per episode, at most env.num_envs", at_least=1)
     ]
     sample: Annotated[bool, Rule("sample the policy's actions, as published scores do, or take its mode")]
+    nominal: Annotated[bool, Rule("evaluate in the scene as it was compiled, without randomization")]
     video: Annotated[bool, Rule("log a video of each evaluation")]
 
 
@@ -235,6 +265,10 @@ class Config:
         float | None, Rule("seconds without an iteration before all threads' stacks are printed; null: never", above=0)
     ]
     env: Annotated[Env, Rule("the task and its worlds")]
+    randomization: Annotated[
+        dict[str, Any],
+        Rule("what differs between worlds and episodes, line by line; randomization=none: nothing", open=True),
+    ]
     agent: Annotated[Agent, Rule("the algorithm and its numbers")]
     eval: Annotated[Eval, Rule("evaluation in worlds of its own")]
     checkpoint: Annotated[Checkpoint, Rule("checkpoints")]

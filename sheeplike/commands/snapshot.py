@@ -74,6 +74,9 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
     player = agent.player(envs.num_envs)
     player.load_state_dict(loop["player"])
     step = Step(**{k: _to(v, device) for k, v in loop["step"].items()})
+    if not getattr(envs, "exact_resume", True):
+        # Its worlds begin new episodes at their next step: those under way were cut after this one.
+        step.is_last = torch.ones_like(step.is_last)
     counters = loop["counters"]
     set_random_state(parts["rng"])
     recorder.started = time.monotonic() - counters["seconds"]

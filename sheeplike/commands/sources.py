@@ -12,11 +12,13 @@ from sheeplike.commands.errors import CommandError
 GROUPS = (
     "exp",
     "env",
+    "randomization",
     "agent",
     "agent/size",
     "profile",
     "hyperparameters",
     "scale",
+    "worlds",
     "fabric",
     "logger",
     "checkpoint",

@@ -6,12 +6,25 @@ import math
 from dataclasses import replace
 from typing import Any, TypeVar, get_args, get_origin
 
-from sheeplike.commands.errors import CommandError, InvalidValue, nearest, unknown
+from sheeplike.commands.errors import CommandError, InvalidValue, nearest, show, unknown
 from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
-from sheeplike.envs import list_envs, list_ids, takes_id, task_options
+from sheeplike.envs import (
+    RENDERING,
+    InvalidOption,
+    Unusable,
+    check,
+    list_envs,
+    list_ids,
+    simulated,
+    takes_id,
+    task_options,
+)
+from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
 
 # How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
 CONTEXT, WRITE_HEAD = 1, 1
+# How the names of observations begin that are rendered.
+IMAGES = ("pixels/", "depth/", "segmentation/")
 T = TypeVar("T")
 SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
 
@@ -27,6 +40,8 @@ def validate(data: dict[str, Any]) -> Config:
     """
     config = from_data(Config, data)
     _check_task(config)
+    _check_randomization(config)
+    _check_rendering(config)
     if isinstance(config.agent, DreamerV3):
         _check_replay(config)
         config = replace(config, learning_starts=_learning_starts(config))
@@ -84,7 +99,8 @@ def expectation(item: Key) -> str:
     if get_origin(item.type) is tuple:
         numbers = get_args(item.type)[0] is int
         names = f"of {', '.join(rule.choices)}" if rule.choices else "names"
-        text = f"a list of one or more {f'integers of at least {rule.at_least}' if numbers else names}"
+        many = "" if rule.empty else "one or more "
+        text = f"a list of {many}{f'integers of at least {rule.at_least}' if numbers else names}"
     elif item.section:
         text = "a section"
     elif item.type is bool:
@@ -98,7 +114,7 @@ def expectation(item: Key) -> str:
             words = f"from {rule.at_least} to {rule.at_most}"
         text = f"{'a number' if item.type is float else 'an integer'} {words}".rstrip()
         text += "" if rule.multiple_of is None else f", a multiple of {rule.multiple_of}"
-        text += ", or two of them" * _takes_pair(item)
+        text += ", or two of them" * _takes_pair(item) + ", or that of each camera by name" * _takes_names(item)
     return text + ", or null" * item.nullable
 
 
@@ -132,10 +148,12 @@ def _value(item: Key, value: Any) -> Any:
         kind = get_args(item.type)[0]
         listed = value if isinstance(value, list | tuple) else [value]
         checked = [_scalar(kind, item.rule, one) if kind is int or isinstance(one, str) else None for one in listed]
-        if not listed or None in checked:
+        if (not listed and not item.rule.empty) or None in checked:
             close = [_nearest(kind, item.rule, one) for one in listed] if item.rule.choices else [None]
             raise InvalidValue(item.path, value, expectation(item), None if None in close or not close else close)
         return tuple(checked)
+    if _takes_names(item) and isinstance(value, dict):
+        return _by_name(item, value)
     kind = int if _takes_pair(item) else item.type
     if _takes_pair(item) and isinstance(value, list) and len(value) == 2:
         pair = tuple(_scalar(kind, item.rule, side) for side in value)
@@ -145,6 +163,20 @@ def _value(item: Key, value: Any) -> Any:
     checked = _scalar(kind, item.rule, value)
     if checked is None:
         raise InvalidValue(item.path, value, expectation(item), _nearest(kind, item.rule, value))
+    return checked
+
+
+def _by_name(item: Key, value: dict[Any, Any]) -> dict[str, Any]:
+    """The value of a key that may have one for each of several names."""
+    checked = {}
+    for name, one in value.items():
+        try:
+            checked[str(name)] = _value(item._replace(type=int | tuple[int, int], nullable=False), one)
+        except InvalidValue as error:
+            close = None if error.nearest is None else {**value, name: error.nearest}
+            raise InvalidValue(item.path, value, expectation(item), close) from None
+    if not checked:
+        raise InvalidValue(item.path, value, expectation(item))
     return checked
 
 
@@ -161,6 +193,10 @@ def _kind(item: Key, value: Any) -> type:
 
 def _takes_pair(item: Key) -> bool:
     return tuple[int, int] in get_args(item.type)
+
+
+def _takes_names(item: Key) -> bool:
+    return any(get_origin(kind) is dict for kind in get_args(item.type))
 
 
 def _scalar(kind: type, rule: Rule, value: Any) -> Any:
@@ -210,8 +246,8 @@ def _check_task(config: Config) -> None:
     if name not in list_envs():
         raise InvalidValue("env.name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if takes_id(name) != (config.env.id is not None):
-        of_family = ", ".join(("the name of one of its environments", *list_ids(name)))
-        expected = of_family if takes_id(name) else f"null: {name} is not a family"
+        ids = ", ".join(list_ids(name)) or "such as CartPole-v1 of gym"
+        expected = f"which of {name}: {ids}" if takes_id(name) else f"null: {name} is not a family"
         raise InvalidValue("env.id", config.env.id, expected)
     known = task_options(name)
     for option, value in options.items():
@@ -221,6 +257,54 @@ def _check_task(config: Config) -> None:
         if kind in (bool, int, float, str) and _scalar(kind, Rule(""), value) is None:
             expected = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[kind]
             raise InvalidValue(f"env.options.{option}", value, expected, known[option])
+    if takes_id(name):
+        try:
+            check(name, id=config.env.id, options=options)
+        except InvalidOption as error:
+            key = "env.id" if error.key == "id" else f"env.options.{error.key}"
+            raise InvalidValue(key, error.value, error.expected, error.nearest) from None
+        except Unusable as error:
+            raise CommandError(str(error)) from None
+
+
+def _check_randomization(config: Config) -> None:
+    """What the lines say by themselves; whether the scene has what they name is found out when it is built."""
+    if config.randomization and not simulated(config.env.name):
+        expected = f"nothing: {config.env.name} is not simulated here"
+        raise InvalidValue("randomization", list(config.randomization), expected, "none")
+    try:
+        parse(config.randomization)
+    except InvalidLine as error:
+        raise CommandError(str(error)) from None
+
+
+def _check_rendering(config: Config) -> None:
+    """What is rendered must be there to be rendered, and what is observed must be rendered."""
+    env, agent = config.env, config.agent
+    if not simulated(env.name):
+        for option, default in RENDERING.items():
+            if getattr(env, option) != default:
+                expected = f"{show(default)}, since {env.name} renders its images itself"
+                raise InvalidValue(f"env.{option}", getattr(env, option), expected, default)
+    sizes, cameras = env.image_size, env.cameras
+    if isinstance(sizes, dict):
+        if not simulated(env.name):
+            raise InvalidValue("env.image_size", sizes, f"one size, since {env.name} renders its images itself")
+        if cameras is not None and set(cameras) != set(sizes):
+            expected = f"a size for each of env.cameras={show(cameras)}, and for no other"
+            raise InvalidValue("env.image_size", sizes, expected)
+    if env.renderer == "none":
+        for option in ("depth", "segmentation", "shadows", "textures"):
+            if getattr(env, option):
+                raise InvalidValue(f"env.{option}", True, "false, since env.renderer=none renders nothing", False)
+        for key in ("observations", "value_observations"):
+            patterns = getattr(agent, key, None) or ()
+            if any(pattern.startswith(IMAGES) for pattern in patterns):
+                expected = "vectors alone, since env.renderer=none renders no images"
+                rest = [pattern for pattern in patterns if not pattern.startswith(IMAGES)]
+                raise InvalidValue(f"agent.{key}", patterns, expected, rest or ["state"])
+    if env.renderer == "madrona" and isinstance(sizes, dict) and len(set(sizes.values())) > 1:
+        raise InvalidValue("env.image_size", sizes, "one size, since env.renderer=madrona has one for all cameras")
 
 
 def _check_replay(config: Config) -> None:
@@ -295,6 +379,11 @@ def _learning_starts(config: Config) -> int:
 
 def _evaluation_worlds(config: Config) -> int:
     settings = config.eval
+    if config.env.renderer == "madrona" and settings.every is not None:
+        if settings.num_envs not in (None, config.env.num_envs):
+            expected = f"env.num_envs={config.env.num_envs}, since env.renderer=madrona draws training and evaluation"
+            raise InvalidValue("eval.num_envs", settings.num_envs, expected, config.env.num_envs)
+        return config.env.num_envs
     if settings.num_envs is None:
         return min(settings.episodes, config.env.num_envs)
     if settings.num_envs > settings.episodes:

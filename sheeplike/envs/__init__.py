@@ -5,15 +5,23 @@ JAX nor torch: a task's module is loaded when it is made.
 """
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from sheeplike.envs.errors import InvalidOption, Unusable
+from sheeplike.envs.gym import builders
 
 if TYPE_CHECKING:
     import gymnasium
     import torch
 
+    from sheeplike.envs.mjx.randomization.spec import Lines
+    from sheeplike.envs.mjx.rendering import ImageSize
     from sheeplike.envs.mjx.task import SteppingTask, Task
+
+__all__ = ["InvalidOption", "Unusable", "check", "list_envs", "make", "simulated", "takes_id", "task_options"]
 
 
 def _cartpole_balance(*, episode_length: int = 125) -> "Task":
@@ -35,23 +43,42 @@ def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05,
 
 
 def _playground(
-    *, id: str, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None, textures: bool = True
+    *, id: str, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> "SteppingTask":
     from sheeplike.envs.mjx.playground import PlaygroundTask
 
-    return PlaygroundTask(id, episode_length=episode_length, overrides=overrides, textures=textures)
+    return PlaygroundTask(id, episode_length=episode_length, overrides=overrides)
 
 
 _BUILDERS: dict[str, Callable[..., "Task | SteppingTask | gymnasium.vector.VectorEnv"]] = {
     "cartpole_balance": _cartpole_balance,
     "cartpole_swingup": _cartpole_swingup,
     "franka_pick": _franka_pick,
+    "gym": builders.gym,
+    "minigrid": builders.minigrid,
+    "atari": builders.atari,
+    "dmc": builders.dmc,
     "playground": _playground,
 }
 """What makes each environment, from its options as keywords. One that takes ``num_envs`` makes a whole vector
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
 our simulator steps and renders."""
 
+RENDERING: Mapping[str, object] = {
+    "cameras": None,
+    "renderer": "warp",
+    "depth": False,
+    "segmentation": False,
+    "shadows": False,
+    "textures": None,
+}
+"""How our simulator renders, unless it is asked for something else: keywords of ``make`` and their defaults. An
+environment that renders itself takes nothing else."""
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    name: functools.partial(builders.check, name) for name in ("gym", "minigrid", "atari", "dmc")
+}
+"""What each family can say against an ``id`` and ``options`` before anything heavy is imported."""
 _IDS: dict[str, tuple[str, ...]] = {
     "playground": (
         "AcrobotSwingup",
@@ -109,6 +136,24 @@ def takes_id(name: str) -> bool:
     return "id" in _parameters(name)
 
 
+def check(name: str, *, id: str, options: Mapping[str, object]) -> None:
+    """Refuse what an environment of a family cannot be, as far as that is known without torch and JAX.
+
+    Args:
+        name: of the family.
+        id: of its environment.
+        options: known to exist, their types checked.
+
+    Raises:
+        Unusable: a package that the family needs is missing.
+        InvalidOption: there is no such environment, or an option has an impossible value.
+        ValueError: no such family.
+    """
+    _builder(name)
+    if name in _CHECKS:
+        _CHECKS[name](id=id, options=options)
+
+
 def list_ids(name: str) -> tuple[str, ...]:
     """The environments of a family that can be used as soon as it is installed; it may have others.
 
@@ -133,11 +178,17 @@ def make(
     *,
     num_envs: int,
     device: "torch.device | str" = "cpu",
-    image_size: int | tuple[int, int] = 64,
+    image_size: "ImageSize | Mapping[str, ImageSize]" = 64,
     cameras: Sequence[str] | None = None,
+    renderer: str = "warp",
     depth: bool = False,
+    segmentation: bool = False,
+    shadows: bool = False,
+    textures: bool | None = None,
     action_repeat: int = 1,
     seed: int = 0,
+    randomization: "Lines | None" = None,
+    nominal: bool = False,
     **options: object,
 ) -> "gymnasium.vector.VectorEnv":
     """Builds the vector environment ``name``.
@@ -147,30 +198,42 @@ def make(
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
             are simulated by us.
-        image_size: pixels, ``(H, W)`` or one number.
+        image_size: pixels, ``(H, W)`` or one number; where we simulate, also a size for each camera, by name.
         cameras: names of cameras, or the task's choice: all of the scene's, for ``playground`` the first.
-        depth: depth images beside the frames.
+        renderer: ``"warp"``, ``"madrona"`` where it is installed, or ``"none"``: vectors alone.
+        depth, segmentation: such images beside the frames.
+        shadows: of lights that cast any.
+        textures: of materials that have any; None: as the task says, which for ``playground`` is yes.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         seed: of the first ``reset()``.
-        **options: the environment's own keywords: ``episode_length`` for every task; ``picked_probability`` and
-            ``box_range`` for ``franka_pick``; ``id``, ``overrides`` and ``textures`` for ``playground``. Any other
-            keyword is refused.
+        randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
+        nominal: with randomization's observations, but in the scene as it was compiled.
+        **options: the environment's own keywords: ``id`` of a family; ``episode_length`` for every environment;
+            ``picked_probability`` and ``box_range`` for ``franka_pick``; ``overrides`` for ``playground``; see
+            :mod:`sheeplike.envs.gym.builders` for the others. Any other keyword is refused.
 
     Raises:
+        Unusable: a package that the environment needs is missing.
         ValueError: an unknown environment, option or camera, or a value that cannot be served.
     """
     builder, known = _builder(name), sorted(_parameters(name).keys() - set(_OF_A_VECTOR_ENV))
     for option in options:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, known)}")
-    if takes_id(name) and not options.get("id"):
-        raise ValueError(f"{name} is a family of environments: expected id=<name of one>, {', '.join(list_ids(name))}")
+    if takes_id(name) and not options.get("id", _parameters(name)["id"].default is not inspect.Parameter.empty):
+        ids = f", {', '.join(list_ids(name))}" if list_ids(name) else ""
+        raise ValueError(f"{name} is a family of environments: expected id=<name of one>{ids}")
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
-    rendering = {"cameras": (cameras, None), "depth": (depth, False)}
+    looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
+    rendering = {"cameras": cameras, "renderer": renderer, **looks}
     if not simulated(name):
-        for option, (value, default) in rendering.items():
-            if value != default:
+        for option, value in rendering.items():
+            if value != (default := RENDERING[option]):
                 raise ValueError(f"{option}={value!r}: {name} renders its frames itself; expected {default}")
+        if isinstance(image_size, Mapping):
+            raise ValueError(f"image_size={image_size!r}: {name} renders its frames itself; expected one size")
+        if randomization:
+            raise ValueError(f"randomization={list(randomization)}: {name} is not simulated here; expected none")
         return builder(**common, action_repeat=action_repeat, **options)
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -178,7 +241,9 @@ def make(
     return MjxVectorEnv(
         repeat_actions(builder(**options), action_repeat),
         **common,
-        **{option: value for option, (value, _) in rendering.items()},
+        **rendering,
+        randomization=randomization,
+        nominal=nominal,
     )
 
 

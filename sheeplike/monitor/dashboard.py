@@ -55,6 +55,7 @@ CATEGORIES = {
 # What tells runs apart at a glance, and its type in the table. The whole configuration is under Text.
 HYPERPARAMETERS = {
     "env.name": str,
+    "env.id": str,
     "env.num_envs": float,
     "env.image_size": str,
     "env.action_repeat": float,

@@ -42,8 +42,14 @@ INCIDENTAL = frozenset(
     | {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
 )
 ACTION_REPEAT = "env.action_repeat"
+IMAGE_SIZE = "env.image_size"  # one value, also where each camera has its own
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
-CONDITIONS = frozenset({ACTION_REPEAT, "env.image_size", "env.cameras", "agent.observations", "eval.sample"})
+CONDITIONS = frozenset(
+    {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample"}
+    | {"env.renderer", "env.shadows", "env.textures"}
+)
+# What older runs did whose configuration does not say.
+EARLIER = {"env.renderer": "warp", "env.segmentation": False, "env.shadows": False, "env.textures": None}
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
@@ -144,7 +150,9 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     if config is None:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
-    settings = {key: value for key, value in _flat(config).items() if not _incidental(key)}
+    if isinstance(config["env"].get("id"), str):
+        env = f"{env} {config['env']['id']}"  # of a family of environments each is a task of its own
+    settings = {key: value for key, value in (EARLIER | _flat(config)).items() if not _incidental(key)}
     name = agent if agent == exp else f"{agent}/{exp}"
     return Run(path, env, name, str(config.get("seed")), settings, config.get("dry_run") is True, *recorded)
 
@@ -321,7 +329,7 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Full dotted key to value."""
     found: dict[str, Any] = {}
     for key, value in section.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{key}" != IMAGE_SIZE:
             found |= _flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
@@ -358,6 +366,8 @@ def _label(run: Run, shown: Mapping[str, str]) -> str:
 def _say(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "none"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{_say(one)}" for name, one in value.items()) + "}"
     return "[" + ",".join(map(_say, value)) + "]" if isinstance(value, list) else str(value)
 
 

@@ -69,11 +69,21 @@ def _to_palette(frames: np.ndarray) -> list[Image.Image]:
     return images
 
 
+def to_colour(frames: Tensor) -> Tensor:
+    """Frames of any channels as people see them: uint8 ``(..., C)`` to ``(..., 3)``.
+
+    Of stacked colour frames the newest, which is the last; of anything else the last channel, in grey: of one channel
+    that is all, of stacked grey frames the newest.
+    """
+    channels = frames.shape[-1]
+    return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)
+
+
 def tile_worlds(frames: Tensor, rows: int, cols: int) -> Tensor:
     """The first ``rows * cols`` worlds side by side, row by row; black where there are fewer.
 
     Args:
-        frames: uint8 ``(T, N, H, W, 3)``.
+        frames: uint8 ``(T, N, H, W, C)``, shown as :func:`to_colour` does.
 
     Returns:
         uint8 ``(T, rows * H, cols * W, 3)``.
@@ -82,7 +92,8 @@ def tile_worlds(frames: Tensor, rows: int, cols: int) -> Tensor:
         ValueError: another shape, or ``rows`` or ``cols`` below 1.
     """
     if frames.dim() != 5 or rows < 1 or cols < 1:
-        raise ValueError(f"frames of shape {tuple(frames.shape)} in {rows} x {cols}: expected (T, N, H, W, 3)")
+        raise ValueError(f"frames of shape {tuple(frames.shape)} in {rows} x {cols}: expected (T, N, H, W, C)")
+    frames = to_colour(frames)
     steps, worlds, height, width, channels = frames.shape
     shown = min(worlds, rows * cols)
     grid = frames.new_zeros(steps, rows * cols, height, width, channels)
@@ -99,7 +110,7 @@ def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
     ``danijar/dreamerv3``.
 
     Args:
-        truth, model: uint8 ``(T, B, H, W, 3)``.
+        truth, model: uint8 ``(T, B, H, W, C)``, shown as :func:`to_colour` does.
         context: frames that the model has observed, 0 to ``T``.
 
     Returns:
@@ -110,8 +121,9 @@ def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
     """
     if truth.dtype != torch.uint8 or model.dtype != torch.uint8:
         raise TypeError(f"truth is {truth.dtype}, model {model.dtype}: expected torch.uint8")
-    if truth.dim() != 5 or truth.shape[-1] != 3 or truth.shape != model.shape:
-        raise ValueError(f"truth is {tuple(truth.shape)}, model {tuple(model.shape)}: expected one (T, B, H, W, 3)")
+    if truth.dim() != 5 or truth.shape != model.shape:
+        raise ValueError(f"truth is {tuple(truth.shape)}, model {tuple(model.shape)}: expected one (T, B, H, W, C)")
+    truth, model = to_colour(truth), to_colour(model)
     steps, batch, height, width, _ = truth.shape
     if not 0 <= context <= steps:
         raise ValueError(f"context={context}: expected 0 to T={steps}")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sheeplike.nn.images import to_unit
 from sheeplike.nn.pooling import max_pool
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,7 +44,7 @@ HEADS = ("flatten", "average", "max", "spatial_softmax")
 
 
 class CNN(nn.Module):
-    """Images ``(B, H, W, C)`` uint8 to features ``(B, outputs)``.
+    """Images ``(B, H, W, C)``, uint8 or depth in metres, float32, to features ``(B, outputs)``.
 
     Args:
         height, width, channels: of the image.
@@ -99,7 +100,7 @@ class CNN(nn.Module):
             self.register_buffer("columns", torch.linspace(-1, 1, w), persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        x = image.float() / 255
+        x = to_unit(image)
         if self.normalise_channels:
             mean = x.mean((1, 2), keepdim=True)
             x = (x - mean) * torch.rsqrt(x.var((1, 2), correction=0, keepdim=True) + 1e-6)

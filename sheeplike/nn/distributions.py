@@ -9,6 +9,7 @@ Shape letters: ``B`` any leading axes, ``S`` groups, ``K`` classes, ``A`` action
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +73,45 @@ class OneHotCategorical:
     def entropy(self) -> Tensor:
         """``(B,)`` in nats."""
         return -(self.probs * self.log_probs).sum(-1)
+
+
+class JointCategorical:
+    """Independent categoricals of different sizes as one vector, their one-hots side by side.
+
+    Each is a :class:`OneHotCategorical` of its own, with its own ``unimix``, and has its own straight-through gradient;
+    log-probabilities and entropies are sums over them.
+
+    Args:
+        logits: ``(B, K)``, any float dtype, ``K`` the sum of ``classes``.
+        classes: of each categorical, in the order of the logits.
+        unimix: weight of the uniform distribution in each.
+    """
+
+    def __init__(self, logits: Tensor, classes: Sequence[int], unimix: float = 0.0) -> None:
+        self.classes = list(classes)
+        self.parts = [OneHotCategorical(part, unimix) for part in logits.split(self.classes, -1)]
+
+    def sample(self) -> Tensor:
+        """One-hots ``(B, K)`` float32 with the straight-through gradients of the probabilities."""
+        return torch.cat([part.sample() for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        """The most probable class of each, one-hots ``(B, K)`` float32."""
+        return torch.cat([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, one_hots: Tensor) -> Tensor:
+        """``(B, K) -> (B,)``."""
+        drawn = one_hots.split(self.classes, -1)
+        return sum(part.log_prob(one_hot) for part, one_hot in zip(self.parts, drawn, strict=True))
+
+    def entropy(self) -> Tensor:
+        """``(B,)`` in nats."""
+        return sum(part.entropy() for part in self.parts)
+
+
+def categorical(logits: Tensor, classes: Sequence[int], unimix: float = 0.0) -> OneHotCategorical | JointCategorical:
+    """The distribution over one-hots ``(B, K)``, one for each entry of ``classes``, side by side."""
+    return OneHotCategorical(logits, unimix) if len(classes) == 1 else JointCategorical(logits, classes, unimix)
 
 
 def categorical_kl(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sheeplike.nn.images import to_unit
 from sheeplike.nn.layers import BlockLinear, Linear, NormAct, init_truncated_normal_
 from sheeplike.nn.pooling import max_pool
 
@@ -31,13 +32,19 @@ def check_image_size(height: int, width: int) -> tuple[int, int]:
     """
     factor = 2 ** len(STAGES)
     for name, side in (("height", height), ("width", width)):
-        if side % factor or not MIN_SIDE <= side // factor <= MAX_SIDE:
-            nearest = min(max(round(side / factor), MIN_SIDE), MAX_SIDE) * factor
+        nearest = nearest_side(side)
+        if side != nearest:
             raise ValueError(
                 f"image {name} {side}: expected a multiple of {factor} between {MIN_SIDE * factor} and "
                 f"{MAX_SIDE * factor}; nearest is {nearest}"
             )
     return height // factor, width // factor
+
+
+def nearest_side(side: int) -> int:
+    """The side of an image, in pixels, that can be served and is nearest to ``side``."""
+    factor = 2 ** len(STAGES)
+    return min(max(round(side / factor), MIN_SIDE), MAX_SIDE) * factor
 
 
 class Conv2d(nn.Conv2d):
@@ -91,7 +98,8 @@ class UpsampleConv2d(Conv2d):
 class ImageEncoder(nn.Module):
     """Four stages of (5x5 convolution, 2x2 max-pool, RMS over channels, SiLU), then flattened.
 
-    ``(B, H, W, C)`` uint8 to ``(B, outputs)`` in the compute precision. All cameras are channels of one image.
+    ``(B, H, W, C)`` uint8, or float32 already in [0, 1], to ``(B, outputs)`` in the compute precision. All cameras of
+    one size are channels of one image.
     """
 
     def __init__(self, height: int, width: int, channels: int, depth: int) -> None:
@@ -103,7 +111,7 @@ class ImageEncoder(nn.Module):
         self.outputs = h * w * widths[-1]
 
     def forward(self, image: Tensor) -> Tensor:
-        x = image.float() / 255 - 0.5
+        x = (to_unit(image) if image.dtype == torch.uint8 else image) - 0.5
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv(x).permute(0, 3, 1, 2)
             x = norm(max_pool(x).permute(0, 2, 3, 1))

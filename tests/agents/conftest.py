@@ -26,9 +26,11 @@ IMAGE = 48
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
 
 
-def observation_space(cameras: Collection[str], vectors: dict[str, int]) -> spaces.Dict:
+def observation_space(cameras: Collection[str] | dict[str, tuple[int, ...]], vectors: dict[str, int]) -> spaces.Dict:
+    """Cameras by name, or name to shape; vectors, name to width."""
+    shapes = cameras if isinstance(cameras, dict) else dict.fromkeys(cameras, (IMAGE, IMAGE, 3))
     return spaces.Dict(
-        {f"pixels/{name}": spaces.Box(0, 255, (IMAGE, IMAGE, 3), np.uint8) for name in cameras}
+        {f"pixels/{name}": spaces.Box(0, 255, shape, np.uint8) for name, shape in shapes.items()}
         | {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in vectors.items()}
     )
 
@@ -84,7 +86,7 @@ def play() -> Callable[..., list[Step]]:
         played = []
         for t in range(steps):
             obs = {}
-            for key, space in agent.keys.spaces.items():
+            for key, space in getattr(agent, "predicted", agent.keys).spaces.items():
                 shape = (agent.num_envs, *space.shape)
                 image = space.dtype == np.uint8
                 obs[key] = (
@@ -173,7 +175,7 @@ class Drift(VectorEnv):
         return obs
 
     def step(self, action: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, dict[str, Any]]:
-        push = action.float() if action.ndim == 1 else action.clamp(-1, 1).mean(-1)
+        push = action.float() if action.ndim == 1 else action.float().clamp(-1, 1).mean(-1)
         self.time = torch.where(self.over, 0, self.time + 1)
         reward = torch.where(self.over, 0.0, push)
         ended = self.time >= self.limit

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
@@ -65,20 +67,38 @@ RATE = 1e-3
 
 
 # Compiling the networks of images takes minutes; everything else of the agent, one.
-@pytest.fixture(scope="module", params=[(), pytest.param(("front",), marks=pytest.mark.slow)], ids=["vector", "pixels"])
-def cameras(request: pytest.FixtureRequest) -> tuple[str, ...]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        {},
+        pytest.param({"cameras": ("front",)}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "cameras": {"front": (48, 48, 3), "wide": (48, 64, 1)},
+                "vectors": {"state": 5, "hidden": 2},
+                "observations": ("pixels/*", "state"),
+                "targets": ("hidden",),
+                "actions": spaces.MultiDiscrete([2, 3], start=[0, -1]),
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["vector", "pixels", "several of all"],
+)
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Keywords of an agent."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def dreamers(
-    cameras: tuple[str, ...], make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
+    kind: dict[str, Any], make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
 ) -> list[DreamerV3]:
     """The same experience and the same parameters, eager and compiled; the compiled one has warmed up."""
-    eager = make_agent(cameras=cameras, learning_rate=RATE)
+    eager = make_agent(**kind, learning_rate=RATE)
     torch.manual_seed(3)
     play(eager, 40, last={(7, 0), (20, 1)}, terminal={(30, 2)})
-    compiled = make_agent(cameras=cameras, learning_rate=RATE, compile="inductor")
+    compiled = make_agent(**kind, learning_rate=RATE, compile="inductor")
     compiled.load_state_dict(copy.deepcopy(eager.state_dict()))
     compiled.warm_up()
     return [eager, compiled]
@@ -108,16 +128,18 @@ def test_acting_of_dreamer_is_that_of_the_eager_agent(
         assert torch.equal(one.extras["stoch"], other.extras["stoch"])
 
 
-def test_what_is_rare_compiles_nothing(dreamers: list[DreamerV3], cameras: tuple[str, ...]) -> None:
+def test_what_is_rare_compiles_nothing(dreamers: list[DreamerV3], kind: dict[str, Any]) -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         _, predictions = dreamers[1].report()
-    assert predictions.keys() == set(cameras)
+    assert predictions.keys() == set(kind.get("cameras", ()))
 
 
-@pytest.fixture(scope="module")
-def ppos(make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> list[PPO]:
+@pytest.fixture(
+    scope="module", params=[spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 3])], ids=["box", "several"]
+)
+def ppos(request: pytest.FixtureRequest, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> list[PPO]:
     """The same rollout and the same parameters, eager and compiled; the compiled one has warmed up."""
-    options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": RATE, "epochs": 4}
+    options = {"cameras": ("front",), "frame_stack": 2, "learning_rate": RATE, "epochs": 4, "actions": request.param}
     agents = [make_ppo(**options), make_ppo(**options, compile="inductor")]
     agents[1].warm_up()
     for agent in agents:

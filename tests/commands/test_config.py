@@ -10,6 +10,7 @@ import yaml
 
 from sheeplike.commands import machine
 from sheeplike.commands.config import load, to_yaml
+from sheeplike.commands.errors import CommandError
 from sheeplike.commands.schema import all_keys
 from sheeplike.commands.sources import CONFIGS, Sources
 from sheeplike.commands.validation import validate
@@ -29,25 +30,37 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+def chosen(env: str) -> list[str]:
+    """Overrides that choose a task; a family without a default needs to be told which of it."""
+    id = {"gym": "CartPole-v1", "playground": "CheetahRun"}.get(env)
+    return [f"env={env}", *([f"env.id={id}"] if id else [])]
+
+
+def place(config) -> str:
+    """The directory of its runs, below ``logs/``."""
+    return "/".join([config.env.name, *([config.env.id.replace("/", "_")] if config.env.id else [])])
+
+
 @pytest.mark.parametrize("env", BUILT_IN.choices("env"))
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_dreamer_v3_composes(env, profile):
-    names = ("exp=dreamer_v3", f"env={env}", f"profile={profile}")
+    names = ("exp=dreamer_v3", *chosen(env), f"profile={profile}")
     for size in BUILT_IN.choices("agent/size"):
         config = load([*names, f"agent/size={size}"], BUILT_IN)
         assert (config.exp, config.env.name, config.profile) == ("dreamer_v3", env, profile)
         assert config.agent.size.name == size
-        assert config.learning_starts == config.env.num_envs * (config.agent.batch_length + 1)
-        assert config.run_dir == f"logs/{env}/dreamer_v3/dreamer_v3/seed_0"
+        a = config.agent
+        assert config.learning_starts == max(config.env.num_envs * (a.batch_length + 1), a.batch_size * a.batch_length)
+        assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3/seed_0"
     assert load(names, BUILT_IN).agent.size.name == {"cpu": "1m", "gpu": "12m"}[profile]
 
 
 @pytest.mark.parametrize("env", BUILT_IN.choices("env"))
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_ppo_composes(env, profile):
-    config = load(["exp=ppo", f"env={env}", f"profile={profile}"], BUILT_IN)
+    config = load(["exp=ppo", *chosen(env), f"profile={profile}"], BUILT_IN)
     assert (config.exp, config.env.name, config.profile, config.agent.name) == ("ppo", env, profile, "ppo")
-    assert config.run_dir == f"logs/{env}/ppo/ppo/seed_0"
+    assert config.run_dir == f"logs/{place(config)}/ppo/ppo/seed_0"
     assert config.learning_starts is None
 
 
@@ -197,6 +210,15 @@ def test_what_is_saved_is_the_configuration():
     assert validate(yaml.safe_load(to_yaml(config))) == config
 
 
+def test_each_camera_may_have_a_size():
+    job = [*JOB, "env.cameras=[front,wrist]", "env.image_size={front: 64, wrist: [48, 96]}"]
+    config = load(job, BUILT_IN)
+    assert config.env.image_size == {"front": 64, "wrist": (48, 96)}
+    assert validate(yaml.safe_load(to_yaml(config))) == config
+    assert load([*job, "env.image_size=64"], BUILT_IN).env.image_size == 64
+    assert load([*JOB, "env.cameras=null", "env.image_size={front:64}"], BUILT_IN).env.image_size == {"front": 64}
+
+
 def test_every_key_is_documented_and_has_a_default():
     every = set()
     for exp in BUILT_IN.choices("exp"):
@@ -300,3 +322,35 @@ def test_help_of_train_lists_every_key(sheeplike):
 
 def test_version(sheeplike):
     assert sheeplike("--version").output == "0.1.0\n"
+
+
+def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
+    config = load(["exp=ppo", "env=franka_pick", "randomization=franka_physics"], BUILT_IN)
+    assert config.randomization["gravity"]["field"] == "opt.gravity"
+    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/ppo/seed_0"
+    changed = load(
+        ["exp=ppo", "env=franka_pick", "randomization=franka_physics", "randomization.gravity.component=1"], BUILT_IN
+    )
+    assert changed.randomization["gravity"]["component"] == 1
+    line = "{field: geom_rgba, operation: scale, distribution: {uniform: [0.9, 1.1]}}"
+    own = load(["exp=ppo", "env=franka_pick", f"randomization.tint={line}"], BUILT_IN)
+    assert own.randomization == {
+        "tint": {"field": "geom_rgba", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}}
+    }
+    assert own.run_dir == "logs/franka_pick/randomized/ppo/ppo/seed_0"
+    assert load(["exp=ppo", "env=franka_pick"], BUILT_IN).randomization == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("randomization.gravity.operation=scael", "randomization.gravity.operation=scael: expected one of set, add"),
+        ("randomization.gravity.feild=x", "randomization.gravity=feild: expected one of the keys field, of"),
+        ("randomization.gravity=3", "randomization.gravity=3: expected a section with field, of"),
+        ("randomization=franka_vison", "nearest: franka_vision"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused_before_anything_is_built(override: str, message: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        load(["exp=ppo", "env=franka_pick", "randomization=franka_physics", override], BUILT_IN)
+    assert message in str(refused.value)

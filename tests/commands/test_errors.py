@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from sheeplike import envs
 from sheeplike.__main__ import main
 from sheeplike.commands.errors import CommandError, as_command_errors, nearest
 
@@ -16,7 +17,7 @@ JOB = ("exp=dreamer_v3", "env=franka_pick")
     [
         ((), ["exp= is missing", "dreamer_v3"]),
         (("env=franka_pick",), ["exp= is missing", "dreamer_v3"]),
-        (("exp=dreamer_v3",), ["env= is missing", "cartpole_balance, cartpole_swingup, franka_pick"]),
+        (("exp=dreamer_v3",), ["env= is missing", "cartpole_balance, cartpole_swingup", "franka_pick"]),
         (("exp=dreamr_v3", "env=franka_pick"), ["exp 'dreamr_v3'", "one of dreamer_v3", "nearest: dreamer_v3"]),
         (("exp=dreamer_v3", "env=frankapick"), ["env 'frankapick'", "cartpole_swingup", "nearest: franka_pick"]),
         ((*JOB, "agent/size=12M"), ["agent/size '12M'", "200m", "nearest: 12m"]),
@@ -73,6 +74,21 @@ def test_unknown_key(refused, key, match):
         ("env.image_size=[50,1000]", ["env.image_size=[50,1000]", "nearest: env.image_size=[48,256]"]),
         ("env.image_size=[64,64,3]", ["env.image_size=[64,64,3]", "nearest: env.image_size=48"]),
         ("env.cameras=[1]", ["env.cameras=[1]", "a list of one or more names, or null"]),
+        ("env.image_size={front:50}", ["that of each camera by name", "nearest: env.image_size={front:48}"]),
+        (
+            "env.image_size={front:[64,300]}",
+            ["env.image_size={front:[64,300]}", "nearest: env.image_size={front:[64,256]}"],
+        ),
+        ("env.image_size={front:big}", ["env.image_size={front:big}", "an integer from 48 to 256"]),
+        ("env.image_size={}", ["env.image_size={}", "that of each camera by name"]),
+        ("env.image_size={front:64,wrist:48}", ["a size for each of env.cameras=[front], and for no other"]),
+        ("env.image_size={wrist:48}", ["a size for each of env.cameras=[front], and for no other"]),
+        ("env.renderer=wrap", ["one of warp, madrona, none", "nearest: env.renderer=warp"]),
+        ("env.renderer=null", ["one of warp, madrona, none", "nearest: env.renderer=none"]),
+        ("env.renderer=none", ["agent.observations=[pixels/*]: expected vectors alone", "observations=[state]"]),
+        ("env.segmentation=seg", ["true or false", "nearest: env.segmentation=false"]),
+        ("env.shadows=2", ["true or false", "nearest: env.shadows=false"]),
+        ("env.textures=on", ["true or false", "nearest: env.textures=true"]),
         ("env.depth=maybe", ["env.depth=maybe", "true or false", "nearest: env.depth=false"]),
         ("env.name=franka", ["env.name=franka", "cartpole_balance", "nearest: env.name=franka_pick"]),
         ("env.options.episode_lenght=9", ["option of franka_pick 'episode_lenght'", "nearest: episode_length"]),
@@ -108,6 +124,53 @@ def test_unknown_key(refused, key, match):
 def test_values(refused, override, parts):
     line = refused(*JOB, override)
     assert all(part in line for part in parts), line
+
+
+def test_what_is_not_rendered_cannot_be_observed(refused, sheeplike):
+    blind = ("exp=ppo", "env=franka_pick", "env.renderer=none")
+    line = refused(*blind, "agent.observations=[state,depth/*]")
+    assert "agent.observations=[state,depth/*]: expected vectors alone, since env.renderer=none" in line
+    assert line.endswith("nearest: agent.observations=[state]\n")
+    line = refused(*blind, "agent.observations=[state]", "agent.value_observations=[pixels/*]")
+    assert "agent.value_observations=[pixels/*]: expected vectors alone" in line
+    for option in ("depth", "segmentation", "shadows", "textures"):
+        line = refused(*blind, "agent.observations=[state]", f"env.{option}=true")
+        assert f"env.{option}=true: expected false, since env.renderer=none" in line
+    config = sheeplike(*blind, "agent.observations=['*state']").runs[0].config
+    assert (config.env.renderer, config.env.cameras) == ("none", ("front",))
+
+
+def test_madrona_draws_training_and_evaluation_with_as_many_worlds(refused, sheeplike):
+    job = (*JOB, "env.renderer=madrona", "env.num_envs=8")
+    line = refused(*job, "eval.num_envs=4")
+    assert "eval.num_envs=4: expected env.num_envs=8" in line
+    assert line.endswith("nearest: eval.num_envs=8\n")
+    for given in ([], ["eval.num_envs=8"], ["eval.num_envs=8", "eval.episodes=4"]):
+        assert sheeplike(*job, *given).runs[0].config.eval.num_envs == 8
+    assert sheeplike(*job, "eval.every=null", "eval.num_envs=4").runs[0].config.eval.num_envs == 4
+    line = refused(*job, "env.cameras=[front,wrist]", "env.image_size={front:64,wrist:48}")
+    assert "one size, since env.renderer=madrona has one for all cameras" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("env.renderer=none", "env.renderer=none: expected warp, since elsewhere renders its images itself"),
+        ("env.cameras=[front]", "env.cameras=[front]: expected null, since"),
+        ("env.depth=true", "env.depth=true: expected false, since"),
+        ("env.segmentation=true", "env.segmentation=true: expected false, since"),
+        ("env.shadows=true", "env.shadows=true: expected false, since"),
+        ("env.textures=true", "env.textures=true: expected null, since"),
+        ("env.image_size={front:64}", "env.image_size={front:64}: expected one size, since"),
+    ],
+)
+def test_what_others_render_is_left_to_them(refused, sheeplike, monkeypatch, override, part):
+    def elsewhere(*, num_envs, device, image_size, action_repeat, seed): ...
+
+    monkeypatch.setitem(envs._BUILDERS, "elsewhere", elsewhere)
+    job = ("exp=ppo", "env=cartpole_balance", "env.name=elsewhere", "hyperparameters=none", "scale=none")
+    assert sheeplike(*job).runs[0].config.env.name == "elsewhere"
+    assert part in refused(*job, override)
 
 
 def test_a_sequence_longer_than_the_ring(refused):

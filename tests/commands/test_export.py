@@ -182,6 +182,12 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
         {"observations": {"pixels/fixed": box}},
         {"observations": {"state": box | {"dtype": "object"}}},
         {"actions": {"type": "os.system"}},
+        {"actions": {"type": "Discrete", "n": 0}},
+        {"actions": {"type": "Discrete", "n": 10**9}},
+        {"actions": {"type": "Discrete", "n": "3"}},
+        {"actions": {"type": "MultiDiscrete", "nvec": [2, 3], "start": [0]}},
+        {"actions": {"type": "MultiDiscrete", "nvec": [2, [3]], "start": [0, 0]}},
+        {"actions": {"type": "MultiDiscrete", "nvec": [], "start": []}},
     ):
         model.write_text(json.dumps(described | change))
         assert str(place) in problem()
@@ -191,6 +197,17 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     tensors = load_file(weights)
     save_file(dict(list(tensors.items())[:-1]), weights)
     assert "was altered" in problem()
+
+
+def test_an_export_of_before_loads(run_dir: Path) -> None:
+    """It lists all that the agent knows as observations, and has no targets and no ``start``."""
+    main(["export", f"run={run_dir}"])
+    (place,) = (run_dir / "export").iterdir()
+    described = json.loads((place / "model.json").read_text())
+    described["observations"] |= described.pop("only_for_learning")
+    described["agent"].pop("targets", None)
+    (place / "model.json").write_text(json.dumps(described))
+    assert load_agent(place).keys.spaces.keys() == {"pixels/fixed", "state"}
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

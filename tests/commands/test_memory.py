@@ -29,6 +29,7 @@ from sheeplike.memory import SequenceReplay
 ACTIONS = spaces.Box(-1, 1, (4,), np.float32)
 DREAMER = ("exp=dreamer_v3", "env=franka_pick", "profile=gpu")
 PPO = ("exp=ppo", "env=franka_pick", "profile=gpu")
+TWO = (*PPO, "env.cameras=[front,wrist]", "env.image_size={front:128,wrist:[64,96]}", "env.segmentation=true")
 GIB = 2**30
 
 
@@ -121,6 +122,7 @@ def test_what_says_something_else(error: Exception | None) -> None:
     "arguments",
     [
         (*DREAMER, "agent/size=1m", "agent.observations=['*']"),
+        (*DREAMER, "agent/size=1m", "agent.observations=[pixels/front]", "agent.targets=[state,pixels/wrist]"),
         (*PPO, "agent.value_observations=['*']", "agent.frame_stack=3"),
         (*PPO, "agent.observations=[state]", "agent.shared_trunk=true"),
     ],
@@ -155,6 +157,31 @@ def test_without_worlds_it_is_told_from_the_configuration_alone() -> None:
     )
 
 
+def test_each_camera_takes_what_its_size_is() -> None:
+    """Packed and delivered: 4 + 3 bytes of colours, 4 + 4 of depth and 8 + 4 of ids for each pixel."""
+    config = configured(*TWO, "env.depth=true", "env.num_envs=8", "agent.minibatches=2", "eval.num_envs=4")
+    assumed = memory._assumed(config)
+    assert {key: one.shape for key, one in assumed.items() if len(one.shape) == 3} == {
+        "depth/front": (128, 128, 1),
+        "depth/wrist": (64, 96, 1),
+        "pixels/front": (128, 128, 3),
+        "pixels/wrist": (64, 96, 3),
+        "segmentation/front": (128, 128, 1),
+        "segmentation/wrist": (64, 96, 1),
+    }
+    assert estimate(config).worlds == (8 + 4) * (128 * 128 + 64 * 96) * (7 + 8 + 12)
+    smaller = replace(config, env=replace(config.env, image_size={"front": 64, "wrist": 48}))
+    shapes = {key: one.shape[:2] for key, one in memory.resized(assumed, smaller).items() if len(one.shape) == 3}
+    assert shapes == {key: (64, 64) if key.endswith("front") else (48, 48) for key in shapes}
+
+
+def test_without_a_renderer_there_are_no_frames() -> None:
+    config = configured(*PPO, "env.renderer=none", "agent.observations=[state]")
+    assert estimate(config).worlds == 0
+    text = memory_advice(config, torch.OutOfMemoryError("CUDA out of memory"))
+    assert "image_size" not in text
+
+
 def _size(config: Config):
     from sheeplike.agents.dreamer_v3 import Size
 
@@ -165,10 +192,10 @@ def _size(config: Config):
 
 
 def settings(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"([\w./]+)=(\[[^]]*\]|[^ ,]+) \(", text.partition("helps")[2])
+    return re.findall(r"([\w./]+)=(\{[^}]*\}|\[[^]]*\]|[^ ,]+) \(", text.partition("helps")[2])
 
 
-@pytest.mark.parametrize("job", [DREAMER, PPO, (*DREAMER, "agent/size=200m", "env.image_size=[64,96]")])
+@pytest.mark.parametrize("job", [DREAMER, PPO, (*DREAMER, "agent/size=200m", "env.image_size=[64,96]"), TWO])
 def test_what_is_proposed_is_valid_and_takes_less_the_first_the_least(job: tuple[str, ...]) -> None:
     config = configured(*job)
     now = estimate(config)

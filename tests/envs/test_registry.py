@@ -17,7 +17,10 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_lists_the_environments():
-    assert sheeplike.envs.list_envs() == ["cartpole_balance", "cartpole_swingup", "franka_pick", "playground"]
+    tasks, families = {"cartpole_balance", "cartpole_swingup", "franka_pick"}, {"atari", "dmc", "gym", "minigrid"}
+    assert sheeplike.envs.list_envs() == sorted(tasks | families | {"playground"})
+    assert {name for name in sheeplike.envs.list_envs() if sheeplike.envs.simulated(name)} == tasks | {"playground"}
+    assert {name for name in sheeplike.envs.list_envs() if sheeplike.envs.takes_id(name)} == families | {"playground"}
 
 
 @pytest.mark.parametrize("scene", ["cartpole.xml", "franka_pick.xml"])

@@ -262,7 +262,7 @@ def test_order_of_calls_is_checked():
         env.step(torch.zeros(1, 1))
     with pytest.raises(RuntimeError, match="before reset"):
         env.state_dict()
-    with pytest.raises(ValueError, match="expected none"):
+    with pytest.raises(ValueError, match="expected one of variation, memory, worlds"):
         env.reset(options={"x": 1})
     env.close()
     with pytest.raises(RuntimeError, match="closed"):

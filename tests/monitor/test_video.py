@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_worlds
+from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_worlds, to_colour
 
 GREEN, RED = [0, 255, 0], [255, 0, 0]
 
@@ -100,6 +100,18 @@ def test_tiles_keep_the_inside_of_a_world():
     assert torch.equal(tiled[:, :3, 5:], frames[:, 1])
 
 
+@pytest.mark.parametrize(("channels", "shown"), [(1, [0, 0, 0]), (3, [0, 1, 2]), (4, [3, 3, 3]), (12, [9, 10, 11])])
+def test_of_other_channels_the_newest_colours_or_grey_are_shown(channels, shown):
+    frames = torch.arange(channels, dtype=torch.uint8).expand(2, 4, 6, 8, channels)
+    assert to_colour(frames)[1, 2, 3, 4].tolist() == shown
+    tiled = tile_worlds(frames, 2, 2)
+    assert tiled.shape == (2, 12, 16, 3)
+    assert tiled[1, 9, 9].tolist() == shown
+    film = open_loop_video(frames, frames, context=1)
+    assert film.shape == (2, 3 * (6 + 2 * BORDER), 4 * (8 + 2 * BORDER), 3)
+    assert film[1, BORDER, BORDER].tolist() == shown
+
+
 def test_open_loop_rows_borders_and_error():
     b, steps, batch, height, width = BORDER, 4, 2, 6, 8
     truth = torch.full((steps, batch, height, width, 3), 100, dtype=torch.uint8)
@@ -137,7 +149,7 @@ def test_open_loop_error_is_exact_for_every_pair_of_values():
     ("truth", "context", "error", "message"),
     [
         (torch.zeros(2, 1, 4, 4, 3), 1, TypeError, r"expected torch\.uint8"),
-        (torch.zeros(2, 1, 4, 5, 3, dtype=torch.uint8), 1, ValueError, r"expected one \(T, B, H, W, 3\)"),
+        (torch.zeros(2, 1, 4, 5, 3, dtype=torch.uint8), 1, ValueError, r"expected one \(T, B, H, W, C\)"),
         (torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), 3, ValueError, "context=3: expected 0 to T=2"),
     ],
 )

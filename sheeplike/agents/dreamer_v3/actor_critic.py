@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.world_model import TwoHotHead
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.nn.distributions import BoundedNormal, OneHotCategorical, TwoHot
+from sheeplike.nn.distributions import BoundedNormal, JointCategorical, OneHotCategorical, TwoHot, categorical
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import PercentileScale
+
+ActionDistribution = BoundedNormal | OneHotCategorical | JointCategorical
 
 
 class Policy(nn.Module):
@@ -30,15 +32,15 @@ class Policy(nn.Module):
 
     def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float = 0.0) -> None:
         super().__init__()
-        self.discrete, self.unimix = codec.discrete, unimix
+        self.classes, self.unimix = codec.classes, unimix
         self.net = MLP(inputs, units, layers)
         # Mean and deviation are separate layers because gradients are clipped per tensor.
         self.heads = nn.ModuleList(Linear(units, codec.width, scale=0.01) for _ in range(1 if codec.discrete else 2))
 
-    def forward(self, features: Tensor) -> BoundedNormal | OneHotCategorical:
+    def forward(self, features: Tensor) -> ActionDistribution:
         hidden = self.net(features)
         out = torch.cat([head(hidden) for head in self.heads], -1)
-        return OneHotCategorical(out, self.unimix) if self.discrete else BoundedNormal(out)
+        return categorical(out, self.classes, self.unimix) if self.classes else BoundedNormal(out)
 
 
 class ActorCritic(nn.Module):
@@ -118,7 +120,7 @@ def imagination_loss(
     action: Tensor,
     reward: Tensor,
     cont: Tensor,
-    policy: BoundedNormal | OneHotCategorical,
+    policy: ActionDistribution,
     value: TwoHot,
     slow_value: TwoHot,
     scale: PercentileScale,

@@ -47,18 +47,20 @@ class DreamerV3:
 
     Args:
         observation_space: of one world, a flat ``Dict``.
-        action_space: of one world, ``Discrete`` or ``Box`` in ``[-1, 1]``.
+        action_space: of one world, ``Discrete``, ``MultiDiscrete`` or ``Box`` in ``[-1, 1]``.
         num_envs: worlds that :meth:`remember` receives.
         device: of parameters and replay.
         size: widths of the model, or the name of a preset.
         observations: glob patterns of the observation keys that the model sees and predicts.
+        targets: of those that it predicts without seeing them, such as ``privileged_state``: they shape the latent
+            state, and a player does without them.
         replay_ratio: gradient steps per policy step after ``learning_starts``.
         learning_starts: policy steps before the first update.
         batch_size, batch_length: sequences per update and steps per sequence.
         replay_size: policy steps kept.
         imagination_length: imagined steps ``I``.
         horizon: discount horizon in steps.
-        loss_scales: overrides of :data:`LOSS_SCALES`; ``reconstruction`` is for each observation key.
+        loss_scales: overrides of :data:`LOSS_SCALES`; ``reconstruction`` is for each observation key, targets too.
         learning_rate, warmup, betas, eps, agc: see :class:`~sheeplike.nn.optimizers.LaProp`.
         slow_critic_rate: how far the slow critic moves towards the fast one after each update.
         unimix, policy_unimix: share of a uniform distribution in the latents, and in a discrete policy.
@@ -80,6 +82,7 @@ class DreamerV3:
         device: torch.device | str = "cpu",
         size: Size | str = "12m",
         observations: Sequence[str] = ("pixels/*",),
+        targets: Sequence[str] = (),
         replay_ratio: float = 0.0625,
         learning_starts: int = 0,
         batch_size: int = 16,
@@ -113,6 +116,8 @@ class DreamerV3:
         self.horizon, self.return_lambda, self.entropy_scale = horizon, return_lambda, entropy_scale
         self.slow_critic_rate, self.autocast = slow_critic_rate, autocast
         self.keys = ModelKeys(observation_space, observations)
+        self.predicted = self.keys.with_targets(observation_space, targets)
+        self.targets = [key for key in self.predicted.spaces if key not in self.keys.spaces]
         self.codec = ActionCodec(action_space)
         self.scales = {**LOSS_SCALES, **(loss_scales or {})}
         if unknown := self.scales.keys() - LOSS_SCALES.keys():
@@ -120,7 +125,13 @@ class DreamerV3:
         with own_randomness(self.device):
             torch.manual_seed(seed)
             self.world_model = WorldModel(
-                self.keys, self.codec.width, size, unimix=unimix, free_nats=free_nats, horizon=horizon
+                self.keys,
+                self.codec.width,
+                size,
+                unimix=unimix,
+                free_nats=free_nats,
+                horizon=horizon,
+                predicted=self.predicted,
             ).to(self.device)
             features = self.world_model.rssm.features
             self.actor_critic = ActorCritic(features, self.codec, size.units, unimix=policy_unimix).to(self.device)
@@ -128,7 +139,7 @@ class DreamerV3:
         trained = [p for p in self.modules.parameters() if p.requires_grad]
         self.optimizer = LaProp(trained, learning_rate, betas=betas, eps=eps, agc=agc, warmup=warmup)
         self.replay = SequenceReplay(
-            replay_spec(self.keys, self.codec, size),
+            replay_spec(self.predicted, self.codec, size),
             num_envs=num_envs,
             size=replay_size,
             sequence=batch_length + CONTEXT,
@@ -179,7 +190,7 @@ class DreamerV3:
 
     def remember(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
-        self.replay.add(to_store(step, self.keys, self.codec))
+        self.replay.add(to_store(step, self.predicted, self.codec))
 
     def forget(self) -> None:
         """The replay is empty, as in a new agent."""
@@ -236,7 +247,7 @@ class DreamerV3:
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Means of the losses by name, and what is minimised: their weighted sum."""
-        assert losses.keys() - set(self.keys.spaces) == self.scales.keys() - {"reconstruction"}, (
+        assert losses.keys() - set(self.predicted.spaces) == self.scales.keys() - {"reconstruction"}, (
             "a loss without a scale"
         )
         means = {name: loss.mean() for name, loss in losses.items()}
@@ -332,7 +343,7 @@ class DreamerV3:
             self.replay.write_back(first.worlds, first.times, latents)
 
     def _scale(self, name: str) -> float:
-        return self.scales["reconstruction" if name in self.keys.spaces else name]
+        return self.scales["reconstruction" if name in self.predicted.spaces else name]
 
     def context(self, data: Mapping[str, Tensor]) -> Latent:
         """The stored latent ``(B, ...)`` from which the trained part of replayed sequences begins."""

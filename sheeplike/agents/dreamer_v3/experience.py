@@ -16,11 +16,20 @@ from sheeplike.agents.spaces import ActionCodec
 def replay_spec(
     keys: ModelKeys, codec: ActionCodec, size: Size, stoch: int = 32
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What one step of one world takes in the replay: key to (shape, dtype)."""
-    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
+    """What one step of one world takes in the replay: key to (shape, dtype).
+
+    Args:
+        keys: the observations that the model predicts, which it sees or not.
+    """
     flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
     latents = {"deter": ((size.deter,), torch.bfloat16), "stoch": ((stoch,), torch.uint8)}
-    return {**obs, **flags, "action": ((codec.width,), torch.float32), "reward": ((), torch.float32), **latents}
+    return {
+        **keys.stored(),
+        **flags,
+        "action": ((codec.width,), torch.float32),
+        "reward": ((), torch.float32),
+        **latents,
+    }
 
 
 def to_store(step: Step, keys: ModelKeys, codec: ActionCodec) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from sheeplike.agents.agent import Prediction
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
+from sheeplike.nn.images import to_unit
 
 
 def open_loop(
@@ -45,11 +46,12 @@ def open_loop(
     for key in world.decoder.keys.images:
         model = predicted[key].unflatten(0, (-1, length))
         truth = batch[key]
-        error = (model - truth.float() / 255).square().mean((0, 2, 3, 4))  # (T,)
+        error = (model - to_unit(truth)).square().mean((0, 2, 3, 4))  # (T,)
         name = key.removeprefix("pixels/")
         for ahead in (1, 5, 15, 30):
             if context + ahead <= length:
                 metrics[f"wm/open_loop_mse@{ahead}/{name}"] = error[context + ahead - 1]
         pixels = (model * 255).clamp(0, 255).to(torch.uint8)
-        predictions[name] = Prediction(truth.transpose(0, 1), pixels.transpose(0, 1), context)
+        shown = truth if truth.dtype == torch.uint8 else (to_unit(truth) * 255).to(torch.uint8)
+        predictions[name] = Prediction(shown.transpose(0, 1), pixels.transpose(0, 1), context)
     return metrics, predictions

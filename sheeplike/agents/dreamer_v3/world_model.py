@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sheeplike.agents.dreamer_v3.observations import Decoder, Encoder, ModelKeys
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.sizes import Size
-from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl
+from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl, symlog
 from sheeplike.nn.layers import MLP, Linear
 
 
@@ -45,7 +45,9 @@ class WorldModel(nn.Module):
     """Everything that predicts what the environment does.
 
     Args:
-        keys: the observations that it sees and predicts.
+        keys: the observations that it sees.
+        predicted: those that it predicts; None: the same. What it predicts without seeing it is a target: its loss
+            shapes the latent state, as that of any other observation does, and nobody needs it for acting.
         actions: width of the action.
         size: widths of the networks.
         horizon: effective planning horizon in steps. It is folded into the continue target, ``1 - 1/horizon``, so
@@ -63,9 +65,12 @@ class WorldModel(nn.Module):
         unimix: float = 0.01,
         free_nats: float = 1.0,
         horizon: float = 333.0,
+        predicted: ModelKeys | None = None,
     ) -> None:
         super().__init__()
         self.horizon = horizon
+        predicted = keys if predicted is None else predicted
+        self.targets = [key for key in predicted.spaces if key not in keys.spaces]
         self.encoder = Encoder(keys, depth=size.depth, units=size.units)
         self.rssm = RSSM(
             self.encoder.outputs,
@@ -79,7 +84,8 @@ class WorldModel(nn.Module):
             free_nats=free_nats,
         )
         flat = stoch * size.classes
-        self.decoder = Decoder(keys, deter=size.deter, stoch=flat, depth=size.depth, units=size.units, blocks=blocks)
+        widths = {"depth": size.depth, "units": size.units, "blocks": blocks}
+        self.decoder = Decoder(predicted, deter=size.deter, stoch=flat, **widths)
         self.reward = TwoHotHead(self.rssm.features, size.units, layers=1)
         self.cont = ContinueHead(self.rssm.features, size.units)
 
@@ -131,4 +137,9 @@ class WorldModel(nn.Module):
         for key in self.decoder.keys.images:
             mse = losses[key].mean() / batch[key][0, 0].numel()
             metrics[f"wm/psnr/{key.removeprefix('pixels/')}"] = -10 * mse.log10()
+        for key in (key for key in self.targets if key in self.decoder.keys.vectors):
+            # How much the latent knows of what nobody showed it: 1 is all of it, 0 no more than its mean.
+            truth = symlog(obs[key])
+            spread = (truth - truth.mean(0)).square().sum(-1).mean()
+            metrics[f"wm/explained_variance/{key}"] = 1 - losses[key].mean() / spread.clamp_min(1e-8)
         return losses, {key: value.detach() for key, value in metrics.items()}

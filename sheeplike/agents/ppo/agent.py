@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sheeplike.agents.agent import Prediction, Step, own_randomness
 from sheeplike.agents.faults import Faults, health
 from sheeplike.agents.ppo import inspection
-from sheeplike.agents.ppo.experience import draw_shift, observations, rollout_spec, to_store
+from sheeplike.agents.ppo.experience import STORED, draw_shift, observations, rollout_spec, to_store
 from sheeplike.agents.ppo.kl_control import KL_CONTROLS, control_kl
 from sheeplike.agents.ppo.losses import JUDGED, judge, objective
 from sheeplike.agents.ppo.networks import ActorCritic, Vision
@@ -117,15 +117,16 @@ class PPO:
         self.value_scale, self.entropy_scale = value_scale, entropy_scale
         self.normalise_advantage, self.max_grad_norm = normalise_advantage, max_grad_norm
         self.kl_control, self.kl_target = kl_control, kl_target
-        policy_keys = ObservationKeys(observation_space, observations)
+        self.policy_keys = ObservationKeys(observation_space, observations)
         value_keys = ObservationKeys(observation_space, value_observations or observations)
-        self.keys = ObservationKeys(observation_space, sorted({*policy_keys.spaces, *value_keys.spaces}))
+        self.keys = ObservationKeys(observation_space, sorted({*self.policy_keys.spaces, *value_keys.spaces}))
+        self.keys.refuse_names(STORED, "something else in the rollout")
         self.augment = augment and bool(self.keys.images)
         self.codec = ActionCodec(action_space)
         with own_randomness(self.device):
             torch.manual_seed(seed)
             self.networks = ActorCritic(
-                policy_keys,
+                self.policy_keys,
                 value_keys,
                 self.codec,
                 distribution=distribution,
@@ -170,11 +171,15 @@ class PPO:
 
     @torch.no_grad()
     def act(self, seen: Mapping[str, Tensor], *, sample: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """What the policy does when it sees ``(N, ...)``: what a player's extras hold, and the action."""
+        """What the policy does when it sees ``(N, ...)``: what a player's extras hold, and the action.
+
+        Where ``seen`` is without what only the value sees, the extras are without a value.
+        """
         with self.autocast():
-            policy, value = self.networks(seen)
+            judged = seen.keys() == self.keys.spaces.keys()
+            policy, value = self.networks(seen) if judged else (self.networks.act(seen), None)
         drawn = policy.sample() if sample else policy.mode()
-        extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn), "value": value}
+        extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn)} | ({"value": value} if judged else {})
         return extras, self.networks.to_env(drawn)
 
     def remember(self, step: Step) -> None:

@@ -6,20 +6,22 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
+from sheeplike.agents.ppo.losses import JUDGED
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
 from sheeplike.memory.replay import Spec
 
 SHIFT = 4  # pixels by which augmentation moves an image at most
+# What no observation may be called: what is stored beside them, and what a batch has beside them.
+STORED = ("reward", "is_first", "is_last", "is_terminal", "shift", *JUDGED, "worlds", "times", "held")
 
 
 def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
     """What one step of one world takes in the rollout: key to (shape, dtype)."""
-    obs = {key: (keys.spaces[key].shape, torch.uint8 if key in keys.images else torch.float32) for key in keys.spaces}
     flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
     numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
     shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
-    return {**obs, **flags, **numbers, "drawn": ((codec.width,), torch.float32), **shift}
+    return {**keys.stored(), **flags, **numbers, "drawn": ((codec.width,), torch.float32), **shift}
 
 
 def to_store(step: Step, keys: ObservationKeys) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sheeplike.nn.distributions import Normal, OneHotCategorical
+from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical
 
 JUDGED = ("drawn", "log_prob", "value", "advantage", "target", "valid")  # of each step, as :func:`objective` takes them
 
@@ -101,7 +101,7 @@ def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 
 def objective(
-    policy: Normal | OneHotCategorical,
+    policy: Normal | OneHotCategorical | JointCategorical,
     value: Tensor,
     drawn: Tensor,
     old_log_prob: Tensor,

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
-from sheeplike.nn.distributions import Normal, OneHotCategorical, TanhNormal
+from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical, TanhNormal, categorical
 from sheeplike.nn.normalizers import RunningNorm
 
-Distribution = Normal | OneHotCategorical
+Distribution = Normal | OneHotCategorical | JointCategorical
 DISTRIBUTIONS = ("auto", "tanh_normal", "clipped_normal", "categorical")
 
 
@@ -36,7 +36,7 @@ class Vision(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """Observations, key to ``(B, H, W, C)`` uint8 or ``(B, D)`` float32, to features ``(B, outputs)``.
+    """Observations, key to ``(B, H, W, C)`` images or ``(B, D)`` float32, to features ``(B, outputs)``.
 
     Args:
         keys: the observations.
@@ -86,8 +86,9 @@ class Trunk(nn.Module):
 
 
 def _module_name(key: str) -> str:
-    """An observation's key without dots, which the name of a module may not hold."""
-    return key.replace(".", "//")
+    """An observation's key as the name of a module, which may hold no dot and be none of a dictionary's own."""
+    name = key.replace(".", "//")
+    return f"//{name}" if hasattr(nn.ModuleDict(), name) else name
 
 
 class MLP(nn.Sequential):
@@ -182,10 +183,16 @@ class ActorCritic(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
 
+    def act(self, obs: Mapping[str, Tensor]) -> Distribution:
+        """The action distribution of :meth:`forward` alone, without what only the value sees."""
+        features = self.policy_trunk(obs)
+        with torch.autocast(features.device.type, enabled=False):
+            return self.to_distribution(self.policy_head(features.float()))
+
     def to_distribution(self, out: Tensor) -> Distribution:
         """The distribution that the policy's outputs describe."""
         if self.distribution == "categorical":
-            return OneHotCategorical(out)
+            return categorical(out, self.codec.classes)
         return TanhNormal(out) if self.distribution == "tanh_normal" else Normal(out, self.log_std.exp())
 
     def to_env(self, action: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ class PPOPlayer:
 
     Attributes:
         extras: of the last :meth:`act`: ``drawn`` ``(N, A)``, what the distribution drew, before any squashing;
-            ``log_prob`` and ``value`` ``(N,)``.
+            ``log_prob`` and ``value`` ``(N,)``. Without ``value``, and so not to be learnt from, where ``obs`` was
+            without something that only the value sees.
     """
 
     def __init__(self, agent: PPO, num_envs: int) -> None:
@@ -28,16 +29,20 @@ class PPOPlayer:
         self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
         stack, stacked = agent.frame_stack, agent.keys.images if agent.frame_stack > 1 else []
         self.frames = {
-            key: torch.zeros(num_envs, stack, *agent.keys.spaces[key].shape, dtype=torch.uint8, device=agent.device)
-            for key in stacked
+            key: torch.zeros(num_envs, stack, *shape, dtype=dtype, device=agent.device)
+            for key, (shape, dtype) in agent.keys.stored().items()
+            if key in stacked
         }
         self.extras: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
         """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
-        seen = {key: self._stack(key, obs[key], is_first) for key in self.agent.keys.images}
-        seen |= {key: obs[key] for key in self.agent.keys.vectors}
+        keys = self.agent.keys
+        if not keys.spaces.keys() <= obs.keys():  # a robot has no privileged state, and the policy does not ask for it
+            keys = self.agent.policy_keys
+        seen = {key: self._stack(key, obs[key], is_first) for key in keys.images}
+        seen |= {key: obs[key] for key in keys.vectors}
         self.extras, action = self.steps[sample](seen)
         return action
 

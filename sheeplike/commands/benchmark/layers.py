@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from mujoco import mjx
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
@@ -22,6 +21,7 @@ from sheeplike.commands.agents import learning_begins, name_collecting
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import Task, interleaved, milliseconds, rate, ratio
 from sheeplike.commands.benchmark.tables import Cell, Table
+from sheeplike.envs.mjx.rendering import NoRenderer
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.loop import LoopState, train
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer
@@ -32,22 +32,6 @@ UNIT = "steps/s"
 LAYERS = ("physics", "+ render", "+ vector env", "+ acting", "+ learning")
 WARM_UP = 6  # calls of acting: a CUDA graph is captured after some that are not
 FEW = 16  # worlds of a small run, for which acting is timed in any case
-
-
-class NullRenderer:
-    """Renders nothing, so that physics can be timed alone; a :class:`sheeplike.envs.mjx.renderer.Renderer`."""
-
-    cameras: tuple[str, ...] = ()
-    image_size = (0, 0)
-    depth = False
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-
-    def open(self) -> None: ...
-
-    def render(self, model: mjx.Model, data: mjx.Data) -> tuple[dict[str, jax.Array], mjx.Data]:
-        return {}, data
 
 
 class Actions:
@@ -125,10 +109,11 @@ def simulation(bench: Bench, parts: Sequence[str], table: Table) -> Table:
         simulator = worlds.simulator
         physics = Simulator(
             simulator.task,
-            NullRenderer(worlds.num_envs),
+            NoRenderer(worlds.num_envs),
             num_envs=worlds.num_envs,
             device=simulator.device,
-            variation=simulator.sample_variation,
+            randomization=simulator.randomization,
+            variation=simulator.custom_variation,
         )
         with phase("building kernels without rendering"):
             tasks["physics"] = BareLoop(physics, actions.jax, seed)

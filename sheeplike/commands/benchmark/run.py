@@ -22,6 +22,7 @@ from sheeplike.commands.benchmark.layers import acting, learning, simulation, st
 from sheeplike.commands.benchmark.memory import memory
 from sheeplike.commands.benchmark.tables import Report, Table
 from sheeplike.commands.benchmark.updates import MODES, updates
+from sheeplike.commands.benchmark.variation import variation
 from sheeplike.commands.building import launch
 from sheeplike.commands.errors import as_command_errors
 from sheeplike.commands.schema import Config
@@ -55,6 +56,7 @@ def run(config: Config, asked: Settings, sources: Sources, arguments: Sequence[s
     plan: dict[tuple[str, ...], Callable[[Sequence[str]], list[Table]]] = {
         ("learning",): lambda parts: [learning(bench, steps)],
         ("physics", "worlds"): lambda parts: [simulation(bench, parts, steps)],
+        ("variation",): lambda parts: [variation(bench)],
         ("acting",): lambda parts: acting(bench, steps),
         ("update",): lambda parts: [updates(bench, asked.modes or tuple(MODES))],
         ("breakdown",): lambda parts: [breakdown(bench)],

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
+from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.commands import schema
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
@@ -137,7 +138,7 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
         table.rows[KEPT] = [milliseconds([seconds / learner.cycle for seconds in taken[KEPT]]), quick, *nothing]
         table.notes.append(f"{KEPT}: with the part of compile=inductor that is not compiling.")
     table.rows = {name: table.rows[name] for name in (*MODES.values(), KEPT) if name in table.rows}
-    table.notes.insert(0, _describe(bench.config))
+    table.notes.insert(0, _describe(bench))
     if learners.keys() - {"off"}:
         table.notes.append("To compile takes less where the caches of an earlier run are found.")
     return table
@@ -212,10 +213,12 @@ def _random_observations(bench: Bench, generator: torch.Generator) -> dict[str, 
     return obs
 
 
-def _describe(config: Config) -> str:
-    a, size = config.agent, config.env.image_size
-    image = "x".join(map(str, size if isinstance(size, tuple) else (size, size)))
-    what = f"{image} images, {config.fabric.precision}"
+def _describe(bench: Bench) -> str:
+    config, a = bench.config, bench.config.agent
+    keys = ObservationKeys(bench.worlds.single_observation_space, a.observations)
+    shapes = {keys.spaces[key].shape[:2] for key in keys.images}
+    images = " and ".join("x".join(map(str, shape)) for shape in sorted(shapes)) or "no"
+    what = f"{images} images, {config.fabric.precision}"
     if isinstance(a, schema.PPO):
         steps = config.env.num_envs * a.rollout_length // a.minibatches
         return f"One gradient step on a minibatch of {steps} steps, {what}, its share of preparing a rollout included."

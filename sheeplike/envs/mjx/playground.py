@@ -71,10 +71,10 @@ class PlaygroundTask:
         episode_length: control steps; None: as configured by Playground.
         overrides: of Playground's configuration of the task, such as ``{"ctrl_dt": 0.02}``; keys below others nested,
             or joined by dots.
-        textures: draw them: the floor's squares show that a robot moves, and the floor is white without them. They cost
-            a fifth to a third of the renderer's speed.
 
     Attributes:
+        textures: drawn unless that is refused: the floor's squares show that a robot moves, and the floor is white
+            without them. They cost a fifth to a third of the renderer's speed.
         default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
 
     Raises:
@@ -87,7 +87,6 @@ class PlaygroundTask:
         *,
         episode_length: int | None = None,
         overrides: Mapping[str, Any] | None = None,
-        textures: bool = True,
     ) -> None:
         registry, self._library = _import()
         if episode_length is not None and not (type(episode_length) is int and episode_length >= 1):
@@ -113,7 +112,7 @@ class PlaygroundTask:
         if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
             nearest = f"nearest: {max(round(steps), 1) * config.sim_dt:g}"
             raise ValueError(f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; {nearest}")
-        self.name, self.textures = id, textures
+        self.name, self.textures = id, True
         self.model: mujoco.MjModel = self._env.mj_model
         for name in HIDDEN.get(id, ()):
             self.model.geom(name).group = HIDDEN_GROUP
@@ -158,7 +157,7 @@ class PlaygroundTask:
             return self
         overrides = {**self._overrides, "ctrl_dt": self._env._config.ctrl_dt * repeat}
         length = self.episode_length // repeat
-        return PlaygroundTask(self._id, episode_length=length, overrides=overrides, textures=self.textures)
+        return PlaygroundTask(self._id, episode_length=length, overrides=overrides)
 
     @contextmanager
     def _using(self, model: mjx.Model, data: mjx.Data) -> Iterator[None]:

@@ -21,6 +21,7 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,17 +30,15 @@ import jax.numpy as jnp
 import numpy as np
 from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
-from mujoco.mjx.warp.types import _BATCH_DIM
 
 from sheeplike.envs.mjx.capacity import check_capacity
-from sheeplike.envs.mjx.renderer import Renderer
+from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation, adjust
+from sheeplike.envs.mjx.randomization.fields import BATCHABLE
+from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
+from sheeplike.envs.mjx.rendering import Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.stepping import WORLDS, Resets, signature
 from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, steps_itself
-
-Variation = dict[str, jax.Array]
-"""Model fields that differ between worlds, by path; of one world: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``.
-Geoms fixed to the world keep the pose they were compiled with: Warp computes it once."""
 
 Scalars = dict[str, jax.Array]
 """The task's settings by name, float32 () of one world, (N,) of all."""
@@ -87,6 +86,22 @@ class State(NamedTuple):
     """int32 (), episodes begun, the current one included."""
     ended: jax.Array
     """bool (), the previous call delivered the last frame; the next one resets."""
+    waiting: dict[str, jax.Array]
+    """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
+
+
+class Forced(NamedTuple):
+    """What a reset takes instead of what it would have drawn; by name, which worlds (N,) bool, and values (N, ...)."""
+
+    drawn: dict[str, tuple[jax.Array, jax.Array]]
+    """Draws of lines, (N, R, C)."""
+    model: dict[str, tuple[jax.Array, jax.Array]]
+    """Fields of the model."""
+    memory: dict[str, tuple[jax.Array, jax.Array]]
+    """Fields of the task's memory, as the reset leaves it."""
+
+
+FREE = Forced({}, {}, {})
 
 
 class Output(NamedTuple):
@@ -102,11 +117,6 @@ class Output(NamedTuple):
     nonfinite: jax.Array
 
 
-def no_variation(key: jax.Array) -> Variation:
-    """The nominal model in every world."""
-    return {}
-
-
 class Simulator:
     """Steps ``num_envs`` worlds of ``task``.
 
@@ -115,13 +125,20 @@ class Simulator:
         renderer: built for the same number of worlds.
         num_envs: worlds.
         device: where everything lives.
-        variation: draws the model fields of one world from a typed PRNG key, anew for each episode.
+        randomization: what differs between worlds, drawn anew for each episode; see
+            :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
+        nominal: every world is the compiled scene all the same.
+        variation: draws fields of the model of one world, by path and whole, from a typed PRNG key, for what cannot be
+            written down as ``randomization``; the derived constants are its own business.
 
     Attributes:
+        randomization: bound to the scene.
+        custom_variation: ``variation``, if it was given.
         settings: the task's settings and their defaults; which of their values a step takes is its caller's choice.
 
     Raises:
-        ValueError: world counts that differ, or too few contacts or constraints allocated for the scene.
+        ValueError: world counts that differ, too few contacts or constraints allocated for the scene, or a variation
+            that cannot be simulated or seen.
         TypeError: a task that takes or returns something other than the protocol says.
     """
 
@@ -132,7 +149,9 @@ class Simulator:
         *,
         num_envs: int,
         device: jax.Device,
-        variation: Callable[[jax.Array], Variation] = no_variation,
+        randomization: Lines | Randomization | None = None,
+        nominal: bool = False,
+        variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if renderer.num_envs != num_envs:
             raise ValueError(
@@ -143,7 +162,8 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
-        self.sample_variation = variation
+        if randomization and variation:
+            raise ValueError("randomization and variation: expected one of them")
         self.settings = {} if steps_itself(task) else declared(task)
         self._defaults = Settings(self.settings, num_envs=num_envs, device=device).on_device
         model = mjx.put_model(task.model, device=device, impl="warp")
@@ -158,15 +178,22 @@ class Simulator:
             naconmax=num_envs * task.contacts_per_world,
             njmax=task.constraints_per_world,
         )
+        if not isinstance(randomization, Randomization):
+            lines, cameras = randomization or {}, tuple(renderer.image_sizes)
+            randomization = Randomization(lines, task.model, self._model, cameras=cameras, nominal=nominal)
+        self.randomization = randomization
+        self.custom_variation = variation
         self._resets: Resets | None = None
         if steps_itself(task):
             self._resets = Resets(task, inputs=INPUTS, template=self._template, model=self._model, device=device)
         self._check_variation()
+        renderer.vary(jax.eval_shape(self.sample_variation, jax.random.key(0)).model)
         self.vector_shapes = self._check_task()
         # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
         # the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in order of
         # appearance, so every leaf keeps its own only if the state comes first and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
+        self._forced = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0, 0)))
         # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
         self._newest: list[jax.Array] = []
@@ -205,6 +232,26 @@ class Simulator:
         self._newest[:] = [output.reward]
         return variation, state, output
 
+    def step_forced(
+        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, forced: Forced
+    ) -> tuple[Variation, State, Output]:
+        """:meth:`step`, in which worlds that begin an episode take what ``forced`` holds for them.
+
+        Compiled on its own when it is first used, and for each set of names in ``forced``.
+        """
+        with jax.default_device(self.device):
+            state, variation, output = self._forced(variation, state, actions, settings, forced)
+        self._newest[:] = [output.reward]
+        return variation, state, output
+
+    def sample_variation(self, key: jax.Array) -> Variation:
+        """The variation of a new episode of one world."""
+        return (
+            self.randomization.sample(key)
+            if self.custom_variation is None
+            else NOMINAL._replace(model=self.custom_variation(key))
+        )
+
     @property
     def compilations(self) -> int:
         """How often ``step`` was compiled: once, whatever came in."""
@@ -224,26 +271,29 @@ class Simulator:
             key=jax.random.key_data(key),
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
+            waiting=self._no_actions(),
         )
         return self.sample_variation(key), state
 
     def _step_all(
-        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars
+        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, forced: Forced = FREE
     ) -> tuple[State, Variation, Output]:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
-            variation, state, output = jax.vmap(self._step, axis_name=WORLDS)(variation, state, actions, settings)
+            step = jax.vmap(self._step, axis_name=WORLDS)
+            variation, state, output = step(variation, state, actions, settings, forced)
         return state, variation, output
 
     def _step(
-        self, variation: Variation, state: State, action: jax.Array, settings: Scalars
+        self, variation: Variation, state: State, action: jax.Array, settings: Scalars, forced: Forced
     ) -> tuple[Variation, State, Output]:
         """One control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
+        action, waiting = _delayed(action, state.waiting, variation)
 
-        model = self._model.tree_replace(variation)
+        model = self._model.tree_replace(variation.model)
         if self._resets:
             data, outcome, vectors = task.advance(model, state.data, state.memory, action)
         else:
@@ -252,13 +302,14 @@ class Simulator:
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
-        variation = _where(reset, self.sample_variation(variation_key), variation)
-        model = self._model.tree_replace(variation)
+        variation = _where(reset, self._vary(variation_key, forced), variation)
+        model = self._model.tree_replace(variation.model)
         clean = self._clean(data, model)
         if self._resets:
             first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
         else:
             first, first_memory = task.reset(reset_key, clean, **settings)
+        first_memory = _replaced(first_memory, forced.memory)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
         # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
@@ -281,6 +332,7 @@ class Simulator:
             outcome = task.evaluate(data, memory, action)
             memory = _where(reset, memory, outcome.memory)
             vectors = dict(task.observe(data, memory))
+        vectors = _told(vectors, variation)
         finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
@@ -299,6 +351,7 @@ class Simulator:
         truncated = ~terminated & (nonfinite | (statistics.length >= task.episode_length))
 
         frames, data = self.renderer.render(model, data)
+        frames = adjust(frames, variation.frames)
         state = State(
             data=data,
             memory=memory,
@@ -306,9 +359,26 @@ class Simulator:
             key=state.key,
             episode=state.episode + reset,
             ended=terminated | truncated,
+            waiting=_where(reset, self._no_actions(), waiting),
         )
         output = Output(frames, vectors, reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, output
+
+    def _vary(self, key: jax.Array, forced: Forced) -> Variation:
+        """The variation of a new episode, but for what is forced."""
+        if self.custom_variation is None:
+            drawn = self.randomization.draw(key)
+            drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in forced.drawn.items()}
+            variation = self.randomization.apply(drawn)
+        else:
+            variation = self.sample_variation(key)
+        fields = {path: jnp.where(*choice, variation.model[path]) for path, choice in forced.model.items()}
+        return variation._replace(model=variation.model | fields)
+
+    def _no_actions(self) -> dict[str, jax.Array]:
+        """As if nothing had been done for as long as an action can wait."""
+        depth = self.randomization.max_delay
+        return {DELAY: jnp.zeros((depth, *self.task.action_space.shape), jnp.float32)} if depth else {}
 
     def _clean(self, data: mjx.Data, model: mjx.Model) -> mjx.Data:
         """``data`` with its inputs at the model's defaults."""
@@ -319,12 +389,13 @@ class Simulator:
         return jnp.zeros(self.task.action_space.shape, jnp.float32)
 
     def _check_variation(self) -> None:
-        for path, value in jax.eval_shape(self.sample_variation, jax.random.key(0)).items():
-            batchable = _BATCH_DIM["Model"].get(path) or _BATCH_DIM["Option"].get(path.removeprefix("opt."))
+        if self.custom_variation is None:
+            return
+        for path, value in jax.eval_shape(self.custom_variation, jax.random.key(0)).items():
             field = self._model
             for part in path.split("."):
                 field = getattr(field, part, None)
-            if field is None or not batchable:
+            if field is None or path not in BATCHABLE:
                 raise ValueError(f"variation of {path!r}: the model has no such field that may differ between worlds")
             if (value.shape, value.dtype) != (field.shape, field.dtype):
                 raise ValueError(
@@ -351,6 +422,8 @@ class Simulator:
             memory, next_memory, outcome, vectors = jax.eval_shape(
                 episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
             )
+        variation = jax.eval_shape(self.sample_variation, jax.random.key(0))
+        vectors = jax.eval_shape(_told, vectors, variation)
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
@@ -380,3 +453,43 @@ def _zero_statistics(terms: dict[str, Any]) -> Statistics:
 def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
     """Leaf-wise choice between two trees of one world. Not for ``mjx.Data``."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
+
+
+def _delayed(
+    action: jax.Array, waiting: dict[str, jax.Array], variation: Variation
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The action that takes effect now, and those that still wait."""
+    if not waiting:
+        return action, waiting
+    line = jnp.concatenate([action[None], waiting[DELAY]])
+    return line[variation.delay[DELAY]], {DELAY: line[:-1]}
+
+
+def _told(vectors: dict[str, jax.Array], variation: Variation) -> dict[str, jax.Array]:
+    """The vectors of one world with its variation among them: on its own, and for a critic at the end of what only it
+    may see."""
+    if not variation.drawn:
+        return dict(vectors)
+    drawn = jnp.concatenate([numbers.reshape(-1) for numbers in variation.drawn.values()])
+    seen = vectors.get("privileged_state", vectors.get("state", jnp.zeros(0)))
+    return vectors | {"variation": drawn, "privileged_state": jnp.concatenate([seen, drawn])}
+
+
+def _replaced(memory: Memory, forced: dict[str, tuple[jax.Array, jax.Array]]) -> Memory:
+    """The memory with some of its fields replaced where that is asked for."""
+    if not forced:
+        return memory
+    old = memory_fields(memory)
+    new = {name: jnp.where(*choice, old[name]) for name, choice in forced.items()}
+    if isinstance(memory, dict):
+        return memory | new
+    return memory._replace(**new) if isinstance(memory, tuple) else dataclasses.replace(memory, **new)
+
+
+def memory_fields(memory: Memory) -> dict[str, Any]:
+    """The fields of a task's memory by name: of a dict, a NamedTuple or a dataclass."""
+    if isinstance(memory, dict):
+        return memory
+    if isinstance(memory, tuple):
+        return memory._asdict() if hasattr(memory, "_asdict") else {}
+    return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}

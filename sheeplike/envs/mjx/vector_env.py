@@ -1,5 +1,6 @@
 """The simulator as a ``gymnasium.vector.VectorEnv`` whose tensors are torch, on one device."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
-from sheeplike.envs.mjx.renderer import WarpRenderer
+from sheeplike.envs.mjx import options as reset_options
+from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
+from sheeplike.envs.mjx.randomization.spec import Lines
+from sheeplike.envs.mjx.rendering import ImageSize, Renderer, make_renderer
 from sheeplike.envs.mjx.settings import Settings, Values
-from sheeplike.envs.mjx.simulator import Output, Simulator, State, Variation, no_variation
+from sheeplike.envs.mjx.simulator import FREE, Forced, Output, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 
 Observations = dict[str, torch.Tensor]
@@ -29,9 +33,10 @@ SETTING = "settings."
 class MjxVectorEnv(gymnasium.vector.VectorEnv):
     """Worlds of one MJX task, simulated and rendered in one jitted call per step.
 
-    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3),
-    ``"depth/<camera>"`` float32 (N, H, W, 1) if asked for (metres along the optical axis, 0 where nothing is hit),
-    ``"state"``, ``"privileged_state"`` and the task's other vectors float32 (N, D). Resets follow
+    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3), if asked for
+    ``"depth/<camera>"`` float32 (N, H, W, 1) (metres along the optical axis, 0 where nothing is hit) and
+    ``"segmentation/<camera>"`` int32 (N, H, W, 1) (geom ids, -1 where nothing is hit), ``"state"``,
+    ``"privileged_state"`` and the task's other vectors float32 (N, D). Resets follow
     ``AutoresetMode.NEXT_STEP``: the last frame of an episode comes with ``terminated`` or ``truncated``; the next call
     ignores that world's action and delivers the first frame of a new episode, with reward 0.
 
@@ -47,17 +52,29 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     The task's settings, numbers that may change while it runs, are read by ``settings`` and ``get_attr`` and changed by
     ``set_attr``, each world's on its own.
 
+    Worlds may differ (``randomization``): each draws its variation anew for every episode. What was drawn is read by
+    ``variation``, is observed as ``"variation"`` float32 (N, D), and stands at the end of ``"privileged_state"``.
+
     Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
 
     Args:
         task: one world.
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
-        image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
+        image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
         cameras: names, or the task's ``default_cameras`` if it has such, or all of the scene's.
-        depth: depth images beside the frames.
+        renderer: ``"warp"``, ``"madrona"``, or ``"none"``: no frames, and a scene needs no camera.
+        depth, segmentation: such images beside the frames.
+        shadows: of lights that cast any.
+        textures: of materials that have any; None: if the task's ``textures`` is true.
         seed: of the first ``reset()``.
-        variation: draws the model fields of one world from a typed JAX PRNG key, anew for each episode.
+        randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
+            :mod:`sheeplike.envs.mjx.randomization.spec`.
+        nominal: with the same observations, every world is the compiled scene: for evaluation.
+        variation: in place of ``randomization``: draws fields of the model of one world from a typed JAX PRNG key.
+
+    Warns:
+        UserWarning: randomization leaves constants of the model at their nominal values.
 
     Raises:
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
@@ -69,56 +86,69 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
-        image_size: int | tuple[int, int] = 64,
+        image_size: ImageSize | Mapping[str, ImageSize] = 64,
         cameras: Sequence[str] | None = None,
+        renderer: str = "warp",
         depth: bool = False,
+        segmentation: bool = False,
+        shadows: bool = False,
+        textures: bool | None = None,
         seed: int = 0,
-        variation: Callable[[jax.Array], Variation] | None = None,
+        randomization: Lines | None = None,
+        nominal: bool = False,
+        variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
         self.device, jax_device = resolve_device(device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-        renderer = WarpRenderer(
+        frames = make_renderer(
+            renderer,
             task.model,
             num_envs=num_envs,
             image_size=image_size,
             cameras=getattr(task, "default_cameras", None) if cameras is None else cameras,
             depth=depth,
-            textures=getattr(task, "textures", False),
+            segmentation=segmentation,
+            shadows=shadows,
+            textures=getattr(task, "textures", False) if textures is None else textures,
             device=str(self.device),
         )
         self.simulator = Simulator(
-            task, renderer, num_envs=num_envs, device=jax_device, variation=variation or no_variation
+            task,
+            frames,
+            num_envs=num_envs,
+            device=jax_device,
+            randomization=randomization,
+            nominal=nominal,
+            variation=variation,
         )
+        for remark in self.simulator.randomization.remarks:
+            warnings.warn(remark, stacklevel=2)
         self._settings = Settings(self.simulator.settings, num_envs=num_envs, device=jax_device)
         self.name = task.name
         self.num_envs = num_envs
         self.episode_length = task.episode_length
         self.single_action_space = task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
-        self.single_observation_space = self._observation_space(renderer)
+        self.single_observation_space = self._observation_space(frames)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         control_rate = 1.0 / (task.substeps * task.model.opt.timestep)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
         self._low = torch.as_tensor(task.action_space.low, device=self.device)
         self._high = torch.as_tensor(task.action_space.high, device=self.device)
         self._seed = check_seed(seed)
-        self._variation: Variation = {}
+        self._variation: Variation = NOMINAL
         self._state: State | None = None
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
         self._in_flight: deque[tuple[torch.Tensor, Output]] = deque(maxlen=2)
 
-    def _observation_space(self, renderer: WarpRenderer) -> spaces.Dict:
-        entries: dict[str, spaces.Space] = {}
-        for camera in renderer.cameras:
-            entries[f"pixels/{camera}"] = spaces.Box(0, 255, (*renderer.image_size, 3), np.uint8)
-            if renderer.depth:
-                entries[f"depth/{camera}"] = spaces.Box(0.0, np.inf, (*renderer.image_size, 1), np.float32)
-        for name, shape in self.simulator.vector_shapes.items():
-            entries[name] = spaces.Box(-np.inf, np.inf, shape, np.float32)
-        return spaces.Dict(dict(sorted(entries.items())))
+    def _observation_space(self, renderer: Renderer) -> spaces.Dict:
+        vectors = {
+            name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in self.simulator.vector_shapes.items()
+        }
+        return spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -128,21 +158,28 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         With a ``seed`` everything restarts from it. Without one, the first call uses the seed given at construction and
         later calls go on in each world's own random stream.
 
+        Args:
+            seed: an int in [0, 2**32).
+            options: what worlds take for this episode instead of what they would draw: ``{"variation": {...},
+                "memory": {...}, "worlds": [...]}``; see :func:`sheeplike.envs.mjx.options.parse`. The first use of
+                other names compiles once more.
+
         Raises:
-            ValueError: an impossible seed, or ``options``, of which there are none.
+            ValueError: an impossible seed, or options that do not fit.
             RuntimeError: the environment is closed.
         """
-        if options:
-            raise ValueError(f"options={dict(options)!r}: expected none")
         if self.closed:
             raise RuntimeError("reset() of a closed environment")
-        if seed is not None or self._state is None:
-            self._seed = self._seed if seed is None else check_seed(seed)
-            self._variation, self._state = self.simulator.start(self._seed)
+        first = seed is not None or self._state is None
+        seed = self._seed if seed is None else check_seed(seed)
+        if first:
+            variation, state = self.simulator.start(seed)
         else:
-            self._state = self._state._replace(ended=self._state.ended | True)
+            variation, state = self._variation, self._state._replace(ended=self._state.ended | True)
+        forced = reset_options.parse(options, self.simulator, variation, state) if options else FREE
+        self._seed, self._variation, self._state = seed, variation, state
         no_actions = torch.zeros(self.action_space.shape, dtype=torch.float32, device=self.device)
-        observations, _, _, _, info = self._advance(no_actions)
+        observations, _, _, _, info = self._advance(no_actions, forced)
         return observations, info
 
     def step(
@@ -172,6 +209,19 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         return self._advance(actions.detach().clamp(self._low, self._high))
 
     @property
+    def variation(self) -> dict[str, torch.Tensor]:
+        """What is in force in each world, by name of line: float32 (N, R, C), a copy, on the device.
+
+        For R elements, or 1 for all, and C components, or 1 for all; before the first reset there is nothing.
+        """
+        return {name: to_torch(jnp.copy(array)) for name, array in self._variation.drawn.items()}
+
+    @property
+    def varied_fields(self) -> dict[str, torch.Tensor]:
+        """The fields of the model that differ between worlds, by path: (N, ...), copies, on the device."""
+        return {name: to_torch(jnp.copy(array)) for name, array in self._variation.model.items()}
+
+    @property
     def settings(self) -> dict[str, torch.Tensor]:
         """The task's settings: float32 (N,) CPU tensors by name, a copy."""
         return self._settings.read()
@@ -197,7 +247,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Lets go of the worlds and of all that crossed the bridge."""
-        self._state, self._variation = None, {}
+        self._state, self._variation = None, NOMINAL
         self._in_flight.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -246,13 +296,13 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
 
     def _advance(
-        self, actions: torch.Tensor
+        self, actions: torch.Tensor, forced: Forced = FREE
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
-        self._variation, self._state, output = self.simulator.step(
-            self._variation, self._state, to_jax(flat), self._settings.on_device
-        )
+        given = (self._variation, self._state, to_jax(flat), self._settings.on_device)
+        step = self.simulator.step(*given) if forced is FREE else self.simulator.step_forced(*given, forced)
+        self._variation, self._state, output = step
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics

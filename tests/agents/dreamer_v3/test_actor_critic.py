@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -218,34 +217,3 @@ def test_discrete_policy_has_the_unimix_it_was_given(unimix: float) -> None:
         output.bias.copy_(torch.tensor([90.0, 0, 0, 0]))
         probs = policy(torch.zeros(1, 8)).probs[0]
     np.testing.assert_allclose(probs, [1 - 0.75 * unimix, *[unimix / 4] * 3], atol=1e-6)
-
-
-def test_discrete_actions_are_indices_outside_and_one_hot_inside() -> None:
-    codec = ActionCodec(spaces.Discrete(4))
-    inside, outside = torch.eye(4)[[2, 0, 3]], torch.tensor([2, 0, 3])
-    assert codec.width == 4
-    assert codec.to_env(inside).dtype == torch.int64
-    assert torch.equal(codec.to_env(inside), outside)
-    assert torch.equal(codec.from_env(outside), inside)
-    assert codec.from_env(outside).dtype == torch.float32
-
-
-def test_continuous_actions_are_the_same_on_both_sides_and_unclipped() -> None:
-    codec = ActionCodec(spaces.Box(-1, 1, (2,), np.float32))
-    action = torch.tensor([[1.7, -3.0]])
-    assert codec.width == 2
-    assert torch.equal(codec.to_env(action), action)
-    assert torch.equal(codec.from_env(action), action)
-
-
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        (spaces.Box(-2, 1, (2,), np.float32), "expected bounds -1 and 1"),
-        (spaces.Box(-1, 1, (2, 2), np.float32), "expected Discrete or a Box"),
-        (spaces.MultiDiscrete([2, 3]), "expected Discrete or a Box"),
-    ],
-)
-def test_other_action_spaces_are_refused(space: gymnasium.spaces.Space, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ActionCodec(space)

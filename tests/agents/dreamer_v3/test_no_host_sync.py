@@ -22,6 +22,7 @@ KINDS = {
     "camera and vector": {"cameras": ("front",)},
     "vector": {},
     "discrete": {"actions": spaces.Discrete(3)},
+    "several discrete": {"actions": spaces.MultiDiscrete([2, 3], start=[0, -1])},
 }
 READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),

@@ -37,10 +37,15 @@ def test_patterns_choose_observations_in_sorted_order(
     ("space", "patterns", "message"),
     [
         (SPACE, ("pixels/frnt",), r"^observation 'pixels/frnt': .*nearest is 'pixels/front'$"),
-        (spaces.Dict({"a": IMAGE, "b": spaces.Box(0, 255, (64, 64, 3), np.uint8)}), ("*",), "all must share one"),
-        (spaces.Dict({"a": spaces.Box(0, 1, (2, 2), np.float32)}), ("*",), r"^observation 'a': shape \(2, 2\)"),
+        (spaces.Dict({"a": spaces.Box(0, 1, (2, 2), np.float32)}), ("*",), r"^observation 'a': float32 \(2, 2\)"),
         (spaces.Dict({"a": spaces.Box(0, 1, (48, 48, 3), np.float32)}), ("*",), r"^observation 'a'"),
-        (spaces.Dict({"a": spaces.Box(0, 255, (50, 48, 3), np.uint8)}), ("*",), r"^image height 50"),
+        (
+            spaces.Dict({"a": IMAGE, "b": spaces.Box(0, 255, (50, 300, 3), np.uint8)}),
+            ("*",),
+            "^observation 'b': 50x300 pixels; expected multiples of 16 between 48 and 256; nearest is 48x256$",
+        ),
+        (spaces.Dict({"replay_value": VECTOR}), ("*",), "^observation 'replay_value': the name of a loss; rename it"),
+        (spaces.Dict({"stoch": VECTOR}), ("*",), "^observation 'stoch': the name of something else in the replay"),
     ],
 )
 def test_what_the_model_cannot_see_is_refused_in_one_line(

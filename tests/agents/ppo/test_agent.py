@@ -26,6 +26,7 @@ KINDS = {
         "actions": spaces.Discrete(3),
         "frame_stack": 2,
     },
+    "several discrete": {"actions": spaces.MultiDiscrete([2, 3], start=[0, -1])},
     "two vectors, clipped": {"vectors": {"state": 5, "privileged_state": 9}, "distribution": "clipped_normal"},
 }
 # (step, world) in a rollout of 8: at the first, an inner, the last and the bootstrapping step, and twice in one world.

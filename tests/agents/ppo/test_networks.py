@@ -224,11 +224,21 @@ def test_policy_and_value_have_trunks_of_their_own_or_one(
         {"vectors": {"state": 5}},
         {"cameras": ("front", "wrist"), "frame_stack": 2, "vision": Vision(shared=True)},
         {"cameras": ("front",), "actions": spaces.Discrete(4), "shared_trunk": True},
+        {"actions": spaces.MultiDiscrete([2, 4])},
         {"cameras": ("front",), "distribution": "clipped_normal", "vision": Vision("nature", "average")},
         {"cameras": ("front",), "vision": Vision("nature", "spatial_softmax", True), "augment": True},
         {"vectors": {"state": 5, "more": 2}, "actions": spaces.Discrete(2), "value_clip": 0.2, "activation": "silu"},
     ],
-    ids=["pixels", "state", "cameras and state", "discrete", "clipped normal", "spatial softmax", "two vectors"],
+    ids=[
+        "pixels",
+        "state",
+        "cameras and state",
+        "discrete",
+        "several",
+        "clipped normal",
+        "spatial softmax",
+        "two vectors",
+    ],
 )
 def test_every_parameter_learns_whatever_is_seen_and_done(
     options: dict[str, Any],

@@ -26,6 +26,7 @@ KINDS = {
     },
     "vector, clipped normal": {"distribution": "clipped_normal", "value_clip": 0.2, "kl_control": "adaptive_lr"},
     "discrete, shared": {"actions": spaces.Discrete(3), "shared_trunk": True},
+    "several discrete": {"actions": spaces.MultiDiscrete([2, 3], start=[0, -1])},
 }
 
 

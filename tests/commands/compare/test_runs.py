@@ -70,6 +70,25 @@ def test_an_action_that_is_held_for_longer_is_told(compared, trained):
     assert "A policy step is 1 or 4 control steps" in result.output
 
 
+def test_sizes_of_images_are_one_setting_and_not_one_for_each_camera(compared, trained):
+    trained({0: [1]})
+    logs = trained({0: [1]}, agent="ppo", env__image_size={"front": 64, "wrist": [48, 64]})
+    assert set(compared(str(logs)).rows) == {"dreamer_v3, image_size=48", "ppo, image_size={front:64,wrist:[48,64]}"}
+
+
+def test_a_run_that_is_older_than_a_renderer_to_choose_is_of_the_same_group(compared, trained, record, begin):
+    logs = trained({0: [1]})
+    place = begin(Path("logs/franka_pick/older/seed_1"), seed=1)
+    config = yaml.safe_load((place / "config.yaml").read_text())
+    for key in ("renderer", "segmentation", "shadows", "textures"):
+        del config["env"][key]
+    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    record(place, [3])
+    assert {name: row["seeds"] for name, row in compared(str(logs)).rows.items()} == {"dreamer_v3": "2"}
+    record(begin(Path("logs/franka_pick/dark/seed_2"), seed=2, env__shadows=True), [3])
+    assert set(compared(str(logs)).rows) == {"dreamer_v3, shadows=false", "dreamer_v3, shadows=true"}
+
+
 def test_what_may_change_on_resuming_does_not_make_another_group():
     assert RESUMABLE - {"eval"} <= INCIDENTAL
 

@@ -1,0 +1,43 @@
+"""Atari games as DreamerV3's authors play them.
+
+Source: ``danijar/dreamerv3`` ``embodied/envs/atari.py``, and ``atari100k`` in ``dreamerv3/configs.yaml``: no sticky
+actions, up to 30 steps of doing nothing at the start, the actions that the game uses, every life of a game in one
+episode, frames in RGB. Four frames an action and the brighter of the last two are the world's business.
+"""
+
+from typing import Any
+
+import gymnasium
+
+FRAMES = 108_000
+"""Of an episode: half an hour."""
+NOOP = 0
+
+
+class Protocol(gymnasium.Wrapper):
+    """Begins episodes by doing nothing for a random time, and ends them with a life if asked to.
+
+    Args:
+        env: a game in which every step is one frame.
+        noops: frames of doing nothing, at most; their number is drawn anew for each episode.
+        terminal_on_life_loss: an episode ends with a life; the next one begins a new game.
+    """
+
+    def __init__(self, env: gymnasium.Env, *, noops: int, terminal_on_life_loss: bool) -> None:
+        super().__init__(env)
+        self._noops, self._ends_with_life, self._lives = noops, terminal_on_life_loss, 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        for _ in range(int(self.np_random.integers(self._noops + 1))):
+            observation, _, terminated, truncated, info = self.env.step(NOOP)
+            if terminated or truncated:
+                observation, info = self.env.reset()
+        self._lives = info["lives"]
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        lost = 0 < info["lives"] < self._lives
+        self._lives = info["lives"]
+        return observation, reward, terminated or (lost and self._ends_with_life), truncated, info

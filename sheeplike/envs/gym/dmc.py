@@ -1,0 +1,117 @@
+"""DeepMind's control suite through Gymnasium's interface, seen through one of its cameras.
+
+Source of the cameras: ``danijar/dreamerv3`` ``embodied/envs/dmc.py``.
+"""
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from sheeplike.envs.errors import Unusable
+
+CAMERAS = {"quadruped": 2}
+"""Of domains whose first camera is not the one to learn from."""
+
+
+class ControlSuite(gymnasium.Env):
+    """One task of the suite.
+
+    Observations are its vectors by their names, float64; ``render()`` is the camera's image, uint8 (H, W, 3). An
+    episode terminates where the task ends it with a discount of 0, and is truncated where its time is over.
+
+    Args:
+        id: ``<domain>-<task>``.
+        image_size: pixels, ``(H, W)``.
+        camera: number of the camera; None: the one of :data:`CAMERAS`, or the first.
+        shadow_map: pixels a side of the map from which shadows are drawn, which takes most of the time where there is
+            no GPU; 0: no shadows; None: the task's own.
+        render_mode: ``rgb_array`` or None.
+
+    Attributes:
+        max_episode_steps: of an episode, or None without a limit.
+
+    Raises:
+        Unusable: it cannot render here.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        image_size: tuple[int, int],
+        camera: int | None = None,
+        shadow_map: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self._load(*id.split("-", 1))
+        physics = self._env.physics
+        period = self._env.control_timestep()
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 1.0 / period}
+        self.render_mode = render_mode
+        self.observation_space = spaces.Dict(
+            {
+                name: spaces.Box(-np.inf, np.inf, spec.shape, np.float64)
+                for name, spec in self._env.observation_spec().items()
+            }
+        )
+        action = self._env.action_spec()
+        low, high = (np.broadcast_to(bound, action.shape) for bound in (action.minimum, action.maximum))
+        self.action_space = spaces.Box(low, high, dtype=np.float64)
+        limit = getattr(self._env, "_step_limit", np.inf)
+        self.max_episode_steps = int(np.ceil(limit)) if np.isfinite(limit) else None
+        self._camera: Any = None
+        if render_mode is not None:
+            if shadow_map is not None:
+                physics.model.vis.quality.shadowsize = shadow_map  # read when the camera gets its context
+            self._open_camera(physics, image_size, CAMERAS.get(id.split("-")[0], 0) if camera is None else camera)
+            # One frame before anything else takes long: there may be no OpenGL after all.
+            self._first_frame()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._env.task.random.seed(seed)
+        return dict(self._env.reset().observation), {}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        now = self._env.step(action)
+        terminated = now.last() and now.discount == 0.0
+        return dict(now.observation), now.reward or 0.0, terminated, now.last() and not terminated, {}
+
+    def render(self) -> np.ndarray:
+        return self._camera.render()
+
+    def close(self) -> None:
+        self._camera = None
+        self._env.close()
+
+    def _load(self, domain: str, task: str) -> None:
+        try:
+            from dm_control import suite
+        except (RuntimeError, ImportError) as error:  # MUJOCO_GL is none of its words, or its library is missing
+            raise Unusable(_cannot_render(error)) from error
+        self._env = suite.load(domain, task)
+
+    def _open_camera(self, physics: Any, size: tuple[int, int], camera: int) -> None:
+        from dm_control.mujoco.engine import Camera
+
+        if camera >= physics.model.ncam:
+            raise ValueError(f"camera={camera}: expected a number below {physics.model.ncam}; nearest: 0")
+        # The buffer that is drawn into need not be larger than the image.
+        physics.model.vis.global_.offheight, physics.model.vis.global_.offwidth = size
+        self._camera = Camera(physics, *size, camera_id=camera)
+
+    def _first_frame(self) -> None:
+        try:
+            self._camera.render()
+        except (ImportError, RuntimeError, AttributeError) as error:
+            raise Unusable(_cannot_render(error)) from error
+
+
+def _cannot_render(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    chosen = os.environ.get("MUJOCO_GL", "")
+    return f"MUJOCO_GL={chosen}: dm_control cannot render here: {first}; expected egl, osmesa or, with a screen, glfw"

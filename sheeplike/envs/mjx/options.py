@@ -1,0 +1,96 @@
+"""What ``reset(options=...)`` takes: a variation and task values of one's own, for chosen worlds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from sheeplike.envs.mjx.settings import choices
+from sheeplike.envs.mjx.simulator import Forced, Simulator, State, Variation, memory_fields
+
+OPTIONS = ("variation", "memory", "worlds")
+
+
+def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation, state: State) -> Forced:
+    """Checks the options of a reset against what the simulator has.
+
+    Args:
+        options: ``variation``: values by name of line or path of a varied field; ``memory``: values by name of field of
+            the task's memory; ``worlds``: indices of the worlds that take them, or (N,) bool; all if left out. A value
+            is one for all these worlds, or one for each, in their order.
+        variation, state: of all worlds, whose shapes tell what fits.
+
+    Raises:
+        ValueError: an unknown name, a value of a wrong shape, or worlds that do not exist.
+    """
+    for option in options:
+        if option not in OPTIONS:
+            raise ValueError(f"options[{option!r}]: expected {choices(option, OPTIONS)}")
+    worlds = _worlds(options.get("worlds"), simulator.num_envs)
+    lines, fields = {}, {}
+    for name, value in _section(options, "variation").items():
+        known = [*variation.drawn, *variation.model]
+        if simulator.randomization.is_nominal:
+            raise ValueError(f"options['variation'][{name!r}]: expected none, as these worlds are nominal")
+        if name not in known:
+            expected = choices(name, known) if known else "none, as nothing varies in these worlds"
+            raise ValueError(f"options['variation'][{name!r}]: expected {expected}")
+        of, forced = (variation.drawn, lines) if name in variation.drawn else (variation.model, fields)
+        forced[name] = _forced(f"options['variation'][{name!r}]", value, of[name], worlds, simulator.device)
+    memory, known = {}, memory_fields(state.memory)
+    for name, value in _section(options, "memory").items():
+        if name not in known or not isinstance(known[name], jax.Array):
+            names = [field for field, leaf in known.items() if isinstance(leaf, jax.Array)]
+            expected = choices(name, names) if names else "none, as this task remembers nothing"
+            raise ValueError(f"options['memory'][{name!r}]: expected {expected}")
+        memory[name] = _forced(f"options['memory'][{name!r}]", value, known[name], worlds, simulator.device)
+    return Forced(lines, fields, memory)
+
+
+def _section(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = options.get(name, {})
+    if not isinstance(section, Mapping):
+        raise ValueError(f"options[{name!r}]={section!r}: expected names and values, such as {{'name': 1.0}}")
+    return section
+
+
+def _worlds(given: Any, num_envs: int) -> np.ndarray:
+    """Indices of worlds, ascending where they were given as a mask."""
+    if given is None:
+        return np.arange(num_envs)
+    listed = np.asarray(given)
+    if listed.dtype == bool and listed.shape == (num_envs,):
+        return np.flatnonzero(listed)
+    different = listed.dtype.kind in "iu" and listed.ndim == 1 and listed.size == len(set(listed.tolist()))
+    if different and ((listed >= 0) & (listed < num_envs)).all():
+        return listed
+    raise ValueError(f"options['worlds']={given!r}: expected different indices below {num_envs}, or ({num_envs},) bool")
+
+
+def _forced(
+    place: str, value: Any, like: jax.Array, worlds: np.ndarray, device: jax.Device
+) -> tuple[jax.Array, jax.Array]:
+    """Which worlds take a value (N,), and the value of every world, with the shape and dtype of ``like``."""
+    given = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    shape = like.shape[1:]
+    # Axes of length 1 may be left out: of 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
+    long = tuple(length for length in shape if length != 1)
+    given_long = tuple(length for length in given.shape if length != 1)
+    per_world = (len(worlds), *long) if len(worlds) != 1 else long
+    if given.dtype.kind in "biuf" and given_long in ((), long):
+        each = np.broadcast_to(given.reshape(()) if given.size == 1 else given.reshape(shape), (len(worlds), *shape))
+    elif given.dtype.kind in "biuf" and given_long == per_world:
+        each = given.reshape(len(worlds), *shape)
+    else:
+        raise ValueError(
+            f"{place} is {given.dtype} {given.shape}: expected {like.dtype} {shape}, "
+            f"or {(len(worlds), *shape)} with one for each world"
+        )
+    each = each.astype(like.dtype)
+    if each.dtype.kind == "f" and not np.isfinite(each).all():
+        raise ValueError(f"{place} has a value that is not finite: expected finite numbers")
+    chosen, values = np.zeros(like.shape[0], bool), np.zeros(like.shape, like.dtype)
+    chosen[worlds], values[worlds] = True, each
+    return jax.device_put((chosen, values), device)

@@ -1,0 +1,130 @@
+"""Constants that MuJoCo derives when it compiles a scene, derived anew where randomization changes what they rest on.
+
+Source: ``mj_setConst`` of MuJoCo, for changes that leave the pose ``qpos0`` of the bodies as it is.
+"""
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+
+INERTIAL = frozenset({"body_mass", "body_inertia", "dof_armature"})
+"""What the inertia at ``qpos0`` rests on, and with it the inverse weights by which constraints are softened."""
+
+Fields = dict[str, jax.Array]
+
+
+class Inertia:
+    """The inertia of a scene in its reference pose, as a function of masses, inertias and armatures.
+
+    Args:
+        scene: the compiled scene; its Jacobians in ``qpos0`` are computed here, once.
+    """
+
+    def __init__(self, scene: mujoco.MjModel) -> None:
+        data = mujoco.MjData(scene)
+        data.qpos[:] = scene.qpos0
+        mujoco.mj_forward(scene, data)
+        self._nominal = {name: np.float32(getattr(scene, name)) for name in INERTIAL}
+        jacobians = np.zeros((scene.nbody, 2, 3, scene.nv))
+        for body in range(scene.nbody):
+            mujoco.mj_jacBodyCom(scene, data, jacobians[body, 0], jacobians[body, 1], body)
+        self._linear, self._angular = np.float32(jacobians[:, 0]), np.float32(jacobians[:, 1])
+        self._axes = np.float32(data.ximat.reshape(-1, 3, 3))
+        self._moves = scene.body_weldid != 0
+        self._slides = scene.body_simple == 2
+        self._within = _subtrees(scene)
+        self._body_of = scene.dof_bodyid
+        self._averaged = _averages(scene)
+        self._tendons = _dense_tendons(scene, data)
+        self._tendon_armature = np.float32(scene.tendon_armature)
+        self._moments = _dense_moments(scene, data)
+
+    def constants(self, fields: Fields) -> Fields:
+        """``body_subtreemass``, ``body_invweight0``, ``dof_invweight0`` and, where there are such, those of tendons and
+        actuators, of one world with these ``fields``; those that are not given are nominal."""
+        mass, inertia, armature = (
+            jnp.asarray(fields.get(name, self._nominal[name])) for name in ("body_mass", "body_inertia", "dof_armature")
+        )
+        derived: Fields = {"body_subtreemass": self._within @ mass}
+        if not armature.size:
+            return derived
+        angular = jnp.einsum("bji,bjv->biv", self._axes, self._angular)  # about the axes of each body's inertia
+        matrix = jnp.einsum("b,biv,biw->vw", mass, self._linear, self._linear)
+        matrix += jnp.einsum("bi,biv,biw->vw", inertia, angular, angular) + jnp.diag(armature)
+        matrix += jnp.einsum("t,tv,tw->vw", self._tendon_armature, self._tendons, self._tendons)
+        inverse = jnp.linalg.inv(matrix)
+        weights = jnp.stack(
+            [
+                jnp.einsum("biv,vw,biw->b", jacobian, inverse, jacobian) / 3
+                for jacobian in (self._linear, self._angular)
+            ],
+            axis=-1,
+        )
+        # MuJoCo has a rule of its own for bodies that only slide along the axes of the world, armature or not.
+        weights = jnp.where(self._slides[:, None], jnp.stack([1 / mass, jnp.zeros_like(mass)], -1), weights)
+        derived["body_invweight0"] = jnp.where(self._moves[:, None], weights, 0.0)
+        body = self._body_of
+        derived["dof_invweight0"] = jnp.where(self._slides[body], 1 / mass[body], self._averaged @ jnp.diag(inverse))
+        if self._tendons.size:
+            derived["tendon_invweight0"] = jnp.einsum("tv,vw,tw->t", self._tendons, inverse, self._tendons)
+        if self._moments.size:
+            derived["actuator_acc0"] = jnp.linalg.norm(self._moments @ inverse, axis=-1)
+        return derived
+
+
+def bounds(scene: mujoco.MjModel, sizes: jax.Array) -> Fields:
+    """``geom_rbound`` and ``geom_aabb`` of geoms of these sizes, (ngeom, 3); meshes and planes keep theirs."""
+    kind = scene.geom_type
+    first, second = sizes[:, 0], sizes[:, 1]
+    radius, half = {}, {}
+    shapes = mujoco.mjtGeom
+    radius[shapes.mjGEOM_SPHERE], half[shapes.mjGEOM_SPHERE] = first, jnp.stack([first] * 3, -1)
+    radius[shapes.mjGEOM_CAPSULE] = first + second
+    half[shapes.mjGEOM_CAPSULE] = jnp.stack([first, first, first + second], -1)
+    radius[shapes.mjGEOM_CYLINDER] = jnp.hypot(first, second)
+    half[shapes.mjGEOM_CYLINDER] = jnp.stack([first, first, second], -1)
+    radius[shapes.mjGEOM_ELLIPSOID], half[shapes.mjGEOM_ELLIPSOID] = sizes.max(-1), sizes
+    radius[shapes.mjGEOM_BOX], half[shapes.mjGEOM_BOX] = jnp.linalg.norm(sizes, axis=-1), sizes
+    rbound = jnp.asarray(scene.geom_rbound, jnp.float32)
+    aabb = jnp.asarray(scene.geom_aabb, jnp.float32).reshape(-1, 2, 3)
+    for shape in radius:
+        is_shape = kind == shape
+        rbound = jnp.where(is_shape, radius[shape], rbound)
+        aabb = aabb.at[:, 1].set(jnp.where(is_shape[:, None], half[shape], aabb[:, 1]))
+    return {"geom_rbound": rbound, "geom_aabb": aabb}
+
+
+def _subtrees(scene: mujoco.MjModel) -> np.ndarray:
+    """float32 (nbody, nbody): 1 where the second body is the first or below it."""
+    within = np.eye(scene.nbody, dtype=np.float32)
+    for body in range(scene.nbody - 1, 0, -1):
+        within[scene.body_parentid[body]] += within[body]
+    return within
+
+
+def _averages(scene: mujoco.MjModel) -> np.ndarray:
+    """float32 (nv, nv): the degrees of freedom of a ball have one weight, those of a free joint two."""
+    groups = np.arange(scene.nv)
+    for kind, first in zip(scene.jnt_type, scene.jnt_dofadr, strict=True):
+        if kind == mujoco.mjtJoint.mjJNT_FREE:
+            groups[first : first + 3], groups[first + 3 : first + 6] = first, first + 3
+        elif kind == mujoco.mjtJoint.mjJNT_BALL:
+            groups[first : first + 3] = first
+    same = np.float32(groups[:, None] == groups[None])
+    return same / same.sum(1, keepdims=True)
+
+
+def _dense_tendons(scene: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    """float32 (ntendon, nv), how fast each tendon's length changes with each degree of freedom."""
+    dense = np.zeros((scene.ntendon, scene.nv))
+    if scene.ntendon:
+        mujoco.mju_sparse2dense(dense, data.ten_J, scene.ten_J_rownnz, scene.ten_J_rowadr, scene.ten_J_colind)
+    return np.float32(dense)
+
+
+def _dense_moments(scene: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    """float32 (nu, nv), the moment arms of the actuators."""
+    dense = np.zeros((scene.nu, scene.nv))
+    mujoco.mju_sparse2dense(dense, data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind)
+    return np.float32(dense)

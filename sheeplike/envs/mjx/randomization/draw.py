@@ -1,0 +1,329 @@
+"""Lines of randomization bound to a scene: what one world draws, and the model that follows from it."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from mujoco import mjx
+
+from sheeplike.envs.mjx.randomization import constants
+from sheeplike.envs.mjx.randomization.fields import KEPT, Field, find, fixed_to_world, rows
+from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, InvalidLine, Line, Lines, parse
+
+
+class Variation(NamedTuple):
+    """What differs between worlds. Of one world; of all, every array has N in front."""
+
+    model: dict[str, jax.Array]
+    """Fields of the model by path, whole: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``."""
+    frames: dict[str, jax.Array]
+    """Of a camera, float32 (2, 3): the factor and the offset of its colours, which are in [0, 1]."""
+    delay: dict[str, jax.Array]
+    """``{"action.delay": int32 ()}`` control steps, or nothing."""
+    drawn: dict[str, jax.Array]
+    """What was drawn, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
+
+
+NOMINAL = Variation({}, {}, {}, {})
+"""The compiled scene, in every world."""
+
+
+class _Target(NamedTuple):
+    field: Field
+    rows: np.ndarray | None
+    components: np.ndarray | None
+
+
+class _Bound(NamedTuple):
+    """A line that knows which numbers of which fields it changes, and the shape of what it draws."""
+
+    line: Line
+    targets: tuple[_Target, ...]
+    shape: tuple[int, int]
+    low: np.ndarray
+    """(C,) or (choices, C): the first parameter, or all that there is to choose from."""
+    high: np.ndarray
+    neutral: np.ndarray
+    """(R, C) float32, which changes nothing."""
+
+
+class Randomization:
+    """Draws the variation of a world, anew for each of its episodes.
+
+    Args:
+        lines: as :mod:`~sheeplike.envs.mjx.randomization.spec` describes them.
+        scene: the compiled scene.
+        model: the same on the device.
+        cameras: that are rendered.
+        nominal: draw nothing: every world is the compiled scene, described in the same terms.
+
+    Attributes:
+        names: of the lines, in their order.
+        shapes: ``(R, C)`` of what each line draws.
+        max_delay: the longest that an action can wait, in control steps.
+        is_nominal: whether every world is the compiled scene.
+        remarks: what a user should know: constants that keep their nominal values.
+
+    Raises:
+        InvalidLine: a line that does not fit the scene; the text names what would.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        scene: mujoco.MjModel,
+        model: mjx.Model,
+        *,
+        cameras: Sequence[str] = (),
+        nominal: bool = False,
+    ) -> None:
+        self._scene, self._cameras, self.is_nominal = scene, tuple(cameras), nominal
+        self._fields: dict[str, Field] = {}
+        self.remarks: list[str] = []
+        self._lines = tuple(self._bind(line, model) for line in parse(lines))
+        self.names = tuple(bound.line.name for bound in self._lines)
+        self.shapes = {bound.line.name: bound.shape for bound in self._lines}
+        delays = [bound for bound in self._lines if DELAY in bound.line.fields]
+        self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
+        self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
+
+    def sample(self, key: jax.Array) -> Variation:
+        """The variation of a new episode, from a typed PRNG key."""
+        return self.apply(self.draw(key))
+
+    def draw(self, key: jax.Array) -> dict[str, jax.Array]:
+        """What each line draws, float32 (R, C). A line's numbers do not depend on which other lines there are."""
+        if self.is_nominal:
+            return {bound.line.name: jnp.asarray(bound.neutral) for bound in self._lines}
+        return {
+            bound.line.name: _draw(bound, jax.random.fold_in(key, zlib.crc32(bound.line.name.encode())))
+            for bound in self._lines
+        }
+
+    def apply(self, drawn: Mapping[str, jax.Array]) -> Variation:
+        """The variation that follows from these numbers."""
+        model = {path: field.nominal for path, field in self._fields.items()}
+        frames: dict[str, jax.Array] = {}
+        delay: dict[str, jax.Array] = {}
+        lights = jnp.asarray(self._scene.light_pos, jnp.float32)
+        for bound in self._lines:
+            numbers, line = drawn[bound.line.name], bound.line
+            if DELAY in line.fields:
+                delay[DELAY] = jnp.clip(jnp.round(numbers[0, 0]), 0, self.max_delay).astype(jnp.int32)
+            elif PIXELS in line.fields:
+                self._adjust(frames, bound, numbers)
+            elif not self.is_nominal:
+                for target in bound.targets:
+                    path = target.field.path
+                    model[path] = _changed(model[path], target, line.operation, numbers, model.get("light_pos", lights))
+        model |= self._derived(model)
+        places = {path: self._fields[path].place if path in self._fields else path for path in model}
+        return Variation({places[path]: value for path, value in model.items()}, frames, delay, dict(drawn))
+
+    def _derived(self, model: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        derived = {} if self._inertia is None else self._inertia.constants(model)
+        if "geom_size" in model:
+            derived |= constants.bounds(self._scene, model["geom_size"])
+        return derived
+
+    def _adjust(self, frames: dict[str, jax.Array], bound: _Bound, numbers: jax.Array) -> None:
+        components = bound.targets[0].components
+        numbers = jnp.broadcast_to(numbers, (len(bound.targets[0].rows), len(components)))
+        for index, camera in enumerate(bound.targets[0].rows):
+            name = self._cameras[camera]
+            before = frames.get(name, jnp.stack([jnp.ones(3), jnp.zeros(3)]))
+            if bound.line.operation == "scale":  # of what has been added before, too
+                frames[name] = before.at[:, components].multiply(numbers[index])
+            else:
+                frames[name] = before.at[1, components].add(numbers[index])
+
+    def _bind(self, line: Line, model: mjx.Model) -> _Bound:
+        if DELAY in line.fields:
+            targets = ()
+            if line.of != ("*",) or line.component is not None:
+                raise InvalidLine(line.name, "of", list(line.of), f"nothing, since {DELAY} is the whole world's")
+        elif PIXELS in line.fields:
+            colours = Field(PIXELS, PIXELS, jnp.zeros((len(self._cameras), 3)), self._cameras)
+            targets = (self._target(line, colours),)
+        else:
+            targets = tuple(self._target(line, find(line.name, path, self._scene, model)) for path in line.fields)
+            self._fields |= {target.field.path: target.field for target in targets}
+        for target in targets:
+            _check_operation(line, target)
+            self._check_scene(line, target)
+        return _bound(line, targets, self._scene)
+
+    def _target(self, line: Line, field: Field) -> _Target:
+        if field.elements is None and line.of != ("*",):
+            raise InvalidLine(line.name, "of", list(line.of), f"nothing, since {field.path} is the whole scene's")
+        chosen = None if field.elements is None else rows(line.name, field, line.of)
+        components = np.arange(field.components) if line.component is None else np.array(line.component)
+        if components.max() >= field.components:
+            expected = f"indices below {field.components} for {field.path}"
+            raise InvalidLine(line.name, "component", components.tolist(), expected)
+        return _Target(field, chosen, components if field.vectors else None)
+
+    def _check_scene(self, line: Line, target: _Target) -> None:
+        path, names = target.field.path, target.field.elements
+        if path in ("geom_pos", "geom_quat", "body_pos", "body_quat"):
+            for row in target.rows[fixed_to_world(target.field, self._scene)[target.rows]][:1]:
+                raise InvalidLine(
+                    line.name, "of", names[row], f"what can move: {path} of what is fixed to the world is computed once"
+                )
+        for prefix, modes in (("cam_", self._scene.cam_mode), ("light_", self._scene.light_mode)):
+            if path in (f"{prefix}pos", f"{prefix}quat", f"{prefix}dir"):
+                for row in [row for row in target.rows if modes[row] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED][:1]:
+                    raise InvalidLine(
+                        line.name, "of", names[row], f"one that is fixed to its body: {path} of this follows"
+                    )
+        if path in KEPT:
+            self.remarks.append(
+                f"randomization.{line.name}: {path} changes, but {KEPT[path]} keep their nominal values"
+            )
+
+
+def _bound(line: Line, targets: tuple[_Target, ...], scene: mujoco.MjModel) -> _Bound:
+    """The shape of a line's draw, and its parameters as arrays."""
+    counts = {1 if target.rows is None else len(target.rows) for target in targets} or {1}
+    if len(counts) > 1 and "elements" not in line.shared:
+        expected = "fields of as many elements each, or shared: elements"
+        raise InvalidLine(line.name, "field", list(line.fields), expected)
+    widths = {1 if target.components is None else len(target.components) for target in targets} or {1}
+    one_for_all = "components" in line.shared or len(targets) > 1
+    r = 1 if "elements" in line.shared else max(counts)
+    c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
+    parameters = [tuple(_number(line, value, scene) for value in _several(entry)) for entry in line.parameters]
+    for entry in parameters:
+        if len(entry) not in (1, 1 if line.operation == "rotate" else c):
+            expected = "one number" if c == 1 or line.operation == "rotate" else f"one number, or one for each of {c}"
+            raise InvalidLine(line.name, f"distribution.{line.distribution}", entry, expected)
+    width = 1 if line.operation == "rotate" else c
+    low, high = (np.broadcast_to(np.float32(parameters[i]), (width,)) for i in (0, -1))
+    if line.distribution == "choice":
+        low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
+    elif line.distribution == "bernoulli":
+        high = np.ones_like(low)
+    return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
+
+
+def _neutral(line: Line, targets: tuple[_Target, ...], shape: tuple[int, int]) -> np.ndarray:
+    if line.operation in ("add", "rotate") or not targets:
+        return np.zeros(shape, np.float32)
+    if line.operation == "scale":
+        return np.ones(shape, np.float32)
+    field, chosen, components = targets[0]
+    if line.operation == "aim":
+        return np.zeros(shape, np.float32)
+    value = np.float32(field.nominal)
+    value = value.reshape(1, -1) if chosen is None else value[chosen].reshape(len(chosen), -1)
+    value = value if components is None else value[:, components]
+    for axis in (0, 1):
+        value = value.mean(axis, keepdims=True) if shape[axis] == 1 else value
+    return value
+
+
+def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
+    """float32 (R, C)."""
+    r, c = bound.shape
+    c = 1 if bound.line.operation == "rotate" else c
+    first, second = jax.random.split(key)
+    kind, low, high = bound.line.distribution, bound.low, bound.high
+    if kind == "uniform":
+        drawn = jax.random.uniform(first, (r, c), minval=low, maxval=high)
+    elif kind == "log_uniform":
+        drawn = jnp.exp(jax.random.uniform(first, (r, c), minval=np.log(low), maxval=np.log(high)))
+    elif kind == "normal":
+        drawn = low + high * jax.random.normal(first, (r, c))
+    elif kind == "bernoulli":
+        drawn = (jax.random.uniform(first, (r, c)) < low).astype(jnp.float32)
+    else:  # choice: of whole rows, so that a colour stays one of the palette
+        rowwise = all(isinstance(entry, tuple) for entry in bound.line.parameters)
+        index = jax.random.randint(first, (r, 1 if rowwise else c), 0, len(low))
+        drawn = jnp.asarray(low)[index[:, 0]] if rowwise else jnp.asarray(low)[index, 0]
+    if bound.line.operation == "rotate":
+        axis = jax.random.normal(second, (r, 3))
+        drawn = drawn * axis / jnp.linalg.norm(axis, axis=-1, keepdims=True)
+    return drawn.astype(jnp.float32)
+
+
+def _changed(value: jax.Array, target: _Target, operation: str, numbers: jax.Array, lights: jax.Array) -> jax.Array:
+    """The field of a target after a line; ``lights`` (nlight, 3) are where they stand."""
+    field, chosen, components = target
+    part = value if chosen is None else value[chosen]
+    if operation == "rotate":
+        part = _rotated(part, jnp.broadcast_to(jnp.deg2rad(numbers), (len(chosen), 3)))
+    elif operation == "aim":
+        towards = numbers - lights[chosen]
+        part = towards / jnp.maximum(jnp.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
+    else:
+        numbers = numbers if chosen is not None else numbers[0]
+        if not field.vectors:
+            numbers = numbers[..., 0]
+            new = {"set": numbers, "add": part + numbers, "scale": part * numbers}[operation]
+            part = jnp.broadcast_to(new, part.shape).astype(part.dtype)
+        else:
+            old = part[..., components]
+            new = {"set": numbers, "add": old + numbers, "scale": old * numbers}[operation]
+            part = part.at[..., components].set(jnp.broadcast_to(new, old.shape).astype(part.dtype))
+    return part if chosen is None else value.at[chosen].set(part)
+
+
+def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:
+    """Quaternions (R, 4) or directions (R, 3), turned by rotation vectors (R, 3) in radians."""
+    angle = jnp.linalg.norm(rotation, axis=-1, keepdims=True)
+    axis = rotation / jnp.maximum(angle, 1e-9)
+    if value.shape[-1] == 3:
+        along = (axis * value).sum(-1, keepdims=True)
+        return value * jnp.cos(angle) + jnp.cross(axis, value) * jnp.sin(angle) + axis * along * (1 - jnp.cos(angle))
+    w, v = jnp.cos(angle / 2), axis * jnp.sin(angle / 2)
+    scalar, vector = value[:, :1], value[:, 1:]
+    return jnp.concatenate(
+        [w * scalar - (v * vector).sum(-1, keepdims=True), w * vector + scalar * v + jnp.cross(v, vector)], axis=-1
+    )
+
+
+def _check_operation(line: Line, target: _Target) -> None:
+    path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
+    if kind != "f" and (line.operation != "set" or line.distribution not in ("choice", "bernoulli")):
+        raise InvalidLine(
+            line.name, "operation", line.operation, f"set by choice or bernoulli, since {path} is no real number"
+        )
+    if line.operation == "rotate" and not path.endswith(("quat", "dir", "axis")):
+        raise InvalidLine(
+            line.name, "field", path, "a quaternion or a direction to rotate, such as cam_quat or light_dir"
+        )
+    if line.operation == "aim" and path != "light_dir":
+        raise InvalidLine(line.name, "field", path, "light_dir to aim at a point", ["light_dir"])
+    if line.operation == "aim" and set(target.field.nominal.shape) and line.component is not None:
+        raise InvalidLine(line.name, "component", list(line.component), "none to aim")
+    if line.operation == "rotate" and line.component is not None:
+        raise InvalidLine(line.name, "component", list(line.component), "none to rotate")
+
+
+def _several(value: object) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
+    """A number, or the index of the material of this name."""
+    if not isinstance(value, str):
+        return value
+    names = [scene.material(i).name for i in range(scene.nmat)]
+    if "geom_matid" not in line.fields or value not in names:
+        expected = f"numbers, or for geom_matid a material: {', '.join(names) or 'this scene has none'}"
+        raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected, names)
+    return float(names.index(value))
+
+
+def adjust(frames: dict[str, jax.Array], changes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Frames of one world with the brightness and colours of its cameras changed; uint8 as before."""
+    adjusted = dict(frames)
+    for camera, (factor, offset) in changes.items():
+        if (name := f"pixels/{camera}") in frames:
+            colours = frames[name].astype(jnp.float32) * factor + 255.0 * offset
+            adjusted[name] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
+    return adjusted

@@ -1,0 +1,187 @@
+"""Fields of a compiled model that may differ between worlds, and the names of what they belong to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import jax
+import mujoco
+import numpy as np
+from mujoco import mjx
+from mujoco.mjx.warp.types import _BATCH_DIM
+
+from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, InvalidLine
+
+BATCHABLE = frozenset(
+    [name for name, batched in _BATCH_DIM["Model"].items() if batched and "__" not in name]
+    + [f"opt.{name}" for name, batched in _BATCH_DIM["Option"].items() if batched]
+)
+"""Paths that Warp reads for each world on its own."""
+
+DERIVED = {
+    "body_subtreemass": "body_mass",
+    "body_invweight0": "body_mass",
+    "dof_invweight0": "body_mass",
+    "tendon_invweight0": "body_mass",
+    "actuator_acc0": "body_mass",
+    "geom_rbound": "geom_size",
+    "geom_aabb": "geom_size",
+    "cam_mat0": "cam_quat",
+    "cam_pos0": "cam_pos",
+    "cam_poscom0": "cam_pos",
+    "light_dir0": "light_dir",
+    "light_pos0": "light_pos",
+    "light_poscom0": "light_pos",
+}
+"""Constants that follow from others when a scene is compiled, and what to vary instead."""
+
+_INERTIAL = "body_subtreemass, body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
+KEPT = {
+    "body_ipos": "body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0",
+    "body_iquat": "body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0",
+    "body_pos": f"{_INERTIAL}, tendon_length0",
+    "body_quat": f"{_INERTIAL}, tendon_length0",
+    "jnt_pos": f"{_INERTIAL}, tendon_length0",
+    "jnt_axis": f"{_INERTIAL}, tendon_length0",
+    "qpos0": f"{_INERTIAL}, qpos_spring, tendon_length0",
+    "site_pos": "tendon_length0, tendon_invweight0",
+    "tendon_armature": "dof_invweight0, tendon_invweight0",
+    "actuator_gear": "actuator_acc0, actuator_lengthrange",
+}
+"""Fields from which constants follow that keep their nominal values, though the field changes."""
+
+_KINDS = {
+    "geom": mujoco.mjtObj.mjOBJ_GEOM,
+    "body": mujoco.mjtObj.mjOBJ_BODY,
+    "jnt": mujoco.mjtObj.mjOBJ_JOINT,
+    "dof": mujoco.mjtObj.mjOBJ_JOINT,
+    "qpos0": mujoco.mjtObj.mjOBJ_JOINT,
+    "qpos": mujoco.mjtObj.mjOBJ_JOINT,
+    "cam": mujoco.mjtObj.mjOBJ_CAMERA,
+    "light": mujoco.mjtObj.mjOBJ_LIGHT,
+    "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
+    "site": mujoco.mjtObj.mjOBJ_SITE,
+    "actuator": mujoco.mjtObj.mjOBJ_ACTUATOR,
+    "tendon": mujoco.mjtObj.mjOBJ_TENDON,
+    "eq": mujoco.mjtObj.mjOBJ_EQUALITY,
+    "pair": mujoco.mjtObj.mjOBJ_PAIR,
+    "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
+}
+_BODY_OF = {
+    "geom": "geom_bodyid",
+    "jnt": "jnt_bodyid",
+    "cam": "cam_bodyid",
+    "light": "light_bodyid",
+    "site": "site_bodyid",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the model.
+
+    Attributes:
+        path: as a user writes it, such as ``geom_rgba`` or ``opt.gravity``.
+        place: as ``mjx.Model.tree_replace`` takes it.
+        nominal: its value in the compiled scene.
+        elements: what each row belongs to, by name; None for a field of the whole scene.
+    """
+
+    path: str
+    place: str
+    nominal: jax.Array
+    elements: tuple[str, ...] | None
+
+    @property
+    def components(self) -> int:
+        """Length of the last axis of a field of vectors; 1 for a field of numbers."""
+        rank = self.nominal.ndim - (self.elements is not None)
+        return self.nominal.shape[-1] if rank else 1
+
+    @property
+    def vectors(self) -> bool:
+        """Whether there are several components, and hence an axis of them."""
+        return self.nominal.ndim > (self.elements is not None)
+
+
+def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field:
+    """The field at ``path``.
+
+    Args:
+        line: name of the line that asks, for errors.
+        scene: the compiled scene.
+        model: the same on the device.
+
+    Raises:
+        InvalidLine: there is no such field, or it cannot differ between worlds.
+    """
+    if path not in BATCHABLE:
+        expected = f"a field that may differ between worlds: {', '.join(sorted(BATCHABLE - DERIVED.keys()))}"
+        raise InvalidLine(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*BATCHABLE, PIXELS, DELAY])
+    if path in DERIVED:
+        raise InvalidLine(line, "field", path, f"{DERIVED[path]}, from which it follows", [DERIVED[path]])
+    owner, _, name = path.rpartition(".")
+    holder, prefix = (model.opt, "opt.") if owner else (model, "")
+    inside = name not in {f.name for f in type(holder).fields()}
+    nominal = getattr(holder._impl if inside else holder, name)
+    place = f"{prefix}_impl.{name}" if inside else path
+    elements = None if owner else tuple(_labels(name, scene))
+    if elements is not None and nominal.ndim > 2:
+        raise InvalidLine(line, "field", path, "a field of numbers or vectors")
+    return Field(path, place, nominal, elements)
+
+
+def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
+    """Indices of the elements that the patterns choose, in their order in the model.
+
+    Raises:
+        InvalidLine: a pattern fits nothing, or nothing is left.
+    """
+    assert field.elements is not None
+    known = list(dict.fromkeys(field.elements))
+    chosen: set[str] = set()
+    if all(pattern.startswith("!") for pattern in patterns):
+        chosen.update(known)
+    for pattern in patterns:
+        found = {name for name in known if fnmatchcase(name, pattern.removeprefix("!"))}
+        if not found:
+            listed = ", ".join(known) or "none, as this scene has none"
+            raise InvalidLine(line, "of", pattern, f"names or patterns of {listed}", known)
+        chosen = chosen - found if pattern.startswith("!") else chosen | found
+    if not chosen:
+        raise InvalidLine(line, "of", list(patterns), f"something that is not left out again, of {', '.join(known)}")
+    return np.array([index for index, name in enumerate(field.elements) if name in chosen], np.int32)
+
+
+def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
+    """Of each row of a field: the element's name, or ``<body>/<index among the unnamed of its kind on that body>``."""
+    prefix = name.partition("_")[0]
+    kind = _KINDS[prefix]
+    objects = {"dof": "jnt", "qpos": "jnt", "qpos0": "jnt"}.get(prefix, prefix)
+    count = {"jnt": scene.njnt, "cam": scene.ncam, "actuator": scene.nu, "pair": scene.npair, "eq": scene.neq}.get(
+        objects, getattr(scene, f"n{objects}", None)
+    )
+    labels, unnamed = [], {}
+    for index in range(count):
+        label = mujoco.mj_id2name(scene, kind, index)
+        if not label:
+            body = ""
+            if objects in _BODY_OF:
+                body = scene.body(int(getattr(scene, _BODY_OF[objects])[index])).name
+            label = f"{body or objects}/{unnamed.setdefault(body, 0)}"
+            unnamed[body] += 1
+        labels.append(label)
+    if prefix == "dof":
+        return [labels[joint] for joint in scene.dof_jntid]
+    if objects == "jnt" and prefix != "jnt":
+        ends = np.append(scene.jnt_qposadr[1:], scene.nq)
+        return [
+            label for label, first, end in zip(labels, scene.jnt_qposadr, ends, strict=True) for _ in range(first, end)
+        ]
+    return labels
+
+
+def fixed_to_world(field: Field, scene: mujoco.MjModel) -> np.ndarray:
+    """bool, one per row: the place of this geom or body never changes, and physics has computed it once."""
+    bodies = np.arange(scene.nbody) if field.path.startswith("body_") else scene.geom_bodyid
+    return scene.body_weldid[bodies] == 0

@@ -1,0 +1,76 @@
+"""Camera frames of all worlds in one batch, straight to uint8.
+
+The simulator knows only the :class:`Renderer` protocol, behind which there are three: MJX-Warp's ray caster, Madrona
+for those who have it, and none at all.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import mujoco
+
+from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
+from sheeplike.envs.mjx.rendering.none import NoRenderer
+from sheeplike.envs.mjx.rendering.protocol import Frames, Renderer
+from sheeplike.envs.mjx.rendering.sizes import ImageSize, resolve_image_size, resolve_image_sizes
+from sheeplike.envs.mjx.rendering.warp import WarpRenderer
+
+__all__ = [
+    "RENDERERS",
+    "Frames",
+    "ImageSize",
+    "MadronaRenderer",
+    "NoRenderer",
+    "Renderer",
+    "WarpRenderer",
+    "make_renderer",
+    "resolve_image_size",
+    "resolve_image_sizes",
+]
+
+RENDERERS = ("warp", "madrona", "none")
+
+
+def make_renderer(
+    name: str,
+    model: mujoco.MjModel,
+    *,
+    num_envs: int,
+    image_size: ImageSize | Mapping[str, ImageSize] = 64,
+    cameras: Sequence[str] | None = None,
+    depth: bool = False,
+    segmentation: bool = False,
+    shadows: bool = False,
+    textures: bool = False,
+    device: str = "cpu",
+) -> Renderer:
+    """The renderer of a name.
+
+    Args:
+        name: ``"warp"``, ``"madrona"`` or ``"none"``, which takes ``image_size`` and ``cameras`` and ignores them.
+        model, num_envs, image_size, cameras, depth, segmentation, shadows, textures, device: see
+            :class:`~sheeplike.envs.mjx.rendering.warp.WarpRenderer`.
+
+    Raises:
+        ValueError: there is no such renderer, or it cannot do what is asked.
+    """
+    if name not in RENDERERS:
+        nearest = difflib.get_close_matches(str(name), RENDERERS, n=1, cutoff=0.0)
+        raise ValueError(f"renderer={name!r}: expected one of {', '.join(RENDERERS)}; nearest: {', '.join(nearest)}")
+    if name == "none":
+        asked = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
+        for option in (option for option, value in asked.items() if value):
+            raise ValueError(f"{option}=True: expected False, since renderer='none' renders nothing")
+        return NoRenderer(num_envs)
+    kind = WarpRenderer if name == "warp" else MadronaRenderer
+    return kind(
+        model,
+        num_envs=num_envs,
+        image_size=image_size,
+        cameras=cameras,
+        depth=depth,
+        segmentation=segmentation,
+        shadows=shadows,
+        textures=textures,
+        device=device,
+    )

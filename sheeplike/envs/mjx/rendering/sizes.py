@@ -1,0 +1,47 @@
+"""How large the image of each camera is."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+ImageSize = int | Sequence[int]
+"""Pixels a side, or ``(height, width)``."""
+
+
+def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:
+    """``64`` or ``(48, 64)`` to ``(height, width)``.
+
+    Raises:
+        ValueError: not one or two positive whole numbers.
+    """
+    one = isinstance(image_size, int)
+    pair = (image_size, image_size) if one else tuple(image_size) if isinstance(image_size, Sequence) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise ValueError(f"image_size={image_size!r}: expected a positive int or (height, width), such as (48, 64)")
+    return pair
+
+
+def resolve_image_sizes(
+    image_size: ImageSize | Mapping[str, ImageSize], cameras: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """``(height, width)`` of each camera, from one size for all or from one for each by name.
+
+    Raises:
+        ValueError: an impossible size, a camera without one, or one for a camera that is not rendered.
+    """
+    if not isinstance(image_size, Mapping):
+        return dict.fromkeys(cameras, resolve_image_size(image_size))
+    for name in image_size:
+        if name not in cameras:
+            (nearest,) = difflib.get_close_matches(str(name), cameras, n=1, cutoff=0.0)
+            raise ValueError(
+                f"image_size has a size for camera {name!r}, which is not rendered: expected {', '.join(cameras)}; "
+                f"nearest: {nearest}"
+            )
+    missing = [name for name in cameras if name not in image_size]
+    if missing:
+        given = ", ".join(map(str, image_size)) or "none"
+        raise ValueError(
+            f"image_size has no size for camera {', '.join(missing)}: expected one for each that is rendered, and has "
+            f"{given}; or fewer cameras"
+        )
+    return {name: resolve_image_size(image_size[name]) for name in cameras}

@@ -1,0 +1,166 @@
+"""Environments of other people on the command line: refused early where they cannot be, and told apart."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sheeplike.__main__ import main
+from sheeplike.commands.advice import memory_advice
+from sheeplike.commands.config import load, to_yaml
+from sheeplike.commands.errors import CommandError
+from sheeplike.commands.sources import Sources
+from sheeplike.envs.gym import ids
+from sheeplike.monitor.dashboard import hyperparameters
+from sheeplike.monitor.runs import find_runs, read_run
+
+
+def compose(*overrides: str):
+    return load(["profile=cpu", *overrides], Sources())
+
+
+@pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
+@pytest.mark.parametrize(
+    ("env", "task", "repeat"),
+    [
+        ("minigrid", "minigrid MiniGrid-Empty-5x5-v0", 1),
+        ("atari", "atari ALE/Pong-v5", 4),
+        ("dmc", "dmc walker-walk", 2),
+        ("gym", "gym CartPole-v1", 1),
+    ],
+)
+def test_recipes_compose_with_few_worlds(agent: str, env: str, task: str, repeat: int) -> None:
+    for profile in ("cpu", "gpu"):
+        overrides = [f"exp={agent}", f"env={env}", f"profile={profile}", "fabric.accelerator=cpu"]
+        config = compose(*overrides, *["env.id=CartPole-v1"] * (env == "gym"))
+        assert (config.env.task, config.env.action_repeat) == (task, repeat)
+        assert config.env.num_envs == ({"dreamer_v3": 1, "ppo": 8}[agent] if env == "atari" else 16)
+    assert compose(f"exp={agent}", f"env={env}", "env.id=CartPole-v1" if env == "gym" else "seed=0", "env.num_envs=3")
+
+
+def test_the_protocol_of_atari_100k() -> None:
+    config = compose("exp=dreamer_v3", "env=atari", "profile=gpu", "fabric.accelerator=cpu")
+    a = config.agent
+    assert (config.total_steps, a.replay_ratio * a.batch_size * a.batch_length) == (100_000, 256)
+
+
+def test_a_file_of_ones_own_with_the_name_of_a_family_gets_its_numbers(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "doors.yaml").write_text("name: minigrid\nid: MiniGrid-DoorKey-6x6-v0\n")
+    config = load(["exp=ppo", "env=doors", "profile=cpu"], Sources([str(tmp_path)]))
+    assert (config.env.num_envs, config.agent.rollout_length) == (16, 128)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["env=gym"], ["env.id=null: expected which of gym, as gym has CartPole-v1"]),
+        (["env=gym", "env.id=CartPol-v1"], ["env.id=CartPol-v1", "<module>:<id>", "nearest: env.id=CartPole-v1"]),
+        (["env=gym", "env.id=nowhere:It-v0"], ["id='nowhere:It-v0': there is no module nowhere"]),
+        (["env=minigrid", "env.id=MiniGrid-Dorkey-8x8-v0"], ["nearest: env.id=MiniGrid-DoorKey-8x8-v0"]),
+        (["env=atari", "env.id=pnog"], ["env.id=pnog: expected one of ale_py's games", "nearest: env.id=ALE/Pong-v5"]),
+        (["env=dmc", "env.id=walker-wlk"], ["expected a task of the suite; nearest: env.id=walker-walk"]),
+        (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]: expected null: dmc makes its frames itself"]),
+        (["env=minigrid", "env.depth=true"], ["env.depth=true: expected false: minigrid makes its frames itself"]),
+        (
+            ["env=minigrid", "env.options.tile_size=0"],
+            ["env.options.tile_size=0: expected a whole number of at least 2"],
+        ),
+        (["env=atari", "env.options.noops=many"], ["env.options.noops=many: expected an integer"]),
+        (["env=atari", "env.options.sticky=true"], ["'sticky' does not exist", "nearest: sticky_actions"]),
+        (["env=dmc", "env.options.vectorization=threads"], ["expected one of sync, async"]),
+        (["env=cartpole_balance", "env.id=CartPole-v1"], ["env.id=CartPole-v1: expected null"]),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_heavy(overrides: list[str], parts: list[str]) -> None:
+    with pytest.raises(CommandError) as error:
+        compose("exp=ppo", *overrides)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_checking_imports_neither_torch_nor_what_is_optional() -> None:
+    code = (
+        "import sys; from sheeplike.commands.config import load; from sheeplike.commands.sources import Sources\n"
+        "for env in ('gym', 'minigrid', 'atari', 'dmc'):\n"
+        "    load(['exp=ppo', f'env={env}', 'env.id=CartPole-v1' if env == 'gym' else 'seed=0'], Sources())\n"
+        "print([m for m in ('torch', 'jax', 'mujoco', 'minigrid', 'ale_py', 'dm_control') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("env", "package"), [("minigrid", "minigrid"), ("atari", "ale_py"), ("dmc", "dm_control")])
+def test_a_missing_extra_names_the_line_that_installs_it(
+    env: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(ids.importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(CommandError, match=rf"env={env} needs {package}: pip install 'sheeplike\[{env}\]'"):
+        compose("exp=ppo", f"env={env}")
+
+
+def test_bench_is_for_what_is_simulated_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "env=minigrid", "agent=ppo"])
+    assert "env=minigrid: expected a task that is simulated here: cartpole_balance" in capsys.readouterr().err
+
+
+def test_runs_of_two_environments_of_a_family_lie_apart() -> None:
+    places = {
+        compose("exp=ppo", "env=gym", f"env.id={id}").run_dir
+        for id in ("CartPole-v1", "Acrobot-v1", "minigrid:MiniGrid-Empty-5x5-v0")
+    }
+    assert places == {
+        "logs/gym/CartPole-v1/ppo/ppo/seed_0",
+        "logs/gym/Acrobot-v1/ppo/ppo/seed_0",
+        "logs/gym/minigrid_MiniGrid-Empty-5x5-v0/ppo/ppo/seed_0",
+    }
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[[str, str], Path]:
+    def record(id: str, name: str) -> Path:
+        place = tmp_path / name
+        place.mkdir()
+        (place / "config.yaml").write_text(to_yaml(compose("exp=ppo", "env=minigrid", f"env.id={id}")))
+        rows = "".join(f'{{"step": {s}, "seconds": {s}, "eval/return_mean": {s}}}\n' for s in (1, 2))
+        (place / "metrics.jsonl").write_text(rows)
+        return place
+
+    return record
+
+
+def test_a_comparison_tells_them_apart(
+    recorded: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, id in enumerate(("MiniGrid-Empty-5x5-v0", "MiniGrid-Empty-8x8-v0")):
+        recorded(id, f"run_{number}")
+    tasks = {read_run(path, ["eval/return_mean"]).env for path in find_runs([tmp_path])}
+    assert tasks == {"minigrid MiniGrid-Empty-5x5-v0", "minigrid MiniGrid-Empty-8x8-v0"}
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path)])
+    assert "expected runs of one task, and found minigrid MiniGrid-Empty-5x5-v0" in capsys.readouterr().err
+    main(["compare", str(tmp_path / "run_1")])
+    assert "minigrid MiniGrid-Empty-8x8-v0: eval/return_mean by policy steps" in capsys.readouterr().out
+
+
+def test_the_table_of_runs_has_the_id(recorded: Callable[[str, str], Path]) -> None:
+    config = yaml.safe_load((recorded("MiniGrid-Empty-8x8-v0", "run") / "config.yaml").read_text())
+    found = hyperparameters(config)
+    assert (found["env.name"], found["env.id"]) == ("minigrid", "MiniGrid-Empty-8x8-v0")
+    config["env"]["id"] = None
+    assert "env.id" not in hyperparameters(config)
+
+
+@pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
+def test_advice_on_memory_copes(agent: str) -> None:
+    text = memory_advice(compose(f"exp={agent}", "env=minigrid"))
+    assert "what helps most: " in text
+    assert "for the frames of 16 worlds" in text

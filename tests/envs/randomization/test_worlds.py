@@ -1,0 +1,373 @@
+"""Randomization in running worlds: the pick task under every kind of line at once."""
+
+from typing import NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import sheeplike.envs
+from sheeplike.commands.sources import CONFIGS
+from sheeplike.envs.mjx.task import Outcome
+from sheeplike.envs.mjx.vector_env import MjxVectorEnv
+
+EXTRA = {
+    "brightness": {
+        "field": "pixels",
+        "operation": "scale",
+        "distribution": {"uniform": [0.5, 1.5]},
+        "shared": "components",
+    },
+    "field_of_view": {"field": "cam_fovy", "operation": "scale", "distribution": {"uniform": [0.8, 1.2]}},
+    "pad_size": {"field": "geom_size", "of": "*_pad", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}},
+    "dark": {"field": "light_active", "operation": "set", "distribution": {"bernoulli": 0.5}},
+}
+CONSTANT = {"light_type", "light_aim"}
+
+
+def recipe(name):
+    return yaml.safe_load((CONFIGS / "randomization" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+LINES = {**recipe("franka_vision"), **recipe("franka_physics"), **EXTRA}
+
+
+def make(num_envs, lines=LINES, **options):
+    # Worlds end at different times: after five steps, or when the box has been shaken off.
+    options = {"image_size": 16, "cameras": ["front"], "episode_length": 5, **options}
+    return sheeplike.envs.make("franka_pick", num_envs=num_envs, randomization=lines, **options)
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    env = make(6)
+    yield env
+    env.close()
+
+
+def still(env):
+    return torch.zeros(env.action_space.shape)
+
+
+def test_two_episodes_of_a_world_differ_in_every_line_and_one_episode_in_none(worlds):
+    worlds.reset(seed=3)
+    # End the worlds at different times: half of them begin anew two steps before the others.
+    for _ in range(2):
+        worlds.step(still(worlds))
+    worlds._state = worlds._state._replace(ended=worlds._state.ended.at[:3].set(True))
+    before, fields = worlds.variation, worlds.varied_fields
+    assert before.keys() == LINES.keys()
+    ended, begun = torch.tensor([True] * 3 + [False] * 3), torch.zeros(6, dtype=torch.int)
+    for _ in range(20):
+        _, _, terminated, truncated, _ = worlds.step(still(worlds))
+        now, now_fields = worlds.variation, worlds.varied_fields
+        for values, earlier in ((now, before), (now_fields, fields)):
+            for name, value in values.items():
+                assert torch.equal(value[~ended], earlier[name][~ended]), f"{name} changed within an episode"
+        for name, value in now.items():
+            if name not in CONSTANT | {"action_delay", "dark"}:
+                changed = (value != before[name]).flatten(1).any(1)
+                assert changed[ended].all(), f"{name} did not change with the episode"
+        begun += ended
+        before, fields, ended = now, now_fields, terminated | truncated
+    assert (begun >= 3).all()
+    assert worlds.simulator.compilations == 1
+
+
+def test_discrete_lines_change_too(worlds):
+    seen = []
+    for seed in range(4):
+        worlds.reset(seed=seed)
+        seen.append(worlds.variation)
+    for name, values in {"action_delay": {0.0, 1.0}, "dark": {0.0, 1.0}}.items():
+        assert {float(value) for variation in seen for value in variation[name].flatten()} == values
+
+
+def test_the_same_seed_gives_the_same_variations_whatever_the_number_of_worlds(worlds):
+    worlds.reset(seed=11)
+    worlds.reset()  # and so do their later episodes
+    few = make(2)
+    few.reset(seed=11)
+    few.reset()
+    for name, values in few.variation.items():
+        assert torch.equal(values, worlds.variation[name][:2]), name
+    first = few.variation
+    few.reset(seed=12)
+    assert (few.variation["robot_white"] != first["robot_white"]).any()
+    few.close()
+
+
+def test_variation_is_observed_and_only_by_the_critic(worlds):
+    obs, _ = worlds.reset(seed=0)
+    flat = torch.cat([value.flatten(1) for _, value in sorted(worlds.variation.items())], 1)
+    assert torch.equal(obs["variation"], flat)
+    assert torch.equal(obs["privileged_state"][:, -flat.shape[1] :], flat)
+    plain = make(2, lines=None)
+    assert plain.single_observation_space["state"].shape == obs["state"].shape[1:]
+    assert (
+        plain.single_observation_space["privileged_state"].shape[0] + flat.shape[1] == obs["privileged_state"].shape[1]
+    )
+    assert "variation" not in plain.single_observation_space.spaces
+    plain.close()
+
+
+# --- what is drawn takes effect: worlds that differ from the first one in a single line each -------------------------
+
+SCENE = """
+<mujoco>
+  <option timestep="0.01" gravity="0 0 -10"/>
+  <visual><headlight ambient=".3 .3 .3" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <asset><material name="red" rgba="1 0 0 1"/><material name="blue" rgba="0 0 1 1"/></asset>
+  <worldbody>
+    <light pos="0 0 5" dir="0 0 -1" type="directional" diffuse=".6 .6 .6" specular="0 0 0"/>
+    <camera name="above" pos="0 0 6" fovy="45"/>
+    <geom name="floor" type="plane" size="0 0 1" rgba="0.2 0.4 0.6 1"/>
+    <body name="drone" pos="0 0 1">
+      <joint name="height" type="slide" axis="0 0 1"/>
+      <geom name="hull" type="sphere" size="0.5" mass="2" contype="0" conaffinity="0" material="red"/>
+    </body>
+  </worldbody>
+  <actuator><general name="thrust" joint="height" gainprm="20"/></actuator>
+</mujoco>
+"""
+THRUST, STEP = 20.0, 0.01
+
+
+class Memory(NamedTuple):
+    target: jax.Array
+
+
+class Hover:
+    name, episode_length, substeps = "hover", 50, 1
+    contacts_per_world, constraints_per_world = 2, 4
+
+    def __init__(self):
+        self.model = mujoco.MjModel.from_xml_string(SCENE)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, key, data):
+        return data, Memory(jax.random.uniform(key, (2,)))
+
+    def control(self, data, memory, action):
+        return data.replace(ctrl=action), memory
+
+    def evaluate(self, data, memory, action):
+        zero = jnp.zeros(())
+        return Outcome(zero, jnp.zeros((), bool), jnp.zeros((), bool), {"none": zero}, memory)
+
+    def observe(self, data, memory):
+        state = jnp.concatenate([data.qpos, data.qvel])
+        return {"state": state, "privileged_state": jnp.concatenate([state, memory.target])}
+
+
+def scaled(field, **more):
+    return {"field": field, "operation": "scale", "distribution": {"uniform": [0.5, 2.0]}, **more}
+
+
+def chosen(field, operation, values, **more):
+    return {"field": field, "operation": operation, "distribution": {"choice": values}, **more}
+
+
+# Each line, its value in its own world, and in all others.
+PHYSICS = {
+    "gravity": (scaled("opt.gravity", component=2), 2.0, 1.0),
+    "mass": (scaled(["body_mass", "body_inertia"], of="drone"), 4.0, 1.0),
+    "gain": (scaled("actuator_gainprm", component=0), 0.5, 1.0),
+    "damping": (chosen("dof_damping", "add", [0.0], of="height"), 6.0, 0.0),
+    "armature": (chosen("dof_armature", "add", [0.0]), 2.0, 0.0),
+    "timestep": (scaled("opt.timestep"), 0.5, 1.0),
+    "delay": (chosen("action.delay", "set", [0, 2]), 2.0, 0.0),
+}
+VISION = {
+    "colour": (chosen("geom_rgba", "set", [0.0], of="floor", component=[0, 1, 2]), [1.0, 0.0, 0.5], [0.2, 0.4, 0.6]),
+    "material": (chosen("geom_matid", "set", ["red", "blue"], of="hull"), 1.0, 0.0),
+    "camera": (chosen("cam_pos", "add", [0.0], of="above"), [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+    "turn": (chosen("cam_quat", "rotate", [0.0], of="above"), [0.0, 20.0, 0.0], [0.0, 0.0, 0.0]),
+    "view": (scaled("cam_fovy"), 0.5, 1.0),
+    "light": (chosen("light_diffuse", "scale", [1.0], shared="components"), 0.25, 1.0),
+    "direction": (chosen("light_dir", "rotate", [0.0]), [0.0, 60.0, 0.0], [0.0, 0.0, 0.0]),
+    "size": (scaled("geom_size", of="hull", component=0), 2.0, 1.0),
+    "brightness": (chosen("pixels", "scale", [1.0], shared="components"), 0.5, 1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def hover():
+    lines = {name: line for name, (line, _, _) in (PHYSICS | VISION).items()}
+    env = MjxVectorEnv(Hover(), num_envs=len(lines) + 1, image_size=32, randomization=lines)
+    yield env
+    env.close()
+
+
+def options(**more):
+    """World 0 has no line's own value, world 1 that of the first, and so on."""
+    variation = {}
+    for world, (name, (_, own, others)) in enumerate((PHYSICS | VISION).items(), 1):
+        value = np.tile(np.float32(others).reshape(-1), (len(PHYSICS | VISION) + 1, 1))
+        value[world] = own
+        variation[name] = value
+    return {"variation": variation, **more}
+
+
+def in_world(name):
+    return 1 + list(PHYSICS | VISION).index(name)
+
+
+def test_physics_follows_what_was_drawn(hover):
+    hover.reset(seed=0, options=options())
+    velocities = [hover.step(torch.full((hover.num_envs, 1), 0.75))[0]["state"][:, 1] for _ in range(3)]
+    first, second, third = (v.numpy() for v in velocities)
+    thrust, mass, gravity = 0.75 * THRUST, 2.0, -10.0
+    expected = {
+        "gravity": (thrust / mass + 2 * gravity) * STEP,
+        "mass": (thrust / (4 * mass) + gravity) * STEP,
+        "gain": (0.5 * thrust / mass + gravity) * STEP,
+        "damping": (thrust / mass + gravity) * STEP / (1 + STEP * 6.0 / mass),  # implicit in the velocity
+        "armature": (thrust + mass * gravity) / (mass + 2.0) * STEP,
+        "timestep": (thrust / mass + gravity) * STEP / 2,
+        "delay": gravity * STEP,
+    }
+    plain = (thrust / mass + gravity) * STEP
+    np.testing.assert_allclose(first[0], plain, rtol=1e-4)
+    for name, velocity in expected.items():
+        np.testing.assert_allclose(first[in_world(name)], velocity, rtol=1e-3, err_msg=name)
+    for name in VISION:
+        np.testing.assert_allclose(first[in_world(name)], plain, rtol=1e-4, err_msg=name)
+    delayed = in_world("delay")
+    np.testing.assert_allclose(second[delayed] - first[delayed], gravity * STEP, rtol=1e-4)
+    np.testing.assert_allclose(third[delayed] - second[delayed], plain, rtol=1e-3)
+
+
+def test_pixels_follow_what_was_drawn(hover):
+    obs, _ = hover.reset(seed=0, options=options())
+    frames = obs["pixels/above"].float()
+    plain, corner, middle = frames[0], (0, 0), (16, 16)
+    for name in PHYSICS:
+        assert torch.equal(frames[in_world(name)], plain), name
+
+    def frame(name):
+        return frames[in_world(name)]
+
+    assert plain[middle][0] > 100
+    assert plain[middle][1:].max() == 0, "the hull is red"
+    torch.testing.assert_close(
+        frame("colour")[corner] / plain[corner], torch.tensor([5.0, 0.0, 0.5 / 0.6]), rtol=0.1, atol=0
+    )
+    assert torch.equal(frame("colour")[middle], plain[middle])
+    assert frame("material")[middle][2] > 100
+    assert frame("material")[middle][:2].max() == 0
+
+    def red(image):  # of the pixels, and the mean column
+        mask = (image[..., 0] > image[..., 2]).float()
+        return mask.sum(), (mask.sum(0) * torch.arange(32)).sum() / mask.sum()
+
+    (area, column), (moved_area, moved) = red(plain), red(frame("camera"))
+    assert moved < column - 3, "the camera went to the right"
+    assert abs(red(frame("turn"))[1] - column) > 3
+    assert red(frame("view"))[0] > 2 * area
+    assert red(frame("size"))[0] > 2 * area
+    assert moved_area > 0.5 * area
+    assert frame("light")[corner].sum() < 0.75 * plain[corner].sum()
+    assert frame("direction")[corner].sum() < 0.8 * plain[corner].sum()
+    torch.testing.assert_close(frame("brightness"), plain * 0.5, atol=0.6, rtol=0)
+
+
+def test_worlds_that_are_not_chosen_draw_and_the_next_episode_draws_again(hover):
+    hover.reset(seed=5)
+    drawn = hover.variation
+    hover.reset(seed=5, options={"variation": {"mass": 1.25, "camera": [1, 2, 3]}, "worlds": [2, 4]})
+    forced = hover.variation
+    for world in range(hover.num_envs):
+        if world in (2, 4):
+            assert forced["mass"][world].item() == 1.25
+            assert forced["camera"][world].flatten().tolist() == [1, 2, 3]
+        else:
+            assert torch.equal(forced["mass"][world], drawn["mass"][world])
+    assert torch.equal(forced["gravity"], drawn["gravity"])
+    assert hover.varied_fields["body_mass"][2, 1].item() == 2.5
+    hover.reset()
+    assert (hover.variation["mass"] != 1.25).all()
+    assert hover.simulator.compilations == 1, "forcing is compiled on its own"
+
+
+def test_fields_and_memory_can_be_set_directly(hover):
+    mask = np.arange(hover.num_envs) == 3
+    target = np.float32([[0.25, 0.5]])
+    obs, _ = hover.reset(
+        seed=5, options={"variation": {"opt.gravity": [0, 0, 1]}, "memory": {"target": target}, "worlds": mask}
+    )
+    seen = obs["privileged_state"][:, 2:4]
+    assert seen[3].tolist() == [0.25, 0.5]
+    assert (seen[~torch.as_tensor(mask)] != seen[3]).any(1).all()
+    assert hover.varied_fields["opt.gravity"][3].tolist() == [0, 0, 1]
+    assert (hover.varied_fields["opt.gravity"][:3, 2] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"variaton": {}}, r"options\['variaton'\]: expected one of variation, memory, worlds \(nearest: variation\)"),
+        ({"variation": {"mas": 1}}, r"\['mas'\]: expected one of .*\(nearest: mass\)"),
+        ({"variation": 3}, r"options\['variation'\]=3: expected names and values"),
+        ({"variation": {"mass": [1, 2]}}, r"\['mass'\] is int64 \(2,\): expected float32 \(1, 1\)"),
+        ({"variation": {"mass": "heavy"}}, r"\['mass'\] is <U5"),
+        ({"variation": {"mass": float("nan")}}, r"not finite"),
+        ({"memory": {"targt": 0}}, r"\['targt'\]: expected one of target \(nearest: target\)"),
+        ({"worlds": [99]}, r"options\['worlds'\]=\[99\]: expected different indices below 17"),
+        ({"worlds": [1, 1]}, r"expected different indices"),
+        ({"worlds": [0.5]}, r"expected different indices"),
+    ],
+)
+def test_options_that_do_not_fit_leave_the_worlds_alone(hover, given, message):
+    hover.reset(seed=1)
+    before = hover.state_dict()
+    with pytest.raises(ValueError, match=message):
+        hover.reset(seed=2, options=given)
+    after = hover.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_saved_worlds_go_on_as_they_were(hover):
+    hover.reset(seed=9)
+    hover.step(still(hover))
+    saved = hover.state_dict()
+    ahead = [hover.step(torch.full((hover.num_envs, 1), 0.3))[0] for _ in range(3)]
+    hover.reset(seed=10)
+    hover.load_state_dict(saved)
+    for expected in ahead:
+        obs = hover.step(torch.full((hover.num_envs, 1), 0.3))[0]
+        assert all(torch.equal(obs[key], value) for key, value in expected.items())
+
+
+def test_nominal_worlds_are_those_without_randomization():
+    action = torch.tensor([[0.3, -0.2, -1.0]]).repeat(2, 1)
+    nominal, plain = make(2, nominal=True), make(2, lines=None)
+    seen = []
+    for env in (nominal, plain):
+        obs = [env.reset(seed=4)[0]] + [env.step(action)[0] for _ in range(8)]
+        seen.append(obs)
+    # Recomputed constants differ from the compiler's in the last bits of single precision.
+    for here, there in zip(*seen, strict=True):
+        torch.testing.assert_close(here["state"], there["state"], atol=1e-4, rtol=0)
+        assert (here["pixels/front"].float() - there["pixels/front"].float()).abs().mean() < 0.5
+    assert nominal.single_observation_space == make_space()
+    with pytest.raises(ValueError, match="nominal"):
+        nominal.reset(options={"variation": {"gravity": 1.0}})
+    nominal.close()
+    plain.close()
+
+
+def make_space():
+    env = make(1)
+    env.close()
+    return env.single_observation_space
+
+
+def test_randomization_of_worlds_that_we_do_not_simulate_is_refused():
+    with pytest.raises(ValueError, match="expected one of them"):
+        MjxVectorEnv(Hover(), num_envs=1, randomization=LINES, variation=lambda key: {})
