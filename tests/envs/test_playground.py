@@ -171,10 +171,10 @@ def make(**options: Any) -> VectorEnv:
             {"id": None},
             r"playground is a family of environments: expected id=<name of one>, AcrobotSwingup, .*WalkerWalk",
         ),
-        ({"id": "CheetaRun"}, r"env.id='CheetaRun': expected one of AcrobotSwingup, .* \(nearest: CheetahRun\)"),
-        ({"id": "PandaPickCub"}, r"\(nearest: PandaPickCube\)"),
-        ({"id": "PandaPickCube"}, r"env.id=PandaPickCube: its meshes are not part .* git clone .*mujoco_menagerie"),
-        ({"episode_length": 0}, r"episode_length=0: expected a positive number of steps, such as 1000"),
+        ({"id": "CheetaRun"}, r"id='CheetaRun': expected one of AcrobotSwingup, .*; nearest: CheetahRun"),
+        ({"id": "PandaPickCub"}, r"; nearest: PandaPickCube$"),
+        ({"id": "PandaPickCube"}, r"id='PandaPickCube': its meshes are not part .* git clone .*mujoco_menagerie"),
+        ({"episode_length": 0}, r"episode_length=0: expected a whole number of at least 1, or null; nearest: 1"),
         ({"episode_length": 2.5}, r"episode_length=2.5: expected"),
         ({"overrides": {"ctr_dt": 1}}, r"has no key 'ctr_dt': expected one of ctrl_dt, .* \(nearest: ctrl_dt\)"),
         (
@@ -185,7 +185,7 @@ def make(**options: Any) -> VectorEnv:
         ({"overrides": {"episode_length": 9}}, r"expected env.options.episode_length"),
         ({"overrides": {"ctrl_dt": "fast"}}, r"ctrl_dt='fast': expected a value like Playground's own, 0.01"),
         ({"overrides": {"ctrl_dt": 0.015}}, r"ctrl_dt=0.015: expected a multiple of sim_dt=0.01; nearest: 0.02"),
-        ({"overrides": 3}, r"overrides=3: expected keys and values, such as \{ctrl_dt: 0.02\}"),
+        ({"overrides": 3}, r"overrides=3: expected keys and values of Playground's, such as \{ctrl_dt: 0.02\}"),
         ({"cameras": ["sid"]}, r"camera 'sid' does not exist .* nearest: side"),
         ({"action_repeat": 3}, r"action_repeat=3: expected a divisor of episode_length=1000"),
     ],
@@ -198,7 +198,15 @@ def test_bad_values_are_refused_in_one_line(options: dict[str, Any], message: st
 
 def test_without_playground_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco_playground", None)
-    with pytest.raises(ValueError, match=r"pip install 'sheeplike\[playground\]'"):
+    with pytest.raises(
+        sheeplike.envs.Unusable, match=r"needs MuJoCo Playground: pip install 'sheeplike\[playground\]'"
+    ):
+        make()
+
+
+def test_a_playground_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco_playground._src", None)
+    with pytest.raises(sheeplike.envs.Unusable, match=r"cannot be imported \(.*pip install"):
         make()
 
 
