@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.gym import builders
+from sheeplike.envs.mjx import playground_ids
 
 if TYPE_CHECKING:
     import gymnasium
@@ -77,37 +78,10 @@ environment that renders itself takes nothing else."""
 
 _CHECKS: dict[str, Callable[..., None]] = {
     name: functools.partial(builders.check, name) for name in ("gym", "minigrid", "atari", "dmc")
-}
+} | {"playground": playground_ids.check}
 """What each family can say against an ``id`` and ``options`` before anything heavy is imported."""
-_IDS: dict[str, tuple[str, ...]] = {
-    "playground": (
-        "AcrobotSwingup",
-        "AcrobotSwingupSparse",
-        "BallInCup",
-        "CartpoleBalance",
-        "CartpoleBalanceSparse",
-        "CartpoleSwingup",
-        "CartpoleSwingupSparse",
-        "CheetahRun",
-        "FingerSpin",
-        "FingerTurnEasy",
-        "FingerTurnHard",
-        "FishSwim",
-        "HopperHop",
-        "HopperStand",
-        "HumanoidRun",
-        "HumanoidStand",
-        "HumanoidWalk",
-        "PendulumSwingup",
-        "PointMass",
-        "ReacherEasy",
-        "ReacherHard",
-        "SwimmerSwimmer6",
-        "WalkerRun",
-        "WalkerStand",
-        "WalkerWalk",
-    ),
-}
+
+_IDS: dict[str, tuple[str, ...]] = {"playground": playground_ids.IDS}
 """Of a family, those that can be used at once; there may be others."""
 
 _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")

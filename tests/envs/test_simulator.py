@@ -239,10 +239,6 @@ class FewConstraints(FewContacts):
     contacts_per_world, constraints_per_world = 4, 2
 
 
-class Tracking(Drone):
-    scene = SCENE.replace('name="eye"', 'name="eye" mode="trackcom"')
-
-
 class MovesKinematics(Drone):
     def reset(self, key, data):
         data, memory = super().reset(key, data)
@@ -264,7 +260,6 @@ class IntegerReward(Drone):
     [
         (FewContacts, ValueError, r"contacts_per_world=0 is too few: expected at least 1"),
         (FewConstraints, ValueError, r"constraints_per_world=2 is too few: expected at least 4"),
-        (Tracking, ValueError, r"camera 'eye' has a tracking or targeting mode"),
         (MovesKinematics, TypeError, r"reset changed data.xpos: expected one of qpos"),
         (ForgetsMemory, TypeError, r"evaluate returned memory"),
         (IntegerReward, TypeError, r"reward is int32 \(\): expected float32 \(\)"),

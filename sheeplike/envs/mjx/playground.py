@@ -30,7 +30,9 @@ import numpy as np
 import warp
 from mujoco import mjx
 
+from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.mjx.capacity import least_capacity
+from sheeplike.envs.mjx.playground_ids import IDS, check
 from sheeplike.envs.mjx.task import Outcome, Vectors
 
 ALLOCATED_FOR = 2048
@@ -78,7 +80,9 @@ class PlaygroundTask:
         default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
 
     Raises:
-        ValueError: no such task or key, a value that cannot be, assets that are not there, or Playground is not.
+        Unusable: Playground, or meshes of the task, are missing.
+        InvalidOption: there is no such task, or a value that none can serve.
+        ValueError: an override that the task does not have or cannot serve.
     """
 
     def __init__(
@@ -88,19 +92,12 @@ class PlaygroundTask:
         episode_length: int | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
+        check(id=id, options={"episode_length": episode_length, "overrides": overrides})
         registry, self._library = _import()
-        if episode_length is not None and not (type(episode_length) is int and episode_length >= 1):
-            raise ValueError(f"episode_length={episode_length!r}: expected a positive number of steps, such as 1000")
         if id not in registry.ALL_ENVS:
-            raise ValueError(
-                f"env.id={id!r}: expected one of {', '.join(registry.dm_control_suite.ALL_ENVS)}, or a task whose "
-                f"meshes are on this machine (nearest: {_nearest(id, registry.ALL_ENVS)})"
-            )
-        overrides = {} if overrides is None else overrides
-        if not isinstance(overrides, Mapping):
-            expected = "keys and values, such as {ctrl_dt: 0.02}"
-            raise ValueError(f"env.options.overrides={overrides!r}: expected {expected}")
-        self._id, self._overrides = id, _flat(overrides)
+            expected = f"one of {', '.join(IDS)}, or a task whose meshes are on this machine"
+            raise InvalidOption("id", id, expected, _nearest(id, registry.ALL_ENVS))
+        self._id, self._overrides = id, _flat(overrides or {})
         config = registry.get_default_config(id)
         _check_overrides(id, self._overrides, _flat(config.to_dict()))
         impl = {"impl": "warp"} if "impl" in config else {}
@@ -195,8 +192,8 @@ def _import() -> tuple[Any, Any]:
         from mujoco_playground import registry
         from mujoco_playground._src import mjx_env
     except ImportError as error:
-        raise ValueError(
-            f"env=playground: MuJoCo Playground cannot be imported ({error}); pip install 'sheeplike[playground]'"
+        raise Unusable(
+            f"MuJoCo Playground cannot be imported ({error}): pip install 'sheeplike[playground]' repairs that"
         ) from error
     return registry, mjx_env
 
@@ -236,8 +233,8 @@ def _assets(id: str, library: Any) -> Iterator[None]:
 
     def refuse() -> None:
         if not place.exists():
-            raise ValueError(
-                f"env.id={id}: its meshes are not part of MuJoCo Playground and are not on this machine. To fetch them "
+            raise Unusable(
+                f"id={id!r}: its meshes are not part of MuJoCo Playground and are not on this machine. To fetch them "
                 f"(MuJoCo Menagerie, about 2 GB): git clone https://github.com/google-deepmind/mujoco_menagerie.git "
                 f"{place} && git -C {place} checkout {library.MENAGERIE_COMMIT_SHA}"
             )

@@ -1,0 +1,252 @@
+"""Tasks of MuJoCo Playground, against Playground's own reset and step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import VectorEnv
+
+import sheeplike.envs
+from sheeplike.envs.mjx.playground import PlaygroundTask
+from sheeplike.envs.mjx.vector_env import MjxVectorEnv
+
+registry = pytest.importorskip("mujoco_playground").registry
+
+SEED, WORLDS, LENGTH = 3, 2, 6
+
+
+def reset_keys(episode: int) -> jax.Array:
+    """The keys from which our simulator begins an episode, as Playground takes them: uint32 (N, 2)."""
+
+    def of_world(index: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), index), episode)
+        return jax.random.key_data(jax.random.split(key)[1])
+
+    return jax.vmap(of_world)(jnp.arange(WORLDS))
+
+
+def reference(id: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Playground's own reset and step, mapped over worlds of which each has a gravity of its own."""
+    env = registry.load(id, config_overrides={"impl": "warp"})
+    nominal = env._mjx_model
+
+    @contextmanager
+    def pulled(gravity: jax.Array) -> Iterator[None]:
+        env._mjx_model = nominal.tree_replace({"opt.gravity": gravity})
+        yield
+        env._mjx_model = nominal
+
+    def reset(gravity: jax.Array, key: jax.Array) -> Any:
+        with pulled(gravity):
+            return env.reset(key)
+
+    def step(gravity: jax.Array, state: Any, action: jax.Array) -> Any:
+        with pulled(gravity):
+            return env.step(state, action)
+
+    return jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step))
+
+
+def gravity(key: jax.Array) -> dict[str, jax.Array]:
+    return {"opt.gravity": jnp.array([0.0, 0.0, -9.81]).at[2].mul(jax.random.uniform(key, minval=0.5))}
+
+
+def assert_same(env: MjxVectorEnv, id: str) -> None:
+    """Observations, rewards and terms of two episodes, step for step."""
+    reset, step = reference(id)
+    random = torch.Generator().manual_seed(0)
+    observed, _ = env.reset(seed=SEED)
+    for episode in range(2):
+        pull = env._variation["opt.gravity"]
+        state = reset(pull, reset_keys(episode))
+        np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=1e-5)
+        for number in range(1, LENGTH + 1):
+            action = torch.rand(env.action_space.shape, generator=random) * 2 - 1
+            observed, reward, terminated, truncated, info = env.step(action)
+            state = step(pull, state, jnp.asarray(action.numpy()))
+            np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(reward, state.reward, rtol=0, atol=1e-5)
+            for name, value in (state.metrics or {"reward": state.reward}).items():
+                np.testing.assert_allclose(info["reward_terms"][name.removeprefix("reward/")], value, rtol=0, atol=1e-5)
+            assert truncated.tolist() == [number == LENGTH] * WORLDS
+            assert not terminated.any()
+        first = observed["state"].clone()
+        observed, reward, *_ = env.step(action)
+        assert (reward == 0).all()
+        assert not torch.equal(first, observed["state"])
+    assert env.simulator.compilations == 1
+
+
+@pytest.fixture(scope="module")
+def balance() -> MjxVectorEnv:
+    task = PlaygroundTask("CartpoleBalance", episode_length=LENGTH)
+    return MjxVectorEnv(task, num_envs=WORLDS, image_size=48, variation=gravity)
+
+
+def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
+    assert sorted(sheeplike.envs.list_ids("playground")) == sorted(registry.dm_control_suite.ALL_ENVS)
+
+
+def test_cartpole_is_playgrounds_step_for_step(balance: MjxVectorEnv) -> None:
+    """Gravity differs between worlds: the model is the simulator's."""
+    assert_same(balance, "CartpoleBalance")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["CheetahRun", "FingerTurnHard", "HumanoidWalk"])
+def test_tasks_are_playgrounds_step_for_step(id: str) -> None:
+    """One that falls to rest in its reset, one whose scene got a geom and a target, and a large one."""
+    with find_body():
+        assert_same(MjxVectorEnv(PlaygroundTask(id, episode_length=LENGTH), num_envs=WORLDS, variation=gravity), id)
+
+
+@contextmanager
+def find_body() -> Iterator[None]:
+    """What Playground looks for in MuJoCo 3.17."""
+    mujoco.MjSpec.find_body = mujoco.MjSpec.body
+    yield
+    del mujoco.MjSpec.find_body
+
+
+def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
+    from mujoco_playground._src import mjx_env
+
+    assert mjx_env.make_data.__module__ == mjx_env.ensure_menagerie_exists.__module__ == mjx_env.__name__
+    assert mujoco.MjSpec.compile.__name__ == "compile"
+    assert not hasattr(mujoco.MjSpec, "find_body")
+    assert not isinstance(balance.simulator.task._env.mjx_model.opt.gravity, jax.core.Tracer)
+
+
+def test_one_camera_is_the_default_and_any_can_be_asked_for(balance: MjxVectorEnv) -> None:
+    assert list(balance.single_observation_space) == ["pixels/fixed", "state"]
+    assert balance.simulator.renderer.cameras == PlaygroundTask("CartpoleBalance").default_cameras == ("fixed",)
+    assert PlaygroundTask("FishSwim").default_cameras == ("fixed_top",)
+    env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, cameras=["back", "side"])
+    assert [name for name in env.single_observation_space if "pixels" in name] == ["pixels/back", "pixels/side"]
+
+
+def test_a_repeated_action_lowers_the_control_rate() -> None:
+    env = sheeplike.envs.make(
+        "playground", id="CheetahRun", num_envs=1, action_repeat=4, overrides={"ctrl_dt": 0.02}, episode_length=24
+    )
+    task = env.simulator.task
+    assert (task.substeps, task._env.dt, env.episode_length) == (8, 0.08, 6)
+    assert env.metadata["render_fps"] == pytest.approx(12.5)
+    assert PlaygroundTask("CheetahRun").episode_length == 1000
+
+
+def test_only_a_reset_that_runs_physics_is_long() -> None:
+    assert PlaygroundTask("CheetahRun").long_reset
+    assert not PlaygroundTask("HumanoidWalk").long_reset
+
+
+def test_a_target_that_is_a_site_becomes_visible_and_weighs_nothing() -> None:
+    shown, plain = PlaygroundTask("FingerTurnHard").model, PlaygroundTask("FingerSpin").model
+    assert shown.ngeom == plain.ngeom + 2
+    for field in ("body_mass", "body_inertia", "body_ipos", "dof_invweight0", "body_invweight0"):
+        np.testing.assert_array_equal(getattr(shown, field), getattr(plain, field))
+    assert shown.geom_bodyid[-1] == shown.body("target").id
+    assert shown.geom_contype[-1] == shown.geom_conaffinity[-1] == 0
+
+
+def make(**options: Any) -> VectorEnv:
+    return sheeplike.envs.make("playground", **{"num_envs": 1, "id": "CheetahRun", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"id": None},
+            r"playground is a family of environments: expected id=<name of one>, AcrobotSwingup, .*WalkerWalk",
+        ),
+        ({"id": "CheetaRun"}, r"id='CheetaRun': expected one of AcrobotSwingup, .*; nearest: CheetahRun"),
+        ({"id": "PandaPickCub"}, r"; nearest: PandaPickCube$"),
+        ({"id": "PandaPickCube"}, r"id='PandaPickCube': its meshes are not part .* git clone .*mujoco_menagerie"),
+        ({"episode_length": 0}, r"episode_length=0: expected a whole number of at least 1, or null; nearest: 1"),
+        ({"episode_length": 2.5}, r"episode_length=2.5: expected"),
+        ({"overrides": {"ctr_dt": 1}}, r"has no key 'ctr_dt': expected one of ctrl_dt, .* \(nearest: ctrl_dt\)"),
+        (
+            {"overrides": {"vision": True}},
+            r"vision=True is not for CheetahRun to say: expected false: our own renderer",
+        ),
+        ({"overrides": {"impl": "jax"}}, r"impl='jax' is not for CheetahRun to say: expected warp"),
+        ({"overrides": {"episode_length": 9}}, r"expected env.options.episode_length"),
+        ({"overrides": {"ctrl_dt": "fast"}}, r"ctrl_dt='fast': expected a value like Playground's own, 0.01"),
+        ({"overrides": {"ctrl_dt": 0.015}}, r"ctrl_dt=0.015: expected a multiple of sim_dt=0.01; nearest: 0.02"),
+        ({"overrides": 3}, r"overrides=3: expected keys and values of Playground's, such as \{ctrl_dt: 0.02\}"),
+        ({"cameras": ["sid"]}, r"camera 'sid' does not exist .* nearest: side"),
+        ({"action_repeat": 3}, r"action_repeat=3: expected a divisor of episode_length=1000"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        make(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_without_playground_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco_playground", None)
+    with pytest.raises(
+        sheeplike.envs.Unusable, match=r"needs MuJoCo Playground: pip install 'sheeplike\[playground\]'"
+    ):
+        make()
+
+
+def test_a_playground_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco_playground._src", None)
+    with pytest.raises(sheeplike.envs.Unusable, match=r"cannot be imported \(.*pip install"):
+        make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", sheeplike.envs.list_ids("playground"))
+def test_every_task_steps_and_shows_something_that_moves(id: str) -> None:
+    env = sheeplike.envs.make("playground", id=id, num_envs=2, image_size=64, episode_length=20)
+    (camera,) = [name for name in env.single_observation_space if name.startswith("pixels/")]
+    observed, _ = env.reset(seed=0)
+    random = torch.Generator().manual_seed(0)
+    before, ends = observed[camera].clone(), 0
+    for _ in range(50):
+        observed, reward, terminated, truncated, info = env.step(
+            torch.rand(env.action_space.shape, generator=random) * 2 - 1
+        )
+        frames = observed[camera].clone()
+        assert frames.float().std() > 5
+        assert (frames != before).any()
+        assert torch.isfinite(observed["state"]).all()
+        assert torch.isfinite(reward).all()
+        assert not (terminated | info["nonfinite"]).any()
+        before, ends = frames, ends + int(truncated.sum())
+    assert ends == 2 * 2
+    assert env.simulator.compilations == 1
+
+
+def trains(arguments: list[str], place: Path) -> str:
+    command = [sys.executable, "-m", "sheeplike", *arguments, "profile=cpu", "dry_run=true"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ppo_passes_through_every_stage(tmp_path: Path) -> None:
+    said = trains(["exp=ppo", "env=playground", "env.id=CartpoleBalance"], tmp_path)
+    assert "CartpoleBalance" in said
+    assert (tmp_path / "logs/dry_run/playground/CartpoleBalance/ppo/ppo/seed_0/metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["CheetahRun", "ReacherEasy"])
+def test_dreamer_passes_through_every_stage(id: str, tmp_path: Path) -> None:
+    trains(["exp=dreamer_v3", "env=playground", f"env.id={id}", "env.action_repeat=2"], tmp_path)
