@@ -19,8 +19,6 @@ from lightning.fabric import Fabric
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.ppo import PPO
 from sheeplike.commands.advice import disk_advice, explained, spaces_of
 from sheeplike.commands.agents import make_agent, plan_memory
 from sheeplike.commands.config import to_yaml
@@ -43,7 +41,7 @@ class Built(NamedTuple):
     """
 
     worlds: VectorEnv
-    agent: DreamerV3 | PPO
+    agent: Agent
     evaluator: Evaluator
     step_seconds: float
     parts: dict[str, Any] | None
@@ -77,7 +75,8 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
     stack.callback(worlds.close)
     with explained(config, worlds):
         with as_command_errors(ValueError, TypeError):
-            say(plan_memory(config, worlds))
+            if planned := plan_memory(config, worlds):
+                say(planned)
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
