@@ -58,7 +58,7 @@ def list_envs() -> list[str]:
 
 
 def origins(name: str) -> list[str]:
-    """The packages that have an environment of this name, such as ``my-worlds 0.1.0``; none for one that is only built in."""
+    """The packages that have an environment of this name, such as ``my-worlds 0.1.0``; none for a built-in one."""
     others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
     return ["sheeplike"] * (bool(others) and name in _BUILDERS) + others
 
