@@ -88,4 +88,4 @@ def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ..
     found: dict[str, list[Plugin]] = {}
     for plugin in itertools.chain(*packages.values()):
         found.setdefault(plugin.entry.name, []).append(plugin)
-    return {name: tuple(found[name]) for name in sorted(found)}
+    return {name: tuple(sorted(found[name], key=str)) for name in sorted(found)}

@@ -276,13 +276,7 @@ def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dic
     """The composed configuration as plain data, and the name chosen from each group."""
     places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
     searchpath = f"hydra.searchpath=[{','.join(places)}]"
-    store = ConfigStore.instance()  # Hydra looks there for what has no file
-    for group in ("env", "agent"):
-        for name in sources.without_file(group):
-            store.store(name, {"name": name}, group)
-    for name in sources.without_file("exp"):
-        store.store(name, {"defaults": [{"override /agent": name}]}, "exp", package="_global_")
-    with _one_line(sources):
+    with _one_line(sources), _stored(sources):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = compose("config", [*line, searchpath], return_hydra_config=True)
@@ -290,6 +284,25 @@ def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dic
         OmegaConf.set_struct(composed, False)
         del composed["hydra"]
         return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True), choices
+
+
+@contextmanager
+def _stored(sources: Sources) -> Iterator[None]:
+    """Within it, Hydra finds what has no file: an environment or an agent is its name, a recipe an agent."""
+    store = ConfigStore.instance()
+    contents = {
+        "env": lambda name: {"name": name},
+        "agent": lambda name: {"name": name},
+        "exp": lambda name: {"defaults": [{"override /agent": name}]},
+    }
+    names = [(group, name) for group in contents for name in sources.without_file(group)]
+    try:
+        for group, name in names:
+            store.store(name, contents[group](name), group, package="_global_" if group == "exp" else None)
+        yield
+    finally:  # what stays would be taken for the schema of a file of that name
+        for group, name in names:
+            store.repo[group].pop(f"{name}.yaml", None)
 
 
 def _default(error: InvalidValue, line: Sequence[str], sources: Sources) -> Any:

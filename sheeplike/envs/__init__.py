@@ -132,7 +132,10 @@ def make(
         for option, (value, default) in rendering.items():
             if value != default:
                 raise ValueError(f"{option}={value!r}: {name} renders its frames itself; expected {default}")
-        return builder(**common, action_repeat=action_repeat, **options)
+        made = builder(**common, action_repeat=action_repeat, **options)
+        if name not in _BUILDERS:
+            _check(name, made, num_envs)
+        return made
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -170,6 +173,15 @@ def _problem(builder: object) -> str:
         missing = [option for option in _OF_A_VECTOR_ENV if option not in common]
         return f"takes {', '.join(common)} but not {', '.join(missing)}: expected all, for a vector env, or none"
     return ""
+
+
+def _check(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) -> None:
+    from sheeplike.envs.contract import check
+
+    try:
+        check(made, num_envs=num_envs)
+    except ValueError as error:
+        raise ValueError(f"environment {name!r} of {', '.join(origins(name))} {error}") from None
 
 
 def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
