@@ -70,8 +70,8 @@ class Player(Protocol):
 class Agent(Protocol):
     """Learns from the steps that it is given.
 
-    Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device. A class that derives from this
-    one inherits those, ``counters`` and ``journals``: they say that there is nothing.
+    Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device. They, ``counters`` and
+    ``journals`` need not be written by a class that derives from this one: there is nothing then.
 
     Attributes:
         skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
