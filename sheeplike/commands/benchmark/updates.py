@@ -137,7 +137,7 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
 def _build(bench: Bench, steps: Sequence[Step], mode: str, learners: dict[str, Learner]) -> str:
     """Add the learner of a mode; returns why it cannot be had here, or nothing."""
     try:
-        learners[mode] = Learner(bench, steps, mode)
+        learner = Learner(bench, steps, mode)
     except CommandError as error:
         return str(error)
     except Exception as error:
@@ -145,6 +145,9 @@ def _build(bench: Bench, steps: Sequence[Step], mode: str, learners: dict[str, L
             raise
         # Compilers fail in many ways; the other modes can be measured all the same.
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if mode != "off" and not hasattr(learner.agent, "compiled"):
+        return f"{bench.config.agent.name} compiles nothing"
+    learners[mode] = learner
     return ""
 
 
