@@ -34,8 +34,8 @@ def _make_agent(config: Config, worlds: VectorEnv, num_envs: int, fabric: Fabric
 def plan_memory(config: Config, worlds: VectorEnv) -> str:
     """What the agent's memory is about to take; empty where that is not known."""
     taken = estimate(config, worlds.single_observation_space, worlds.single_action_space).memory
-    what = kind_of(config.agent).remembered(config, worlds.num_envs)
-    return f"{what}: {taken / 2**20:,.0f} MiB on {worlds.device}" if taken else ""
+    what, steps = kind_of(config.agent).remembered(config, worlds.num_envs)
+    return f"{what} of {steps:,} policy steps: {taken / 2**20:,.0f} MiB on {worlds.device}" if taken else ""
 
 
 def gradient_steps(config: Config, begun: int) -> int | None:

@@ -51,7 +51,8 @@ def checkpoints(bench: Bench, out: Path) -> Table:
     out.mkdir(parents=True, exist_ok=True)
     if not isinstance(agent, DreamerV3):
         memory = {name: value for name, value in agent.state_dict(history=False).items() if name not in state}
-        name = kind_of(bench.config.agent).remembered(bench.config, bench.worlds.num_envs)
+        what, steps = kind_of(bench.config.agent).remembered(bench.config, bench.worlds.num_envs)
+        name = f"{steps:,} steps" if steps else what
         _measure(table, name, out, lambda: ({"agent": state, "memory": memory}, {}), lambda: run(each))
         return table
     spec = {key: (tuple(ring.shape[2:]), ring.dtype) for key, ring in agent.replay.storage.items()}

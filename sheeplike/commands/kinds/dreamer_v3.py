@@ -80,8 +80,8 @@ class DreamerV3Kind(AgentKind):
             "memory": f"replay of {agent.replay.describe()}",
         }
 
-    def remembered(self, config: Config, num_envs: int) -> str:
-        return f"replay of {config.agent.replay_size:,} policy steps"
+    def remembered(self, config: Config, num_envs: int) -> tuple[str, int]:
+        return "replay", config.agent.replay_size
 
     def benchmark(self, config: Config, sizes: Sequence[str] = ()) -> Benchmark:
         a = config.agent

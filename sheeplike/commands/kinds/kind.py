@@ -151,9 +151,9 @@ class AgentKind:
         count = f": {sum(p.numel() for p in modules.parameters()):,} parameters" if modules is not None else ""
         return {"agent": f"{config.agent.name}{count}", "one iteration": f"{config.env.num_envs} policy steps"}
 
-    def remembered(self, config: Config, num_envs: int) -> str:
-        """What it remembers of so many worlds, such as ``replay of 10,000 policy steps``."""
-        return "memory"
+    def remembered(self, config: Config, num_envs: int) -> tuple[str, int]:
+        """What its memory is called, and how many policy steps it holds; 0 where that is not known."""
+        return "memory", 0
 
     def benchmark(self, config: Config, sizes: Sequence[str] = ()) -> Benchmark:
         """How it is measured; ``sizes`` are the names of the presets, from small to large."""

@@ -102,8 +102,8 @@ class PPOKind(AgentKind):
             "memory": f"rollout of {steps:,} policy steps",
         }
 
-    def remembered(self, config: Config, num_envs: int) -> str:
-        return f"rollout of {config.agent.rollout_length * num_envs:,} policy steps"
+    def remembered(self, config: Config, num_envs: int) -> tuple[str, int]:
+        return "rollout", config.agent.rollout_length * num_envs
 
     def benchmark(self, config: Config, sizes: Sequence[str] = ()) -> Benchmark:
         a = config.agent
