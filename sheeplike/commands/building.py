@@ -21,8 +21,6 @@ from torch import Tensor
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.ppo import PPO
 from sheeplike.commands.advice import disk_advice, explained, spaces_of
 from sheeplike.commands.agents import make_agent, plan_memory
 from sheeplike.commands.config import to_yaml
@@ -49,7 +47,7 @@ class Built(NamedTuple):
     """
 
     worlds: VectorEnv
-    agent: DreamerV3 | PPO
+    agent: Agent
     evaluator: Evaluator
     step_seconds: float
     parts: dict[str, Any] | None
@@ -85,7 +83,8 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
     stack.callback(worlds.close)
     with explained(config, worlds):
         with as_command_errors(ValueError, TypeError):
-            say(plan_memory(config, worlds))
+            if planned := plan_memory(config, worlds):
+                say(planned)
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
