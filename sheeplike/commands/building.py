@@ -88,9 +88,12 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
-        if not agent.keys.images and config.env.renderer != "none" and envs.simulated(config.env.name):
+        sees = getattr(agent, "keys", None)
+        if sees and not sees.images and config.env.renderer != "none" and envs.simulated(config.env.name):
             say("sheeplike: the agent sees no images: env.renderer=none saves rendering them, and films with them")
-        with phase("building simulation and rendering kernels"), as_command_errors(envs.Unusable):
+        # What other people's environments raise at their first steps says that they cannot be used as configured.
+        refused = envs.Unusable if envs.simulated(config.env.name) else Exception
+        with phase("building simulation and rendering kernels"), as_command_errors(refused):
             step_seconds = time_worlds(worlds)
         with phase("compiling the policy"):
             compile_policy(agent, worlds)
