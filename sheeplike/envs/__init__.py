@@ -134,7 +134,7 @@ def make(
                 raise ValueError(f"{option}={value!r}: {name} renders its frames itself; expected {default}")
         made = builder(**common, action_repeat=action_repeat, **options)
         if name not in _BUILDERS:
-            _check(name, made, num_envs)
+            _check_made(name, made, num_envs)
         return made
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -175,7 +175,7 @@ def _problem(builder: object) -> str:
     return ""
 
 
-def _check(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) -> None:
+def _check_made(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) -> None:
     from sheeplike.envs.contract import check
 
     try:
