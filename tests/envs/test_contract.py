@@ -63,5 +63,5 @@ def test_what_is_missing(changed, reason):
     made = type("Worlds", (gymnasium.vector.VectorEnv,), kept | {k: v for k, v in changed.items() if v is not None})()
     with pytest.raises(ValueError, match=reason):
         check(made, num_envs=2)
-    with pytest.raises(ValueError, match="is a int: expected a gymnasium.vector.VectorEnv"):
+    with pytest.raises(ValueError, match=r"is a int: expected a gymnasium\.vector\.VectorEnv"):
         check(3, num_envs=2)
