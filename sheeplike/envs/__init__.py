@@ -221,7 +221,7 @@ def make(
             raise ValueError(f"randomization={list(randomization)}: {name} is not simulated here; expected none")
         made = builder(**common, action_repeat=action_repeat, **options)
         if name not in _BUILDERS:
-            _check(name, made, num_envs)
+            _check_made(name, made, num_envs)
         return made
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -264,7 +264,7 @@ def _problem(builder: object) -> str:
     return ""
 
 
-def _check(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) -> None:
+def _check_made(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) -> None:
     from sheeplike.envs.contract import check
 
     try:

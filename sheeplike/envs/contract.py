@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 ATTRIBUTES = ("name", "device", "episode_length", "single_action_space", "action_space", "observation_space")
 METHODS = ("reset", "step", "state_dict", "load_state_dict")
+IMAGES = {"pixels": ("uint8", 3), "depth": ("float32", 3), "segmentation": ("int32", 3)}
 
 
 def check(env: Any, *, num_envs: int) -> None:
@@ -34,8 +35,6 @@ def check(env: Any, *, num_envs: int) -> None:
     if not isinstance(space, spaces.Dict):
         raise ValueError(f"observes {space}: expected a flat Dict, such as of 'pixels/front' and 'state'")
     for key, one in space.items():
-        image = key.startswith(("pixels/", "depth/"))
-        kinds = {"pixels": ("uint8", 3), "depth": ("float32", 3)}
-        dtype, axes = kinds[key.partition("/")[0]] if image else ("float32", 1)
+        dtype, axes = IMAGES.get(key.partition("/")[0], ("float32", 1))
         if not isinstance(one, spaces.Box) or one.dtype != dtype or len(one.shape) != axes:
             raise ValueError(f"observes {key!r} as {one}: expected a Box of {dtype} with {axes} axes")
