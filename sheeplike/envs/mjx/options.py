@@ -7,8 +7,11 @@ import jax
 import numpy as np
 import torch
 
+from sheeplike.envs.mjx.forced import Forced, memory_fields
+from sheeplike.envs.mjx.randomization.draw import Variation
 from sheeplike.envs.mjx.settings import choices
-from sheeplike.envs.mjx.simulator import Forced, Simulator, State, Variation, memory_fields
+from sheeplike.envs.mjx.simulator import Simulator
+from sheeplike.envs.mjx.state import State
 
 OPTIONS = ("variation", "memory", "worlds")
 

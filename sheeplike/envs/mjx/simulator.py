@@ -21,9 +21,8 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,89 +31,16 @@ from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
 from sheeplike.envs.mjx.capacity import check_capacity
-from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation, adjust
+from sheeplike.envs.mjx.forced import FREE, Forced, replaced
+from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation
+from sheeplike.envs.mjx.randomization.effects import adjust, delayed, told
 from sheeplike.envs.mjx.randomization.fields import BATCHABLE
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering import Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
+from sheeplike.envs.mjx.state import INPUTS, Output, Scalars, State, Statistics, zero_statistics
 from sheeplike.envs.mjx.stepping import WORLDS, Resets, signature
-from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, steps_itself
-
-Scalars = dict[str, jax.Array]
-"""The task's settings by name, float32 () of one world, (N,) of all."""
-
-INPUTS = (
-    "qpos",
-    "qvel",
-    "act",
-    "ctrl",
-    "qacc_warmstart",
-    "time",
-    "qfrc_applied",
-    "xfrc_applied",
-    "mocap_pos",
-    "mocap_quat",
-    "eq_active",
-)
-"""The fields of ``mjx.Data`` that the next physics step reads; every other field is computed from these. A reset
-replaces exactly these, so nothing of an old episode, non-finite numbers included, reaches the new one."""
-
-
-class Statistics(NamedTuple):
-    """Running totals of the current episode; final values in the step that ends it."""
-
-    returns: jax.Array
-    """float32 (), sum of rewards."""
-    length: jax.Array
-    """int32 (), control steps."""
-    success: jax.Array
-    """bool (), success was reached at some step."""
-    reward_terms: dict[str, jax.Array]
-    """float32 () each, sums of the weighted terms."""
-
-
-class State(NamedTuple):
-    """Everything that a step carries over. Donated: never hold on to a part of it."""
-
-    data: mjx.Data
-    memory: Memory
-    statistics: Statistics
-    key: jax.Array
-    """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. Not the typed key
-    itself: JAX would then dispatch every step in Python, leaf by leaf."""
-    episode: jax.Array
-    """int32 (), episodes begun, the current one included."""
-    ended: jax.Array
-    """bool (), the previous call delivered the last frame; the next one resets."""
-    waiting: dict[str, jax.Array]
-    """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
-
-
-class Forced(NamedTuple):
-    """What a reset takes instead of what it would have drawn; by name, which worlds (N,) bool, and values (N, ...)."""
-
-    drawn: dict[str, tuple[jax.Array, jax.Array]]
-    """Draws of lines, (N, R, C)."""
-    model: dict[str, tuple[jax.Array, jax.Array]]
-    """Fields of the model."""
-    memory: dict[str, tuple[jax.Array, jax.Array]]
-    """Fields of the task's memory, as the reset leaves it."""
-
-
-FREE = Forced({}, {}, {})
-
-
-class Output(NamedTuple):
-    """What a step delivers, always in memory of its own, so that torch may hold it while the state moves on."""
-
-    frames: dict[str, jax.Array]
-    vectors: dict[str, jax.Array]
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    reward_terms: dict[str, jax.Array]
-    statistics: Statistics
-    nonfinite: jax.Array
+from sheeplike.envs.mjx.task import SteppingTask, Task, steps_itself
 
 
 class Simulator:
@@ -267,7 +193,7 @@ class Simulator:
         state = State(
             data=self._template,
             memory=memory,
-            statistics=_zero_statistics(outcome.reward_terms),
+            statistics=zero_statistics(outcome.reward_terms),
             key=jax.random.key_data(key),
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
@@ -291,7 +217,7 @@ class Simulator:
         """One control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
-        action, waiting = _delayed(action, state.waiting, variation)
+        action, waiting = delayed(action, state.waiting, variation)
 
         model = self._model.tree_replace(variation.model)
         if self._resets:
@@ -309,7 +235,7 @@ class Simulator:
             first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
         else:
             first, first_memory = task.reset(reset_key, clean, **settings)
-        first_memory = _replaced(first_memory, forced.memory)
+        first_memory = replaced(first_memory, forced.memory)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
         # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
@@ -332,7 +258,7 @@ class Simulator:
             outcome = task.evaluate(data, memory, action)
             memory = _where(reset, memory, outcome.memory)
             vectors = dict(task.observe(data, memory))
-        vectors = _told(vectors, variation)
+        vectors = told(vectors, variation)
         finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
@@ -340,7 +266,7 @@ class Simulator:
         reward = jnp.where(alive, outcome.reward, 0.0)
         terms = {name: jnp.where(alive, value, 0.0) for name, value in outcome.reward_terms.items()}
 
-        so_far = _where(reset, _zero_statistics(terms), state.statistics)
+        so_far = _where(reset, zero_statistics(terms), state.statistics)
         statistics = Statistics(
             returns=so_far.returns + reward,
             length=so_far.length + ~reset,
@@ -423,7 +349,7 @@ class Simulator:
                 episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
             )
         variation = jax.eval_shape(self.sample_variation, jax.random.key(0))
-        vectors = jax.eval_shape(_told, vectors, variation)
+        vectors = jax.eval_shape(told, vectors, variation)
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
@@ -441,55 +367,6 @@ def _finish(newest: list[jax.Array]) -> None:
         jax.block_until_ready(newest)
 
 
-def _zero_statistics(terms: dict[str, Any]) -> Statistics:
-    return Statistics(
-        returns=jnp.zeros((), jnp.float32),
-        length=jnp.zeros((), jnp.int32),
-        success=jnp.zeros((), bool),
-        reward_terms={name: jnp.zeros((), jnp.float32) for name in terms},
-    )
-
-
 def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
     """Leaf-wise choice between two trees of one world. Not for ``mjx.Data``."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
-
-
-def _delayed(
-    action: jax.Array, waiting: dict[str, jax.Array], variation: Variation
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The action that takes effect now, and those that still wait."""
-    if not waiting:
-        return action, waiting
-    line = jnp.concatenate([action[None], waiting[DELAY]])
-    return line[variation.delay[DELAY]], {DELAY: line[:-1]}
-
-
-def _told(vectors: dict[str, jax.Array], variation: Variation) -> dict[str, jax.Array]:
-    """The vectors of one world with its variation among them: on its own, and for a critic at the end of what only it
-    may see."""
-    if not variation.drawn:
-        return dict(vectors)
-    drawn = jnp.concatenate([numbers.reshape(-1) for numbers in variation.drawn.values()])
-    seen = vectors.get("privileged_state", vectors.get("state", jnp.zeros(0)))
-    return vectors | {"variation": drawn, "privileged_state": jnp.concatenate([seen, drawn])}
-
-
-def _replaced(memory: Memory, forced: dict[str, tuple[jax.Array, jax.Array]]) -> Memory:
-    """The memory with some of its fields replaced where that is asked for."""
-    if not forced:
-        return memory
-    old = memory_fields(memory)
-    new = {name: jnp.where(*choice, old[name]) for name, choice in forced.items()}
-    if isinstance(memory, dict):
-        return memory | new
-    return memory._replace(**new) if isinstance(memory, tuple) else dataclasses.replace(memory, **new)
-
-
-def memory_fields(memory: Memory) -> dict[str, Any]:
-    """The fields of a task's memory by name: of a dict, a NamedTuple or a dataclass."""
-    if isinstance(memory, dict):
-        return memory
-    if isinstance(memory, tuple):
-        return memory._asdict() if hasattr(memory, "_asdict") else {}
-    return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}

@@ -17,11 +17,13 @@ from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.mjx import options as reset_options
+from sheeplike.envs.mjx.forced import FREE, Forced
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import ImageSize, Renderer, make_renderer
 from sheeplike.envs.mjx.settings import Settings, Values
-from sheeplike.envs.mjx.simulator import FREE, Forced, Output, Simulator, State
+from sheeplike.envs.mjx.simulator import Simulator
+from sheeplike.envs.mjx.state import Output, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 
 Observations = dict[str, torch.Tensor]

@@ -11,7 +11,8 @@ from mujoco import mjx
 from scipy import stats
 from scipy.spatial.transform import Rotation
 
-from sheeplike.envs.mjx.randomization.draw import Randomization, adjust
+from sheeplike.envs.mjx.randomization.draw import Randomization
+from sheeplike.envs.mjx.randomization.effects import adjust
 from sheeplike.envs.mjx.randomization.spec import InvalidLine
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 

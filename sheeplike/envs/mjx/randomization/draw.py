@@ -317,13 +317,3 @@ def _number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
         expected = f"numbers, or for geom_matid a material: {', '.join(names) or 'this scene has none'}"
         raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected, names)
     return float(names.index(value))
-
-
-def adjust(frames: dict[str, jax.Array], changes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Frames of one world with the brightness and colours of its cameras changed; uint8 as before."""
-    adjusted = dict(frames)
-    for camera, (factor, offset) in changes.items():
-        if (name := f"pixels/{camera}") in frames:
-            colours = frames[name].astype(jnp.float32) * factor + 255.0 * offset
-            adjusted[name] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
-    return adjusted
