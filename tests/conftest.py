@@ -1,12 +1,24 @@
-"""What all tests share: one thread (their tensors are too small for two), and an empty place to work in."""
+"""What all tests share: one thread (their tensors are too small for two), an empty place to work in, and packages that
+are installed outside the repository.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from sheeplike import entry_points
+from sheeplike.commands import schema
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +39,57 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SHEEPLIKE_SEARCH_PATH", "SHEEPLIKE_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return place
+
+
+class Site:
+    """A directory of installed packages."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    def announce(self, name: str, announced: str, code: str = "", version: str = "0.1") -> None:
+        """A package as an installer leaves it: its metadata, and a module of its name if there is code."""
+        module = name.replace("-", "_")
+        info = self.path / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(announced)
+        if code:
+            (self.path / f"{module}.py").write_text(code)
+        entry_points._plugins.cache_clear()  # a process looks once for each path
+
+    def install(self, page: str) -> None:
+        """The first program of a how-to page and its ``pyproject.toml``, built as a wheel and unpacked."""
+        text = (ROOT / "howto" / page).read_text(encoding="utf-8")
+        folder = self.path.parent / f"{page}.project"
+        folder.mkdir()
+        for language in ("python", "toml"):
+            block = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+            (folder / block.splitlines()[0].removeprefix("# ")).write_text(block, encoding="utf-8")
+        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+        subprocess.run(build, cwd=folder, check=True, capture_output=True)
+        (wheel,) = folder.glob("dist/*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(self.path)
+        entry_points._plugins.cache_clear()
+
+    def run(self, *arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
+        """A command line in a process of its own that has these packages."""
+        environment = {**os.environ, "PYTHONPATH": f"{self.path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "sheeplike", *arguments]
+        return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Packages that are installed for this test, in this process too."""
+    made, agents = Site(tmp_path / "site"), dict(schema.AGENTS)
+    monkeypatch.syspath_prepend(made.path)
+    modules = set(sys.modules)
+    yield made
+    for name in sys.modules.keys() - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(made.path)):
+            del sys.modules[name]
+    schema.AGENTS.clear()
+    schema.AGENTS.update(agents)

@@ -50,7 +50,7 @@ def test_agents_that_see_vectors_alone_need_no_renderer(agent: str, tmp_path: Pa
         command = [*COMMAND, *job, f"env.renderer={renderer}", f"run_dir={run_dir}"]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        assert (hint in done.stderr) == told
+        assert (hint in done.stdout) == told
     events = EventAccumulator(str(run_dir), size_guidance={"images": 0})
     events.Reload()
     assert events.Tags()["images"] == []

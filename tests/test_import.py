@@ -45,3 +45,46 @@ def test_a_backend_that_started_first_is_noticed():
 def test_importing_jax_first_is_no_matter_while_no_backend_has_started():
     code = "import jax, sheeplike; print(sheeplike.xla_started_before_import)"
     assert run(code, JAX_PLATFORMS="cpu") == "False"
+
+
+OPTIONAL = ("minigrid", "ale_py", "dm_control", "mujoco_playground", "brax", "flax", "madrona_mjx", "a_plugin")
+BLOCKED = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {OPTIONAL!r}:
+            raise SystemExit(f"{{name}} was imported")
+
+sys.meta_path.insert(0, Blocker())
+from sheeplike.__main__ import main
+"""
+CONFIGURED = "main(['exp={agent}', 'env=franka_pick', 'profile=cpu', '--cfg'])"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sheeplike",
+        "main(['--help'])",
+        "main(['train', '--help'])",
+        "main(['bench', '--help'])",
+        CONFIGURED.format(agent="dreamer_v3"),
+        CONFIGURED.format(agent="ppo"),
+        "import sheeplike.envs; sheeplike.envs.list_envs(); sheeplike.envs.task_options('franka_pick')",
+    ],
+)
+def test_nothing_optional_is_needed_before_it_is_chosen(site, code):
+    """Neither what only some environments need, nor what other packages add; and no torch and no JAX."""
+    points = "[sheeplike.envs]\nfield = a_plugin:field\n[sheeplike.agents]\nwolf = a_plugin:Wolf"
+    site.announce("a-plugin", points, "raise SystemExit('imported')")
+    light = "print(*sorted({'torch', 'jax', 'mujoco', 'numpy', 'gymnasium'} & set(sys.modules)), 'is all')"
+    path = os.pathsep.join([str(site.path), os.environ.get("PYTHONPATH", "")])
+    output = run(f"{BLOCKED}\n{code}\n{light}", PYTHONPATH=path)
+    assert output.splitlines()[-1] == "is all"
+    if "--help" in code and "bench" not in code:
+        assert {"env=field", "agent=wolf"} <= set(output.split())
+
+
+def test_nor_by_what_trains():
+    assert run(f"{BLOCKED}\nimport sheeplike.commands.experiment; print('trained')").endswith("trained")

@@ -26,7 +26,7 @@ class Step:
     """One time step of all ``N`` worlds, on the agent's device.
 
     Attributes:
-        obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 NHWC, vectors float32.
+        obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 and ``depth/<camera>`` float32, NHWC; vectors float32.
         action: what the player chose after ``obs``, as the environment received it.
         reward: ``(N,)`` float32, for arriving at ``obs``.
         is_first, is_last, is_terminal: ``(N,)`` bool.
@@ -61,7 +61,7 @@ class Player(Protocol):
     extras: dict[str, Tensor]
 
     def act(self, obs: dict[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
-        """Actions of all worlds: ``(N, A)`` float32 or ``(N,)`` int64. ``sample=False`` takes the mode."""
+        """Actions of all worlds, ``(N, A)`` float32, ``(N,)`` or ``(N, K)`` int64. ``sample=False`` takes the mode."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -70,7 +70,8 @@ class Player(Protocol):
 class Agent(Protocol):
     """Learns from the steps that it is given.
 
-    Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device.
+    Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device. They, ``counters`` and
+    ``journals`` need not be written by a class that derives from this one: there is nothing then.
 
     Attributes:
         skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
@@ -108,21 +109,29 @@ class Agent(Protocol):
 
         ``held`` says which of its steps are still known; the others are 0.
         """
+        return {}
 
     def examine(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Losses, and gradient norms by name of parameter, on an :meth:`offending_batch`; nothing of the agent changes.
 
         With the agent loaded from a checkpoint and the batch from a file, it shows what is not finite.
         """
+        return {}
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Metrics too dear for every update, and predictions to look at, by camera; both may be empty."""
+        return {}, {}
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         """Metrics that the host knows without asking the device."""
+        return {}
 
     def warm_up(self) -> float:
-        """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes."""
+        """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes.
+
+        0 says that they do not count.
+        """
+        return 0.0
 
     @property
     def journals(self) -> dict[str, Any]:
@@ -130,6 +139,7 @@ class Agent(Protocol):
 
         Name to ``sheeplike.checkpoint.Journal``; empty where that is little.
         """
+        return {}
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,10 +14,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from sheeplike.agents.dreamer_v3.sizes import SIZES
 from sheeplike.commands import schema
 from sheeplike.commands.errors import CommandError, show
-from sheeplike.commands.memory import estimate, in_words, minibatch, on_disk, resized
+from sheeplike.commands.kinds import kind_of
+from sheeplike.commands.kinds.kind import Choices, halved
+from sheeplike.commands.memory import estimate, in_words, on_disk, resized
 from sheeplike.commands.schema import Config
 from sheeplike.commands.validation import validate
 
@@ -27,7 +28,6 @@ _OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _OF_THE_WORLDS = re.compile(r"RESOURCE_EXHAUSTED|warp", re.IGNORECASE)
-HALVINGS = 8  # at most, of a setting that is proposed
 ROOM = 0.9  # of what is free: the rest goes to what no estimate knows of
 
 
@@ -80,16 +80,14 @@ def memory_advice(
         free: bytes that the device has left, where that is known.
     """
     now = estimate(config, space, actions)
-    agent = config.agent
-    if isinstance(agent, schema.PPO):
-        memory, batch = "the rollout", f"a minibatch of {minibatch(config):,} steps"
-    else:
-        memory, batch = f"a replay of {agent.replay_size:,} policy steps", f"a batch of {agent.batch_size} sequences"
-    taken = (
-        f"expected are {in_words(now.learner)} for parameters and optimizer, {in_words(now.memory)} for {memory}, "
-        f"about {in_words(now.batch)} for {batch}, {in_words(now.worlds)} for the frames of "
-        f"{config.env.num_envs} worlds and their physics"
-    )
+    memory, batch = kind_of(config.agent).in_words(config)
+    own = f"what {config.agent.name} takes is not known"
+    if now.learner:
+        own = (
+            f"expected are {in_words(now.learner)} for parameters and optimizer, {in_words(now.memory)} for {memory}, "
+            f"about {in_words(now.batch)} for {batch}"
+        )
+    taken = f"{own}, {in_words(now.worlds)} for the frames of {config.env.num_envs} worlds and their physics"
     room = "" if free is None else f"; {in_words(free)} are free"
     helping: list[tuple[int, str]] = []
     for choices in _smaller(config):
@@ -141,8 +139,8 @@ def disk_advice(
         options.append(("checkpoint.keep_last=1", _with(config, keep_last=1)))
     if checkpoint.keep_best > 0:
         options.append(("checkpoint.keep_best=0", _with(config, keep_best=0)))
-    if isinstance(config.agent, schema.DreamerV3) and checkpoint.replay:
-        for text, changed in _halved("agent.replay_size", config.agent.replay_size):
+    for choices in kind_of(config.agent).smaller_on_disk(config) if checkpoint.replay else ():
+        for text, changed in choices:
             smaller = _changed(config, changed)
             if smaller is None:
                 break
@@ -166,37 +164,14 @@ def spaces_of(worlds: VectorEnv | None) -> dict[str, spaces.Space]:
     return {} if worlds is None else {"space": worlds.single_observation_space, "actions": worlds.single_action_space}
 
 
-def _smaller(config: Config) -> Iterator[Iterator[tuple[str, dict[str, object]]]]:
+def _smaller(config: Config) -> Iterator[Choices]:
     """For each setting that takes memory its smaller values, from large to small: as typed, and as data."""
-    a = config.agent
-    yield _halved("env.num_envs", config.env.num_envs)
+    yield halved("env.num_envs", config.env.num_envs)
     yield _smaller_images(config.env)
-    if isinstance(a, schema.PPO):
-        yield _halved("agent.rollout_length", a.rollout_length)
-        yield _halved("agent.frame_stack", a.frame_stack)
-        yield (
-            (f"agent.minibatches={a.minibatches * 2**n}", {"agent.minibatches": a.minibatches * 2**n})
-            for n in range(1, HALVINGS + 1)
-        )
-        return
-    yield _halved("agent.replay_size", a.replay_size)
-    yield _halved("agent.batch_size", a.batch_size)
-    yield _halved("agent.batch_length", a.batch_length)
-    yield _halved("agent.imagination_length", a.imagination_length)
-    yield (
-        (f"agent/size={name}", {"agent.size": {"name": name, **asdict(size)}})
-        for name, size in reversed(SIZES.items())
-        if size.deter < a.size.deter
-    )
+    yield from kind_of(config.agent).smaller(config)
 
 
-def _halved(key: str, value: int) -> Iterator[tuple[str, dict[str, object]]]:
-    for n in range(1, HALVINGS + 1):
-        if value >> n:
-            yield f"{key}={value >> n}", {key: value >> n}
-
-
-def _smaller_images(env: schema.Env) -> Iterator[tuple[str, dict[str, object]]]:
+def _smaller_images(env: schema.Env) -> Choices:
     if env.renderer == "none":
         return
     for less in range(16, 256, 16):
@@ -210,7 +185,7 @@ def _less(size: int | tuple[int, int], less: int) -> int | list[int]:
     return size - less if isinstance(size, int) else [side - less for side in size]
 
 
-def _changed(config: Config, changed: dict[str, object]) -> Config | None:
+def _changed(config: Config, changed: Mapping[str, object]) -> Config | None:
     """The configuration with other values, or None where they do not go with the rest."""
     data = json.loads(json.dumps(asdict(config)))
     for key, value in changed.items():

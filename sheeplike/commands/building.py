@@ -21,8 +21,6 @@ from torch import Tensor
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.ppo import PPO
 from sheeplike.commands.advice import disk_advice, explained, spaces_of
 from sheeplike.commands.agents import make_agent, plan_memory
 from sheeplike.commands.config import to_yaml
@@ -49,7 +47,7 @@ class Built(NamedTuple):
     """
 
     worlds: VectorEnv
-    agent: DreamerV3 | PPO
+    agent: Agent
     evaluator: Evaluator
     step_seconds: float
     parts: dict[str, Any] | None
@@ -85,13 +83,17 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
     stack.callback(worlds.close)
     with explained(config, worlds):
         with as_command_errors(ValueError, TypeError):
-            say(plan_memory(config, worlds))
+            if planned := plan_memory(config, worlds):
+                say(planned)
             if not resume and (advice := disk_advice(config, **spaces_of(worlds))):
                 say(f"sheeplike: {advice}", file=sys.stderr)
             agent = make_agent(config, worlds, fabric)
-        if not agent.keys.images and config.env.renderer != "none" and envs.simulated(config.env.name):
+        sees = getattr(agent, "keys", None)
+        if sees and not sees.images and config.env.renderer != "none" and envs.simulated(config.env.name):
             say("sheeplike: the agent sees no images: env.renderer=none saves rendering them, and films with them")
-        with phase("building simulation and rendering kernels"), as_command_errors(envs.Unusable):
+        # What other people's environments raise at their first steps says that they cannot be used as configured.
+        refused = envs.Unusable if envs.simulated(config.env.name) else Exception
+        with phase("building simulation and rendering kernels"), as_command_errors(refused):
             step_seconds = time_worlds(worlds)
         with phase("compiling the policy"):
             compile_policy(agent, worlds)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import sheeplike
+from sheeplike import envs
+from sheeplike.commands import kinds
 from sheeplike.commands.errors import CommandError, unknown
 from sheeplike.commands.schema import all_keys
 from sheeplike.commands.sources import GROUPS, Sources
@@ -100,6 +102,7 @@ def overview(sources: Sources) -> str:
         "",
         "choices, as in exp=dreamer_v3",
         *(f"  {group:<12} {', '.join(sources.choices(group))}" for group in GROUPS),
+        *_of_other_packages(),
         "",
         "flags",
         *(f"  {flag:<12} {text}" for flag, text in FLAGS.items()),
@@ -109,8 +112,28 @@ def overview(sources: Sources) -> str:
     return "\n".join(lines)
 
 
-def keys() -> str:
-    """Every key with what it takes and what it means, for the help of a command that takes a configuration."""
+def _of_other_packages() -> list[str]:
+    """Which of the choices are of other packages; none of these is imported for it."""
+    found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
+    found |= {f"agent={name}": kinds.origins(name) for name in kinds.list_agents()}
+    lines = [
+        f"  {choice:<24} {', '.join(origins)}{': refused, since one package must have it' * (len(origins) > 1)}"
+        for choice, origins in found.items()
+        if origins
+    ]
+    return ["", "of other packages", *lines] if lines else []
+
+
+def keys(overrides: Iterable[str] = ()) -> str:
+    """Every key with what it takes and what it means, for the help of a command that takes a configuration.
+
+    Args:
+        overrides: with ``agent=<name>`` among them, the keys of an agent of another package are listed too.
+    """
+    for override in overrides:
+        key, _, name = override.partition("=")
+        if key in ("agent", "exp"):
+            kinds.find(name)
     lines = []
     for item in all_keys():
         if item.rule.choices and item.path == "agent.name":

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -19,12 +20,14 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sheeplike.commands import machine
-from sheeplike.commands.errors import CommandError, InvalidValue, unknown
+from sheeplike import entry_points
+from sheeplike.commands import kinds, machine
+from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, unknown
 from sheeplike.commands.saved import read_config, with_new_keys
-from sheeplike.commands.schema import Agent, Config, all_keys, keys_of, kind_name
+from sheeplike.commands.schema import AGENTS, Config, all_keys, defaults_of, keys_of
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
 from sheeplike.commands.validation import from_data, unknown_key, validate
+from sheeplike.envs import list_envs, task_options
 
 T = TypeVar("T")
 # What may change when a run is resumed; anything else would make it another run.
@@ -50,7 +53,6 @@ EARLIER = {
     "shadows": False,
     "textures": None,
 }
-AGENTS = {kind_name(section): section for section in get_args(Agent)}
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Config:
@@ -63,6 +65,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
         CommandError: the configuration cannot be met.
     """
     overrides = [_parse(argument) for argument in arguments]
+    _meet_agent(overrides, sources)
     for override in overrides:
         if _is_group(override):
             _check_choice(override, sources)
@@ -77,7 +80,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
         line = [*derived, *line]
         data, choices = _compose(line, sources)
     if data.get("dry_run") is True:
-        line = [*(_for_hydra(_parse(part)) for part in _dry_run(choices["agent"])), *line]
+        line = [*(_for_hydra(_parse(part)) for part in _dry_run(choices["agent"], data)), *line]
         data, choices = _compose(line, sources)
     # There is a size whatever the agent, since a profile can only change a choice that has been made.
     sized = {kind for kind, section in AGENTS.items() if any(key.name == "size" for key in keys_of(section))}
@@ -228,6 +231,22 @@ def _check_key(override: Override) -> None:
         raise unknown_key(key)
 
 
+def _meet_agent(overrides: Sequence[Override], sources: Sources) -> None:
+    """Import the agent that is asked for, if it is of another package: only it knows its keys.
+
+    Raises:
+        CommandError: it cannot be imported.
+    """
+    if not entry_points.plugins(kinds.GROUP):
+        return
+    line = [_for_hydra(override) for override in overrides if _is_group(override) and not _is_auto(override)]
+    try:
+        data, _ = _compose(line, sources)
+    except CommandError:
+        return  # what is wrong is told where it is looked at
+    kinds.find(data["agent"].get("name"))
+
+
 def _for_hydra(override: Override) -> str:
     """The override as Hydra takes it: ``++`` for keys, since only this module knows which of them exist."""
     line = override.input_line.lstrip("+")
@@ -259,16 +278,23 @@ def _derived(data: dict[str, Any], choices: Mapping[str, str], sources: Sources)
     ]
 
 
-def _dry_run(agent: str) -> list[str]:
+def _dry_run(choice: str, data: Mapping[str, Any]) -> list[str]:
+    """Overrides that make a run of this agent, and in these worlds, short."""
     lists = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text(encoding="utf-8"))
-    return lists["all"] + lists.get(agent, [])
+    found, env = lists["all"] + lists.get(choice, []), data["env"].get("name")
+    if env in list_envs():
+        with as_command_errors(ValueError):
+            lacking = "env.options.episode_length=" * ("episode_length" not in task_options(env))
+        found = [override for override in found if not (lacking and override.startswith(lacking))]
+    kind = kinds.find(data["agent"].get("name"))
+    return found + list(kind.dry_run if kind else ())
 
 
 def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dict[str, str]]:
     """The composed configuration as plain data, and the name chosen from each group."""
     places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
     searchpath = f"hydra.searchpath=[{','.join(places)}]"
-    with _one_line(sources):
+    with _one_line(sources), _stored(sources):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = compose("config", [*line, searchpath], return_hydra_config=True)
@@ -278,9 +304,30 @@ def _compose(line: Sequence[str], sources: Sources) -> tuple[dict[str, Any], dic
         return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True), choices
 
 
+@contextmanager
+def _stored(sources: Sources) -> Iterator[None]:
+    """Within it, Hydra finds what has no file: an environment or an agent is its name, a recipe an agent."""
+    store = ConfigStore.instance()
+    contents = {
+        "env": lambda name: {"name": name},
+        "agent": lambda name: {"name": name},
+        "exp": lambda name: {"defaults": [{"override /agent": name}]},
+    }
+    names = [(group, name) for group in contents for name in sources.without_file(group)]
+    try:
+        for group, name in names:
+            store.store(name, contents[group](name), group, package="_global_" if group == "exp" else None)
+        yield
+    finally:  # what stays would be taken for the schema of a file of that name
+        for group, name in names:
+            store.repo[group].pop(f"{name}.yaml", None)
+
+
 def _default(error: InvalidValue, line: Sequence[str], sources: Sources) -> Any:
     """What the invalid key would be without the overrides on the command line, if that is any better."""
     value: Any = _compose([part for part in line if not part.startswith("++")], sources)[0]
+    if value["agent"].get("name") in AGENTS:
+        value["agent"] = defaults_of(AGENTS[value["agent"]["name"]]) | value["agent"]
     for name in error.key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return None if isinstance(value, dict) or value == error.value else value

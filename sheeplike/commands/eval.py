@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from sheeplike.commands import cli, machine
 from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, nearest, show
-from sheeplike.commands.schema import PPO, Agent, Config, Rule, keys_of
+from sheeplike.commands.kinds import kind_of
+from sheeplike.commands.schema import Config, Rule, keys_of
 from sheeplike.commands.validation import expectation
 
 if TYPE_CHECKING:
@@ -166,14 +167,8 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
 def acting(config: Config) -> Config:
     """The configuration of an agent that only acts: what it remembers is as small as can be."""
     # Compiling takes longer than playing.
-    return replace(config, compile="off", agent=acting_agent(config.agent, config.env.num_envs))
-
-
-def acting_agent(agent: Agent, num_envs: int) -> Agent:
-    """The numbers of an agent that only acts."""
-    if isinstance(agent, PPO):
-        return replace(agent, rollout_length=1, minibatches=1)
-    return replace(agent, replay_size=num_envs * (agent.batch_length + 2))
+    agent = kind_of(config.agent).acting(config.agent, config.env.num_envs)
+    return replace(config, compile="off", agent=agent)
 
 
 def describe(metrics: dict[str, float], asked: Settings) -> dict[str, str]:

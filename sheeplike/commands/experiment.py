@@ -308,10 +308,8 @@ class Experiment:
         left = time_left(self.config, state.policy_steps, self._step_seconds, update_seconds)
         self.progress.update(state.policy_steps)
         self.progress.expect(left)
-        self.progress.note(
-            f"about {format_seconds(left)} to go, at {update_seconds:.2g} s per gradient step; "
-            "evaluation and videos come on top"
-        )
+        pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
+        self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
 
     def _save_if_sound(self) -> None:
         """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""

@@ -17,14 +17,15 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sheeplike.commands import cli
 from sheeplike.commands.errors import CommandError, as_command_errors
-from sheeplike.commands.eval import acting_agent, choose_checkpoint, describe_keys, named_run
+from sheeplike.commands.eval import choose_checkpoint, describe_keys, named_run
+from sheeplike.commands.kinds import Setup, kind_of
+from sheeplike.commands.kinds import find as find_kind
 from sheeplike.commands.saved import with_new_keys
-from sheeplike.commands.schema import PPO, Config, DreamerV3, Rule
+from sheeplike.commands.schema import Config, Rule
 from sheeplike.commands.validation import from_data
 from sheeplike.files import read_text
 
@@ -119,8 +120,9 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
     _load(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
     # What only a value sees or a decoder predicts gives networks their shapes, and nobody needs it for acting.
-    acting = getattr(agent, "policy_keys", agent.keys).spaces
-    known = getattr(agent, "predicted", agent.keys).spaces
+    keys = getattr(agent, "keys", None)
+    acting = getattr(agent, "policy_keys", keys).spaces if keys else space.spaces
+    known = getattr(agent, "predicted", keys).spaces if keys else space.spaces
     learning = [key for key in known if key not in acting]
     model = {
         "format": FORMAT,
@@ -161,8 +163,10 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         model = json.loads(read_text(file.resolve(), LIMIT))
         if not isinstance(model, dict) or model.get("format") != FORMAT:
             raise ValueError(f"expected the description of an agent, of format {FORMAT}")
-        kinds = {"dreamer_v3": DreamerV3, "ppo": PPO}
-        section = from_data(kinds[model["agent"]["name"]], with_new_keys(model["agent"]))
+        kind = find_kind(model["agent"]["name"])
+        if kind is None:
+            raise ValueError(f"an agent called {model['agent']['name']!r} does not exist")
+        section = from_data(kind.section, with_new_keys(model["agent"]))
         described = model["observations"] | model.get("only_for_learning", {})
         seen = spaces.Dict({key: _space_from_data(one) for key, one in described.items()})
         actions = _space_from_data(model["actions"])
@@ -206,7 +210,7 @@ def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dic
 
 
 def _build(
-    agent: DreamerV3 | PPO,
+    section: Any,
     space: spaces.Dict,
     actions: spaces.Space,
     precision: str,
@@ -216,15 +220,9 @@ def _build(
     """An agent that only acts."""
     import torch
 
-    from sheeplike.commands.agents import make_agent
-
     mixed = partial(torch.autocast, device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext
-    section = acting_agent(agent, num_envs)
-    return make_agent(
-        SimpleNamespace(agent=section, compile="off", seed=0, learning_starts=0),
-        SimpleNamespace(num_envs=num_envs, single_observation_space=space, single_action_space=actions),
-        SimpleNamespace(device=device, autocast=mixed),
-    )
+    kind, setup = kind_of(section), Setup(num_envs, device, mixed, compile="off", seed=0, learning_starts=0)
+    return kind.build(kind.acting(section, num_envs), space, actions, setup)
 
 
 def _load(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> None:

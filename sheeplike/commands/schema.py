@@ -9,7 +9,7 @@ import functools
 import operator
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
@@ -183,7 +183,7 @@ class PPO:
     kl_target: Annotated[float, Rule("nats of KL divergence between two policies", above=0)]
 
 
-Agent = DreamerV3 | PPO  # which one, its name tells
+Agent = DreamerV3 | PPO  # which one, its name tells; those of other packages are in AGENTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +292,8 @@ class Key(NamedTuple):
     @property
     def sections(self) -> dict[str, type]:
         """What describes the keys below this one: a class, or one for each value of their key ``name``."""
+        if self.type == Agent:
+            return AGENTS
         kinds = [kind for kind in (self.type, *get_args(self.type)) if is_dataclass(kind)]
         return {kind_name(kind): kind for kind in kinds}
 
@@ -327,6 +329,16 @@ def keys_of(cls: type, prefix: str = "") -> list[Key]:
     return found
 
 
+def defaults_of(cls: type) -> dict[str, Any]:
+    """The defaults that a section has of itself, as plain data; those of built-in ones are in ``configs/``."""
+    found: dict[str, Any] = {}
+    for item in fields(cls):
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        if default is not MISSING:
+            found[item.name] = asdict(default) if is_dataclass(default) else default
+    return found
+
+
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
@@ -337,3 +349,7 @@ def all_keys(within: list[Key] | None = None) -> Iterator[Key]:
         yield item
         if item.section:
             yield from all_keys(item.below())
+
+
+AGENTS: dict[str, type] = {kind_name(section): section for section in get_args(Agent)}
+"""What describes the keys of each agent. One of another package joins when it is chosen."""

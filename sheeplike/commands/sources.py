@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from sheeplike.commands import kinds
 from sheeplike.commands.errors import CommandError
+from sheeplike.envs import list_envs
 
 GROUPS = (
     "exp",
@@ -50,15 +52,23 @@ class Sources:
                 self.directories.append(directory)
 
     def choices(self, group: str) -> list[str]:
-        """Names of the configs in a group, sizes from small to large; ``auto`` is no file but chooses a profile."""
-        names = {path.stem for directory in self.directories for path in (directory / group).glob("*.yaml")}
+        """What can be chosen from a group, sizes from small to large; ``auto`` is no file but chooses a profile."""
+        names = {*self._files(group), *self.without_file(group)}
         names_in_order = sorted(names, key=lambda name: (len(name), name) if group == "agent/size" else (0, name))
         return ["auto", *names_in_order] if group == "profile" else names_in_order
+
+    def without_file(self, group: str) -> list[str]:
+        """Environments and agents that have no file: their name says it all, and an agent's is that of a recipe too."""
+        registered = {"env": list_envs, "agent": kinds.list_agents, "exp": kinds.list_agents}.get(group, list)()
+        return [name for name in registered if name not in self._files(group)]
+
+    def _files(self, group: str) -> set[str]:
+        return {path.stem for directory in self.directories for path in (directory / group).glob("*.yaml")}
 
     def _refuse_hidden(self, directory: Path) -> None:
         for group in GROUPS:
             for path in sorted((directory / group).glob("*.yaml")):
-                if path.stem in self.choices(group):
+                if path.stem in self._files(group):
                     raise CommandError(
                         f"{path}: {group}={path.stem} exists already: expected a name of its own; "
                         f"nearest: {path.stem}_2.yaml"

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     request = cli.parse(arguments)
     sources = Sources(request.config_dirs)
     if request.help:
-        print(f"{cli.overview(sources)}\n\nkeys\n{cli.keys()}")
+        print(f"{cli.overview(sources)}\n\nkeys\n{cli.keys(request.overrides)}")
         return
     from sheeplike.commands import run_directory, series  # Hydra, which help does without
     from sheeplike.commands.config import load, to_yaml

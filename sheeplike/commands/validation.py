@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any, TypeVar, get_args, get_origin
 
-from sheeplike.commands.errors import CommandError, InvalidValue, nearest, show, unknown
-from sheeplike.commands.schema import Config, DreamerV3, Key, Rule, all_keys, keys_of
+from sheeplike.commands import kinds
+from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, nearest, show, unknown
+from sheeplike.commands.schema import Config, Key, Rule, all_keys, defaults_of, keys_of
 from sheeplike.envs import (
     RENDERING,
     InvalidOption,
@@ -21,8 +22,6 @@ from sheeplike.envs import (
 )
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
 
-# How the agent uses its memory: one stored step comes before each trained sequence, and the write head takes one.
-CONTEXT, WRITE_HEAD = 1, 1
 # How the names of observations begin that are rendered.
 IMAGES = ("pixels/", "depth/", "segmentation/")
 T = TypeVar("T")
@@ -38,15 +37,14 @@ def validate(data: dict[str, Any]) -> Config:
         InvalidValue: a value of the wrong type, out of its range, or that does not go with the others.
         CommandError: a key that is missing or unknown.
     """
+    if isinstance(data.get("agent"), dict):
+        kinds.find(data["agent"].get("name"))  # only an agent of another package itself knows its keys
     config = from_data(Config, data)
-    _check_task(config)
-    _check_randomization(config)
-    _check_rendering(config)
-    if isinstance(config.agent, DreamerV3):
-        _check_replay(config)
-        config = replace(config, learning_starts=_learning_starts(config))
-    else:
-        _check_rollout(config)
+    with as_command_errors(ValueError):
+        _check_task(config)
+        _check_randomization(config)
+        _check_rendering(config)
+        config = kinds.kind_of(config.agent).check(config)
     return replace(
         config,
         eval=replace(config.eval, num_envs=_evaluation_worlds(config)),
@@ -97,10 +95,11 @@ def expectation(item: Key) -> str:
     """What a key takes, in words."""
     rule = item.rule
     if get_origin(item.type) is tuple:
-        numbers = get_args(item.type)[0] is int
+        numbers = {int: "integers", float: "numbers"}.get(get_args(item.type)[0])
         names = f"of {', '.join(rule.choices)}" if rule.choices else "names"
         many = "" if rule.empty else "one or more "
-        text = f"a list of {many}{f'integers of at least {rule.at_least}' if numbers else names}"
+        least = "" if rule.at_least is None else f" of at least {rule.at_least}"
+        text = f"a list of {many}{f'{numbers}{least}' if numbers else names}"
     elif item.section:
         text = "a section"
     elif item.type is bool:
@@ -137,6 +136,7 @@ def _value(item: Key, value: Any) -> Any:
         return None
     if item.sections:
         kind = _kind(item, value)
+        value = _merged(defaults_of(kind), value)
         return kind(**_section(keys_of(kind, f"{item.path}."), value, item.path))
     if item.section and not item.rule.open:
         return _section(item.below(), value, item.path)
@@ -147,7 +147,7 @@ def _value(item: Key, value: Any) -> Any:
     if get_origin(item.type) is tuple:
         kind = get_args(item.type)[0]
         listed = value if isinstance(value, list | tuple) else [value]
-        checked = [_scalar(kind, item.rule, one) if kind is int or isinstance(one, str) else None for one in listed]
+        checked = [_scalar(kind, item.rule, one) if kind is not str or isinstance(one, str) else None for one in listed]
         if (not listed and not item.rule.empty) or None in checked:
             close = [_nearest(kind, item.rule, one) for one in listed] if item.rule.choices else [None]
             raise InvalidValue(item.path, value, expectation(item), None if None in close or not close else close)
@@ -178,6 +178,14 @@ def _by_name(item: Key, value: dict[Any, Any]) -> dict[str, Any]:
     if not checked:
         raise InvalidValue(item.path, value, expectation(item))
     return checked
+
+
+def _merged(defaults: dict[str, Any], data: Any) -> Any:
+    """``data``, and where it says nothing, ``defaults``."""
+    if not isinstance(data, dict):
+        return data
+    below = {name: _merged(defaults[name], data[name]) for name in data if isinstance(defaults.get(name), dict)}
+    return defaults | data | below
 
 
 def _kind(item: Key, value: Any) -> type:
@@ -305,76 +313,6 @@ def _check_rendering(config: Config) -> None:
                 raise InvalidValue(f"agent.{key}", patterns, expected, rest or ["state"])
     if env.renderer == "madrona" and isinstance(sizes, dict) and len(set(sizes.values())) > 1:
         raise InvalidValue("env.image_size", sizes, "one size, since env.renderer=madrona has one for all cameras")
-
-
-def _check_replay(config: Config) -> None:
-    """A sequence must fit into each world's part of the replay memory."""
-    agent, worlds = config.agent, config.env.num_envs
-    needed = worlds * (agent.batch_length + CONTEXT + WRITE_HEAD)
-    if agent.replay_size < needed:
-        steps = agent.replay_size // worlds
-        longest = steps - CONTEXT - WRITE_HEAD
-        raise InvalidValue(
-            "agent.batch_length",
-            agent.batch_length,
-            f"at most {longest}, since agent.replay_size={agent.replay_size} keeps {steps} steps of each of the "
-            f"{worlds} worlds; or agent.replay_size={needed}"
-            if longest >= 2
-            else f"a replay that holds a sequence of each of the {worlds} worlds: agent.replay_size={needed}",
-            longest if longest >= 2 else None,
-        )
-
-
-def _check_rollout(config: Config) -> None:
-    """A rollout must divide into minibatches, and the run must be long enough for one."""
-    agent, worlds = config.agent, config.env.num_envs
-    steps = worlds * agent.rollout_length
-    if steps % agent.minibatches:
-        divisors = [count for count in range(1, steps + 1) if steps % count == 0]
-        raise InvalidValue(
-            "agent.minibatches",
-            agent.minibatches,
-            f"a divisor of the rollout's {steps} steps (env.num_envs={worlds} x agent.rollout_length="
-            f"{agent.rollout_length})",
-            min(divisors, key=lambda count: abs(count - agent.minibatches)),
-        )
-    if config.learning_starts is not None:
-        raise InvalidValue("learning_starts", config.learning_starts, "null: ppo learns whenever a rollout is complete")
-    first = steps + worlds
-    if config.total_steps < first:
-        raise InvalidValue(
-            "total_steps",
-            config.total_steps,
-            f"at least {first}, where the first rollout is complete: {agent.rollout_length} steps of each of the "
-            f"{worlds} worlds, and the one that bootstraps them",
-            first,
-        )
-
-
-def _learning_starts(config: Config) -> int:
-    """When the first gradient step can be made; the run must be long enough to make it."""
-    agent, worlds = config.agent, config.env.num_envs
-    smallest = max(
-        worlds * (agent.batch_length + CONTEXT), min(agent.batch_size * agent.batch_length, agent.replay_size)
-    )
-    starts = smallest if config.learning_starts is None else config.learning_starts
-    if starts < smallest:
-        raise InvalidValue(
-            "learning_starts",
-            starts,
-            f"at least {smallest}, when the replay holds one batch of {agent.batch_size} x {agent.batch_length} steps, "
-            f"and each of the {worlds} worlds a sequence of it and the step before",
-            smallest,
-        )
-    first = starts + math.ceil(1 / config.agent.replay_ratio)
-    if config.total_steps < first:
-        raise InvalidValue(
-            "total_steps",
-            config.total_steps,
-            f"at least {first}, where the first gradient step comes (learning_starts={starts})",
-            first,
-        )
-    return starts
 
 
 def _evaluation_worlds(config: Config) -> int:

@@ -1,7 +1,8 @@
 """Environments by name.
 
 ``make("franka_pick", num_envs=16)`` builds one; ``list_envs()`` names them all. Importing this package imports neither
-JAX nor torch: a task's module is loaded when it is made.
+JAX nor torch: a task's module is loaded when it is made. Installed packages add theirs as entry points of
+``sheeplike.envs``, which are imported when they are chosen.
 """
 
 import difflib
@@ -10,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sheeplike import entry_points
 from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.gym import builders
 from sheeplike.envs.mjx import playground_ids
@@ -65,6 +67,9 @@ _BUILDERS: dict[str, Callable[..., "Task | SteppingTask | gymnasium.vector.Vecto
 environment, and also takes ``device``, ``image_size``, ``action_repeat`` and ``seed``; any other makes a task, which
 our simulator steps and renders."""
 
+GROUP = "sheeplike.envs"
+"""The entry points that name builders of other packages, of the same form."""
+
 RENDERING: Mapping[str, object] = {
     "cameras": None,
     "renderer": "warp",
@@ -88,8 +93,14 @@ _OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
 
 def list_envs() -> list[str]:
-    """The names that ``make`` knows, sorted."""
-    return sorted(_BUILDERS)
+    """The names that ``make`` knows, sorted: built-in ones and those of installed packages."""
+    return sorted({*_BUILDERS, *entry_points.plugins(GROUP)})
+
+
+def origins(name: str) -> list[str]:
+    """The packages that have an environment of this name, such as ``my-worlds 0.1.0``; none for a built-in one."""
+    others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
+    return ["sheeplike"] * (bool(others) and name in _BUILDERS) + others
 
 
 def task_options(name: str) -> dict[str, object]:
@@ -208,7 +219,10 @@ def make(
             raise ValueError(f"image_size={image_size!r}: {name} renders its frames itself; expected one size")
         if randomization:
             raise ValueError(f"randomization={list(randomization)}: {name} is not simulated here; expected none")
-        return builder(**common, action_repeat=action_repeat, **options)
+        made = builder(**common, action_repeat=action_repeat, **options)
+        if name not in _BUILDERS:
+            _check_made(name, made, num_envs)
+        return made
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -222,9 +236,41 @@ def make(
 
 
 def _builder(name: str) -> Callable[..., Any]:
-    if name not in _BUILDERS:
+    if name not in list_envs():
         raise ValueError(f"environment {name!r} does not exist: expected {_choices(name, list_envs())}")
-    return _BUILDERS[name]
+    if name in _BUILDERS and name not in entry_points.plugins(GROUP):
+        return _BUILDERS[name]
+    builder, plugin = entry_points.load(GROUP, name, "environment", built_in=name in _BUILDERS)
+    if problem := _problem(builder):
+        raise ValueError(f"environment {name!r} of {plugin} {problem}")
+    return builder
+
+
+def _problem(builder: object) -> str:
+    """What is wrong with the form of a builder, or nothing."""
+    try:
+        parameters = inspect.signature(builder).parameters
+    except (TypeError, ValueError):
+        return "is no builder: expected a function or a class"
+    for option, p in parameters.items():
+        if p.kind is not p.KEYWORD_ONLY:
+            return f"takes {p}: expected keyword-only options, behind a *"
+        if option not in (*_OF_A_VECTOR_ENV, "id") and p.default is p.empty:
+            return f"takes {option} without a default: expected {option}=<value>"
+    common = [option for option in _OF_A_VECTOR_ENV if option in parameters]
+    if common and len(common) < len(_OF_A_VECTOR_ENV):
+        missing = [option for option in _OF_A_VECTOR_ENV if option not in common]
+        return f"takes {', '.join(common)} but not {', '.join(missing)}: expected all, for a vector env, or none"
+    return ""
+
+
+def _check_made(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) -> None:
+    from sheeplike.envs.contract import check
+
+    try:
+        check(made, num_envs=num_envs)
+    except ValueError as error:
+        raise ValueError(f"environment {name!r} of {', '.join(origins(name))} {error}") from None
 
 
 def _parameters(name: str) -> Mapping[str, inspect.Parameter]:

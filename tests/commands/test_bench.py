@@ -246,7 +246,8 @@ def test_all_ways_to_make_an_update(tmp_path, capsys):
     found = measure(tmp_path, capsys, *JOB, "parts=[update]")
     check(found)
     rows, notes = found.rows("update"), found.data["tables"]["update"]["notes"]
-    assert list(rows) == ["eager", "compiled", "captured"]
+    assert list(rows)[:3] == ["eager", "compiled", "captured"]
+    assert list(rows)[3:] in ([], ["eager, freed memory kept"])  # where a CPU can compile
     for name in ("compiled", "captured"):
         if rows[name]["ms"] == "-":
             assert any(note.startswith(f"{name}: ") for note in notes)

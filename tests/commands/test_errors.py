@@ -89,6 +89,7 @@ def test_unknown_key(refused, key, match):
         ("env.segmentation=seg", ["true or false", "nearest: env.segmentation=false"]),
         ("env.shadows=2", ["true or false", "nearest: env.shadows=false"]),
         ("env.textures=on", ["true or false", "nearest: env.textures=true"]),
+        ("agent.targets=[1]", ["agent.targets=[1]", "a list of names"]),
         ("env.depth=maybe", ["env.depth=maybe", "true or false", "nearest: env.depth=false"]),
         ("env.name=franka", ["env.name=franka", "cartpole_balance", "nearest: env.name=franka_pick"]),
         ("env.options.episode_lenght=9", ["option of franka_pick 'episode_lenght'", "nearest: episode_length"]),

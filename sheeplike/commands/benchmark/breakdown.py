@@ -45,9 +45,14 @@ class Part(NamedTuple):
 def breakdown(bench: Bench) -> Table:
     """The parts and the whole, taken in turns."""
     bench.forget_agent()
+    table = Table("breakdown", "One update by part, eager", ["ms", "% of the whole"])
     with phase("building the parts of an update"):
         learner = Learner(bench, experiences(bench))
-        parts = (ppo_parts if isinstance(learner.agent, PPO) else dreamer_parts)(learner.agent)
+        parts_of = {DreamerV3: dreamer_parts, PPO: ppo_parts}.get(type(learner.agent))
+        if parts_of is None:
+            table.notes.append(f"The parts of {bench.config.agent.name} are not known.")
+            return table
+        parts = parts_of(learner.agent)
     tasks: dict[str, Task] = {name: _task(bench, part.run) for name, part in parts.items()}
     tasks[WHOLE] = learner.update
     with phase("timing the parts of an update"):
@@ -56,7 +61,6 @@ def breakdown(bench: Bench) -> Table:
     whole = [seconds / learner.cycle for seconds in taken.pop(WHOLE)]
     spent = {name: [seconds * parts[name].share for seconds in taken[name]] for name in parts}
     spent[TOTAL] = [sum(turn) for turn in zip(*spent.values(), strict=True)]
-    table = Table("breakdown", "One update by part, eager", ["ms", "% of the whole"])
     for name, seconds in (spent | {WHOLE: whole}).items():
         share = Quantity("%", tuple(100 * one / all_ for one, all_ in zip(seconds, whole, strict=True)))
         table.rows[name] = [milliseconds(seconds), share]

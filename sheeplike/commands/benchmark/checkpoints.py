@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.checkpoint import Journal, Writer
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.layers import learning_loop, period
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity, once
 from sheeplike.commands.benchmark.tables import Table
+from sheeplike.commands.kinds import kind_of
 from sheeplike.memory import SequenceReplay
 from sheeplike.monitor.progress import phase
 
@@ -48,9 +49,10 @@ def checkpoints(bench: Bench, out: Path) -> Table:
     state = agent.state_dict(replay=False)
     table = Table("checkpoint", "Checkpoints", list(UNITS))
     out.mkdir(parents=True, exist_ok=True)
-    if isinstance(agent, PPO):
-        memory = {"rollout": agent.rollout.state_dict()}
-        name = f"{agent.num_envs * agent.rollout_length:,} steps"
+    if not isinstance(agent, DreamerV3):
+        memory = {name: value for name, value in agent.state_dict(history=False).items() if name not in state}
+        what, steps = kind_of(bench.config.agent).remembered(bench.config, bench.worlds.num_envs)
+        name = f"{steps:,} steps" if steps else what
         _measure(table, name, out, lambda: ({"agent": state, "memory": memory}, {}), lambda: run(each))
         return table
     spec = {key: (tuple(ring.shape[2:]), ring.dtype) for key, ring in agent.replay.storage.items()}

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sheeplike.commands import schema
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity
 from sheeplike.commands.benchmark.tables import Cell, Table
 from sheeplike.commands.benchmark.updates import MODES
+from sheeplike.commands.kinds import kind_of
+from sheeplike.commands.kinds.kind import around
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
 from sheeplike.monitor.progress import phase
@@ -35,17 +36,9 @@ class Row(NamedTuple):
 
 def rows(config: Config, sources: Sources) -> list[Row]:
     """Worlds, batch and size: as configured, and somewhat smaller and larger."""
-    a, worlds, cuda = config.agent, config.env.num_envs, config.fabric.accelerator == "cuda"
-    found = [Row(f"env.num_envs={count}", "worlds") for count in _around(worlds, 4)]
-    if isinstance(a, schema.PPO):
-        # The more minibatches, the smaller they are.
-        return found + [Row(f"agent.minibatches={count}", "update") for count in reversed(_around(a.minibatches, 2))]
-    found += [Row(f"agent.batch_size={count}", "update") for count in _around(a.batch_size, 2)]
-    sizes = sources.choices("agent/size")
-    if a.size.name in sizes:
-        larger = sizes[sizes.index(a.size.name) + 1 :]
-        found += [Row(f"agent/size={name}", "update") for name in larger[: 2 if cuda else 1]]
-    return found
+    changes = kind_of(config.agent).benchmark(config, sources.choices("agent/size")).growth
+    found = [Row(f"env.num_envs={count}", "worlds") for count in around(config.env.num_envs, 4)]
+    return found + [Row(change, "update") for change in changes]
 
 
 def growth(bench: Bench, sources: Sources, command: Sequence[str]) -> Table:
@@ -104,8 +97,3 @@ def _cell(tables: dict[str, Any], table: str, row: str, column: str) -> Cell:
     """A quantity that another process found, or the text that it has in its place."""
     cell = tables.get(table, {}).get("rows", {}).get(row, {}).get(column, "")
     return cell if isinstance(cell, str) else Quantity(cell["unit"], tuple(cell["samples"]))
-
-
-def _around(count: int, factor: int) -> list[int]:
-    """Fewer, as many and more."""
-    return sorted({max(count // factor, 1), count, count * factor})

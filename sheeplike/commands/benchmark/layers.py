@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
-from sheeplike.commands import schema
 from sheeplike.commands.agents import learning_begins, name_collecting
-from sheeplike.commands.benchmark.common import Bench
+from sheeplike.commands.benchmark.common import Bench, compile_mode
 from sheeplike.commands.benchmark.measure import Task, interleaved, milliseconds, rate, ratio
 from sheeplike.commands.benchmark.tables import Cell, Table
+from sheeplike.commands.kinds import kind_of
+from sheeplike.commands.schema import Config
 from sheeplike.envs.mjx.rendering import NoRenderer
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.loop import LoopState, train
@@ -227,7 +227,7 @@ def learning_loop(bench: Bench) -> tuple[Callable[[int], float], LoopState]:
 
     with phase(name_collecting(bench.config)):
         run(learning_begins(bench.config) // worlds.num_envs)
-    with phase("compiling the update" if agent.compiled.mode != "off" else "trying one update"):
+    with phase("compiling the update" if compile_mode(agent) != "off" else "trying one update"):
         bench.warm_up(agent)
     with phase("the first updates"):
         while not state.gradient_steps:
@@ -235,12 +235,9 @@ def learning_loop(bench: Bench) -> tuple[Callable[[int], float], LoopState]:
     return run, state
 
 
-def period(config: schema.Config) -> int:
+def period(config: Config) -> int:
     """Iterations after which acting and learning begin anew: a round that is cut elsewhere measures too much of one."""
-    if isinstance(config.agent, schema.PPO):
-        return config.agent.rollout_length
-    updates = Fraction(config.agent.replay_ratio * config.env.num_envs)  # per iteration
-    return updates.limit_denominator(1000 if updates < 1 else 10).denominator
+    return kind_of(config.agent).benchmark(config).period
 
 
 def steps_table() -> Table:

@@ -9,7 +9,6 @@ import torch
 import warp
 
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.ppo import PPO
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.facts import values
 from sheeplike.commands.benchmark.measure import once
@@ -34,7 +33,7 @@ def memory(bench: Bench, after: str) -> Table:
         free, total = torch.cuda.mem_get_info(bench.device)
         rows["the GPU, all programs on it, now"] = _mebibytes(total - free)
     rows["process, resident set"] = _mebibytes(_resident())
-    if "agent" in vars(bench):
+    if "agent" in vars(bench) and _remembered(bench.agent):
         rows["the agent's memory, once full"] = _mebibytes(_remembered(bench.agent))
     table = Table("memory", f"Peak memory of {after}", [UNIT], {name: [cell] for name, cell in rows.items()})
     if bench.device.type == "cpu":
@@ -65,6 +64,6 @@ def _warp(device: torch.device) -> Cell:
 
 
 def _remembered(agent: Agent) -> int:
-    """Bytes of the replay or the rollout."""
-    held = agent.rollout if isinstance(agent, PPO) else agent.replay
-    return sum(ring.nbytes for ring in held.storage.values())
+    """Bytes of the replay or the rollout; 0 for an agent that has neither."""
+    held = getattr(agent, "rollout", None) or getattr(agent, "replay", None)
+    return sum(ring.nbytes for ring in held.storage.values()) if hasattr(held, "storage") else 0

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.agents.spaces import ObservationKeys
-from sheeplike.commands import schema
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.measure import interleaved, milliseconds, once, ratio
 from sheeplike.commands.benchmark.tables import Table
 from sheeplike.commands.errors import CommandError
-from sheeplike.commands.schema import Config
+from sheeplike.commands.kinds import kind_of
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import keep_freed_memory
 
@@ -44,10 +43,9 @@ class Learner:
 
     def __init__(self, bench: Bench, steps: Sequence[Step], mode: str = "off") -> None:
         self.bench, self.steps, self.mode = bench, steps, mode
-        config = replace(_small(bench.config), compile=mode)
-        self.agent: Agent = bench.make_agent(config)
-        # PPO makes all updates of a rollout before it can remember the next one.
-        self.cycle = config.agent.epochs * config.agent.minibatches if isinstance(config.agent, schema.PPO) else 1
+        measured = kind_of(bench.config.agent).benchmark(bench.config)
+        self.agent: Agent = bench.make_agent(replace(measured.smallest, compile=mode))
+        self.cycle = measured.cycle
         self.remembered = 0
         self.fill()
         if mode != "off":  # there, the first update, which is never counted, does it all
@@ -84,7 +82,8 @@ class Learner:
 
 def experiences(bench: Bench) -> list[Step]:
     """Steps of the right shapes for an agent to remember; what they show does not change what an update costs."""
-    player = bench.make_agent(replace(_small(bench.config), compile="off")).player(bench.worlds.num_envs)
+    smallest = kind_of(bench.config.agent).benchmark(bench.config).smallest
+    player = bench.make_agent(replace(smallest, compile="off")).player(bench.worlds.num_envs)
     generator = torch.Generator(bench.device).manual_seed(bench.config.seed)
     no = torch.zeros(bench.worlds.num_envs, dtype=torch.bool, device=bench.device)
     steps = []
@@ -93,15 +92,6 @@ def experiences(bench: Bench) -> list[Step]:
         step = Step(obs, player.act(obs, no), no.float(), is_first=no, is_last=no, is_terminal=no, extras=player.extras)
         steps.append(step)
     return steps
-
-
-def _small(config: Config) -> Config:
-    """The same updates on the smallest memory."""
-    agent = config.agent
-    if isinstance(agent, schema.PPO):
-        return config
-    smallest = config.env.num_envs * (agent.batch_length + 2)
-    return replace(config, learning_starts=0, agent=replace(agent, replay_size=smallest, replay_ratio=1.0))
 
 
 def updates(bench: Bench, modes: Sequence[str]) -> Table:
@@ -147,7 +137,7 @@ def updates(bench: Bench, modes: Sequence[str]) -> Table:
 def _build(bench: Bench, steps: Sequence[Step], mode: str, learners: dict[str, Learner]) -> str:
     """Add the learner of a mode; returns why it cannot be had here, or nothing."""
     try:
-        learners[mode] = Learner(bench, steps, mode)
+        learner = Learner(bench, steps, mode)
     except CommandError as error:
         return str(error)
     except Exception as error:
@@ -155,6 +145,9 @@ def _build(bench: Bench, steps: Sequence[Step], mode: str, learners: dict[str, L
             raise
         # Compilers fail in many ways; the other modes can be measured all the same.
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if mode != "off" and not hasattr(learner.agent, "compiled"):
+        return f"{bench.config.agent.name} compiles nothing"
+    learners[mode] = learner
     return ""
 
 
@@ -214,12 +207,8 @@ def _random_observations(bench: Bench, generator: torch.Generator) -> dict[str, 
 
 
 def _describe(bench: Bench) -> str:
-    config, a = bench.config, bench.config.agent
-    keys = ObservationKeys(bench.worlds.single_observation_space, a.observations)
+    config = bench.config
+    keys = ObservationKeys(bench.worlds.single_observation_space, getattr(config.agent, "observations", ()))
     shapes = {keys.spaces[key].shape[:2] for key in keys.images}
     images = " and ".join("x".join(map(str, shape)) for shape in sorted(shapes)) or "no"
-    what = f"{images} images, {config.fabric.precision}"
-    if isinstance(a, schema.PPO):
-        steps = config.env.num_envs * a.rollout_length // a.minibatches
-        return f"One gradient step on a minibatch of {steps} steps, {what}, its share of preparing a rollout included."
-    return f"Batch {a.batch_size} x {a.batch_length}, imagination {a.imagination_length}, size {a.size.name}, {what}."
+    return f"{kind_of(config.agent).benchmark(config).update}, {images} images, {config.fabric.precision}."

@@ -67,8 +67,6 @@ class ControlSuite(gymnasium.Env):
             if shadow_map is not None:
                 physics.model.vis.quality.shadowsize = shadow_map  # read when the camera gets its context
             self._open_camera(physics, image_size, CAMERAS.get(id.split("-")[0], 0) if camera is None else camera)
-            # One frame before anything else takes long: there may be no OpenGL after all.
-            self._first_frame()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         super().reset(seed=seed)
@@ -102,12 +100,10 @@ class ControlSuite(gymnasium.Env):
             raise ValueError(f"camera={camera}: expected a number below {physics.model.ncam}; nearest: 0")
         # The buffer that is drawn into need not be larger than the image.
         physics.model.vis.global_.offheight, physics.model.vis.global_.offwidth = size
-        self._camera = Camera(physics, *size, camera_id=camera)
-
-    def _first_frame(self) -> None:
         try:
-            self._camera.render()
-        except (ImportError, RuntimeError, AttributeError) as error:
+            self._camera = Camera(physics, *size, camera_id=camera)
+            self._camera.render()  # before anything else takes long: there may be no OpenGL after all
+        except Exception as error:  # each way to get a context fails in a way of its own
             raise Unusable(_cannot_render(error)) from error
 
 

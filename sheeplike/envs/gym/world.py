@@ -4,6 +4,7 @@ No torch and no JAX: with ``vectorization=async`` this runs in processes of thei
 """
 
 import multiprocessing
+import os
 import pickle
 import signal
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from sheeplike.envs.gym.observations import Observer
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that ask a run to stop: they reach all processes of a terminal or a job, and only the first is to act."""
+RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
+"""How the names of variables begin that say how environments render."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +210,13 @@ class MakeWorld:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._process = multiprocessing.current_process().name
+        # A server of processes may have begun before these were set.
+        self._environment = {name: value for name, value in os.environ.items() if name.startswith(RENDERING)}
 
     def __call__(self) -> World:
         elsewhere = multiprocessing.current_process().name != self._process
         if elsewhere:
+            os.environ.update(self._environment)
             for name in IGNORED:
                 if hasattr(signal, name):
                     signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -80,6 +80,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
     """
 
+    exact_resume = True
+    """A state that is loaded goes on exactly as it would have."""
+
     def __init__(
         self,
         task: Task | SteppingTask,

@@ -1,0 +1,67 @@
+"""What a vector environment of another package lacks is told in one line."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+import sheeplike.envs
+from sheeplike.envs.contract import check
+
+
+class Worlds(gymnasium.vector.VectorEnv):
+    name, device, episode_length, num_envs = "worlds", "cpu", 9, 2
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 10}  # noqa: RUF012, as Gymnasium has it
+    single_action_space = action_space = observation_space = spaces.Discrete(2)
+    single_observation_space = spaces.Dict({"state": spaces.Box(-1.0, 1.0, (3,), np.float32)})
+
+    def state_dict(self): ...
+    def load_state_dict(self, state): ...
+
+
+def observing(**named: spaces.Space) -> spaces.Dict:
+    return spaces.Dict({name.replace("__", "/"): space for name, space in named.items()})
+
+
+def test_what_has_everything_is_let_through():
+    check(Worlds(), num_envs=2)
+    made = sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)
+    check(made, num_envs=2)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"episode_length": None}, "has no episode_length"),
+        ({"state_dict": None}, r"has no state_dict\(\)"),
+        ({"num_envs": 3}, "has num_envs=3: expected 2, as it was told"),
+        ({"metadata": {"render_fps": 10}}, "autoreset_mode'.=None: expected AutoresetMode.NEXT_STEP"),
+        (
+            {"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP, "render_fps": 1}},
+            "expected AutoresetMode.NEXT_STEP",
+        ),
+        (
+            {"metadata": {"autoreset_mode": AutoresetMode.NEXT_STEP}},
+            "no metadata.'render_fps'.: expected control steps",
+        ),
+        ({"single_observation_space": spaces.Discrete(3)}, r"observes Discrete\(3\): expected a flat Dict"),
+        (
+            {"single_observation_space": observing(pixels__front=spaces.Box(0, 1, (9, 9, 3), np.float32))},
+            "observes 'pixels/front' as Box.*: expected a Box of uint8 with 3 axes",
+        ),
+        (
+            {"single_observation_space": observing(state=spaces.Box(0, 1, (9, 2), np.float32))},
+            "observes 'state' as Box.*: expected a Box of float32 with 1 axes",
+        ),
+    ],
+)
+def test_what_is_missing(changed, reason):
+    base, gone = dict(vars(Worlds)), [name for name, value in changed.items() if value is None]
+    kept = {name: value for name, value in base.items() if name not in gone and not name.startswith("__")}
+    made = type("Worlds", (gymnasium.vector.VectorEnv,), kept | {k: v for k, v in changed.items() if v is not None})()
+    with pytest.raises(ValueError, match=reason):
+        check(made, num_envs=2)
+    with pytest.raises(ValueError, match=r"is a int: expected a gymnasium\.vector\.VectorEnv"):
+        check(3, num_envs=2)
