@@ -97,7 +97,7 @@ ACTIONS = torch.tensor([0.0, 1.0, 0.7]).view(3, 1) * torch.linspace(0.9, 1.0, 13
 def played(env: MjxVectorEnv) -> list[dict[str, torch.Tensor]]:
     observed, info = env.reset(seed=3)
     steps = [observed | info["episode"]["reward_terms"]]
-    for action in ACTIONS:
+    for action in ACTIONS.to(env.device):
         observed, reward, terminated, truncated, info = env.step(action)
         episode = {f"episode/{name}": info["episode"][name] for name in ("return", "length", "success")}
         ends = {"reward": reward, "terminated": terminated, "truncated": truncated}
@@ -206,3 +206,13 @@ def test_a_reset_is_not_made_where_no_episode_begins() -> None:
     assert "cond[" in str(jax.make_jaxpr(mapped)(keys, jnp.array([True, False])))
     assert (np.asarray(mapped(keys, jnp.array([False, False]))) == 0.0).all()
     assert (np.asarray(mapped(keys, jnp.array([True, False]))) > 0.0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_both_ways_of_resetting_play_the_same_on_a_gpu() -> None:
+    envs = [MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, variation=weight, device="cuda") for _ in range(2)]
+    envs[1].simulator._resets._branch = False
+    for step, other in zip(*map(played, envs), strict=True):
+        for name, value in step.items():
+            torch.testing.assert_close(value, other[name], rtol=0, atol=1e-5, msg=name)
