@@ -104,7 +104,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
 
 def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The newest checkpoint that is whole; damaged ones are told in a line each."""
-    with _warnings_said():
+    with _warnings_said(""):
         try:
             return checkpoint.load_latest(run_dir / CHECKPOINTS)
         except checkpoint.UnknownFormat:
@@ -114,11 +114,11 @@ def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def _warnings_said() -> Iterator[None]:
+def _warnings_said(prefix: str = "sheeplike: ") -> Iterator[None]:
     """Warnings are told in a line each, without the place in the code that they come from."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: say(f"sheeplike: {message}", file=sys.stderr)
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: say(f"{prefix}{message}", file=sys.stderr)
         yield
 
 

@@ -254,7 +254,7 @@ def _check_task(config: Config) -> None:
     if name not in list_envs():
         raise InvalidValue("env.name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if takes_id(name) != (config.env.id is not None):
-        ids = ", ".join(list_ids(name)) or "such as CartPole-v1 of gym"
+        ids = ", ".join(list_ids(name)) or "such as CartPole-v1"
         expected = f"which of {name}: {ids}" if takes_id(name) else f"null: {name} is not a family"
         raise InvalidValue("env.id", config.env.id, expected)
     known = task_options(name)

@@ -195,7 +195,8 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     assert (result["step"], place.name) == (step, f"step_{step:012d}_2_episodes_2_worlds")
     assert result["metrics"] == {name: value for name, value in training[step].items() if name.startswith("eval/")}
     assert len(result["episodes"]["return"]) == 2
-    assert result["run"] == {"env": "cartpole_balance", "agent": "dreamer_v3", "exp": "dreamer_v3", "seed": 0}
+    run = {"env": "cartpole_balance", "id": None, "agent": "dreamer_v3", "exp": "dreamer_v3", "seed": 0}
+    assert result["run"] == run
     film = Image.open(place / "fixed.gif")
     assert (film.size, film.n_frames) == ((96, 48), max(result["episodes"]["length"]) + 1)
     assert [entry for entry in before if not entry[0].exists() or entry[0].stat().st_mtime_ns != entry[1]] == []

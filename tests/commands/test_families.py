@@ -60,14 +60,14 @@ def test_a_file_of_ones_own_with_the_name_of_a_family_gets_its_numbers(tmp_path:
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["env=gym"], ["env.id=null: expected which of gym, as gym has CartPole-v1"]),
+        (["env=gym"], ["env.id=null: expected which of gym: such as CartPole-v1"]),
         (["env=gym", "env.id=CartPol-v1"], ["env.id=CartPol-v1", "<module>:<id>", "nearest: env.id=CartPole-v1"]),
         (["env=gym", "env.id=nowhere:It-v0"], ["id='nowhere:It-v0': there is no module nowhere"]),
         (["env=minigrid", "env.id=MiniGrid-Dorkey-8x8-v0"], ["nearest: env.id=MiniGrid-DoorKey-8x8-v0"]),
         (["env=atari", "env.id=pnog"], ["env.id=pnog: expected one of ale_py's games", "nearest: env.id=ALE/Pong-v5"]),
         (["env=dmc", "env.id=walker-wlk"], ["expected a task of the suite; nearest: env.id=walker-walk"]),
-        (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]: expected null: dmc makes its frames itself"]),
-        (["env=minigrid", "env.depth=true"], ["env.depth=true: expected false: minigrid makes its frames itself"]),
+        (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]: expected null, since dmc renders"]),
+        (["env=minigrid", "env.depth=true"], ["env.depth=true: expected false, since minigrid renders"]),
         (
             ["env=minigrid", "env.options.tile_size=0"],
             ["env.options.tile_size=0: expected a whole number of at least 2"],

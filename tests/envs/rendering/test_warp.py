@@ -217,7 +217,7 @@ def test_the_simulator_tells_which_fields_differ():
 
     env = MjxVectorEnv(FrankaPick(), num_envs=2, image_size=24, segmentation=True, cameras=["front"], variation=lens)
     obs, _ = env.reset(seed=0)
-    fovy, model = np.asarray(env._variation["cam_fovy"]), FrankaPick().model
+    fovy, model = np.asarray(env.varied_fields["cam_fovy"]), FrankaPick().model
     assert abs(fovy[0] - fovy[1]).max() > 1
     for world in range(2):
         model.cam_fovy[:] = fovy[world]
