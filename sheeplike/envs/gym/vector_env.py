@@ -61,7 +61,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
     be saved (``exact_resume`` is False).
 
     Args:
-        make: makes one environment; takes ``render_mode``. For ``async`` it must be fit for cloudpickle.
+        make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
         name: of the environment, for people to read.
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.

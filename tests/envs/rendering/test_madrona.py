@@ -257,7 +257,7 @@ def test_poses_may_vary():
 
     simulator = simulate(make(depth=True), variation=nearer)
     variation, _, out = simulator.step(*simulator.start(0), np.zeros((3, 1), np.float32))
-    np.testing.assert_allclose(out.frames["depth/a"][:, 0, 0, 0], variation["cam_pos"][:, 0, 2], rtol=1e-6)
+    np.testing.assert_allclose(out.frames["depth/a"][:, 0, 0, 0], variation.model["cam_pos"][:, 0, 2], rtol=1e-6)
 
 
 def test_without_madrona_that_is_said():
