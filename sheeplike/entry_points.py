@@ -82,9 +82,9 @@ def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ..
     for one in metadata.distributions(path=list(path)):
         with suppress(Exception):  # the metadata of a package, which may be none of ours, is broken
             entries = [entry for entry in one.entry_points if entry.group == group and _NAME.fullmatch(entry.name)]
-            if entries:
-                name = re.sub(r"[-_.]+", "-", one.name).lower()
-                packages.setdefault(name, [Plugin(f"{one.name} {one.version}", entry) for entry in entries])
+            name = re.sub(r"[-_.]+", "-", one.name).lower()
+            # The first of a name hides those behind it, even where it announces nothing.
+            packages.setdefault(name, [Plugin(f"{one.name} {one.version}", entry) for entry in entries])
     found: dict[str, list[Plugin]] = {}
     for plugin in itertools.chain(*packages.values()):
         found.setdefault(plugin.entry.name, []).append(plugin)

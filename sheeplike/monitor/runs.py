@@ -45,11 +45,18 @@ ACTION_REPEAT = "env.action_repeat"
 IMAGE_SIZE = "env.image_size"  # one value, also where each camera has its own
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
 CONDITIONS = frozenset(
-    {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample"}
-    | {"env.renderer", "env.shadows", "env.textures"}
+    {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample", "eval.nominal"}
+    | {"env.renderer", "env.shadows", "env.textures", "env.depth"}
 )
 # What older runs did whose configuration does not say.
-EARLIER = {"env.renderer": "warp", "env.segmentation": False, "env.shadows": False, "env.textures": None}
+EARLIER = {
+    "env.renderer": "warp",
+    "env.segmentation": False,
+    "env.shadows": False,
+    "env.textures": None,
+    "eval.nominal": False,
+    "agent.targets": [],
+}
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
@@ -169,7 +176,9 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
-    telling = {key for key in _differing(configured) if key.startswith("env.options.") or key in CONDITIONS}
+    telling = {
+        key for key in _differing(configured) if key.startswith(("env.options.", "randomization.")) or key in CONDITIONS
+    }
     groups: dict[str, list[Run]] = {}
     for name in sorted({run.name for run in runs}):
         family: dict[str, list[Run]] = {}

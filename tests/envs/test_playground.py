@@ -68,7 +68,7 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
     random = torch.Generator().manual_seed(0)
     observed, _ = env.reset(seed=SEED)
     for episode in range(2):
-        pull = env._variation.model["opt.gravity"]
+        pull = jnp.copy(env._variation.model["opt.gravity"])  # the next step takes it
         state = reset(pull, reset_keys(episode))
         np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=1e-5)
         for number in range(1, LENGTH + 1):

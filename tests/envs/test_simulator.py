@@ -141,12 +141,12 @@ def test_ends_of_both_kinds_and_memory_made_afresh(drone):
 def test_variation_is_drawn_anew_for_each_episode_and_only_then(drone):
     obs, _ = drone.reset(seed=0)
     colours = set()
-    drawn, ended = drone._variation.model["geom_rgba"], torch.zeros(3, dtype=torch.bool)
+    drawn, ended = drone.varied_fields["geom_rgba"].numpy(), torch.zeros(3, dtype=torch.bool)
     thrust = torch.tensor([[0.0], [0.5], [0.5]])
     for _ in range(30):
         obs, _, terminated, truncated, _ = drone.step(thrust)
-        now = np.asarray(drone._variation.model["geom_rgba"])
-        changed = (now != np.asarray(drawn)).any(axis=(1, 2))
+        now = drone.varied_fields["geom_rgba"].numpy()
+        changed = (now != drawn).any(axis=(1, 2))
         np.testing.assert_array_equal(changed, ended.numpy())
         # Ambient light alone: the floor's pixels are its colour.
         pixel = obs["pixels/above"][:, 0, 0].numpy().astype(float) / 255

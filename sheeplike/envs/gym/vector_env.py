@@ -348,8 +348,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             return {}
         processes = self._worlds.processes
         for process in processes:  # the pipe may be closed a moment before
-            process.join(0.1 if not any(one.exitcode for one in processes) else 0)
-        return {world: process.exitcode for world, process in enumerate(processes) if process.exitcode}
+            process.join(0.1 if all(one.exitcode is None for one in processes) else 0)
+        return {world: process.exitcode for world, process in enumerate(processes) if process.exitcode is not None}
 
     def _end_processes(self) -> None:
         if not self._asynchronous:

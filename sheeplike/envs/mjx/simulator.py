@@ -115,11 +115,12 @@ class Simulator:
         self._check_variation()
         renderer.vary(jax.eval_shape(self.sample_variation, jax.random.key(0)).model)
         self.vector_shapes = self._check_task()
-        # The state is donated: Warp's physics updates its buffers in place, and on a GPU their stable addresses keep
-        # the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in order of
-        # appearance, so every leaf keeps its own only if the state comes first and no unused leaf is dropped.
-        self._compiled = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
-        self._forced = jax.jit(self._step_all, donate_argnums=(1,), keep_unused=True)
+        # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
+        # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
+        # order of appearance, so every leaf keeps its own only if arguments and results have one order, the donated
+        # ones first, and no unused leaf is dropped.
+        self._compiled = jax.jit(self._step_all, donate_argnums=(0, 1), keep_unused=True)
+        self._forced = jax.jit(self._step_all, donate_argnums=(0, 1), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0, 0)))
         # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
         self._newest: list[jax.Array] = []
@@ -146,7 +147,8 @@ class Simulator:
         """One control step of all worlds, in one compiled call.
 
         Args:
-            variation: model fields by world, (N, ...) each; replaced where an episode begins. Not donated.
+            variation: what differs between worlds, (N, ...) each; replaced where an episode begins. Donated, gone after
+                the call.
             state: donated, gone after the call.
             actions: float32 (N, A), or flat (N * A,); clipped to the action space.
             settings: float32 (N,) for each of the task's settings, or their defaults; read where an episode begins.
@@ -154,7 +156,7 @@ class Simulator:
         """
         settings = self._defaults if settings is None else settings
         with jax.default_device(self.device):
-            state, variation, output = self._compiled(variation, state, actions, settings)
+            variation, state, output = self._compiled(variation, state, actions, settings)
         self._newest[:] = [output.reward]
         return variation, state, output
 
@@ -166,7 +168,7 @@ class Simulator:
         Compiled on its own when it is first used, and for each set of names in ``forced``.
         """
         with jax.default_device(self.device):
-            state, variation, output = self._forced(variation, state, actions, settings, forced)
+            variation, state, output = self._forced(variation, state, actions, settings, forced)
         self._newest[:] = [output.reward]
         return variation, state, output
 
@@ -203,13 +205,12 @@ class Simulator:
 
     def _step_all(
         self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, forced: Forced = FREE
-    ) -> tuple[State, Variation, Output]:
+    ) -> tuple[Variation, State, Output]:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
             step = jax.vmap(self._step, axis_name=WORLDS)
-            variation, state, output = step(variation, state, actions, settings, forced)
-        return state, variation, output
+            return step(variation, state, actions, settings, forced)
 
     def _step(
         self, variation: Variation, state: State, action: jax.Array, settings: Scalars, forced: Forced

@@ -306,7 +306,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
         given = (self._variation, self._state, to_jax(flat), self._settings.on_device)
-        step = self.simulator.step(*given) if forced is FREE else self.simulator.step_forced(*given, forced)
+        step = self.simulator.step_forced(*given, forced) if any(forced) else self.simulator.step(*given)
         self._variation, self._state, output = step
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}

@@ -344,6 +344,40 @@ def test_saved_worlds_go_on_as_they_were(hover):
         assert all(torch.equal(obs[key], value) for key, value in expected.items())
 
 
+def test_what_varies_stays_where_it_is(hover):
+    """CUDA graphs are captured for addresses: of the variation as of the state, through episodes that begin and end."""
+
+    def addresses():
+        return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((hover._variation, hover._state)) if leaf.size]
+
+    hover.reset(seed=0)
+    hover.step(still(hover))
+    before, mass = addresses(), hover.variation["mass"]
+    assert len(set(before)) == len(before)
+    for _ in range(60):  # an episode has 50 steps
+        hover.step(still(hover))
+        assert addresses() == before
+    assert (hover.variation["mass"] != mass).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_worlds_on_a_gpu_vary_as_on_a_cpu(hover):
+    lines = {name: line for name, (line, _, _) in (PHYSICS | VISION).items()}
+    there = MjxVectorEnv(Hover(), num_envs=hover.num_envs, image_size=32, randomization=lines, device="cuda")
+    here, _ = hover.reset(seed=0, options=options())
+    obs, _ = there.reset(seed=0, options=options())
+    for name, value in there.variation.items():
+        torch.testing.assert_close(value.cpu(), hover.variation[name])
+    for _ in range(5):
+        action = torch.full((hover.num_envs, 1), 0.75)
+        here, obs = hover.step(action)[0], there.step(action.cuda())[0]
+    torch.testing.assert_close(obs["state"].cpu(), here["state"], rtol=1e-4, atol=1e-5)
+    assert (obs["pixels/above"].cpu().float() - here["pixels/above"].float()).abs().mean() < 2
+    assert there.simulator.compilations == 1
+    there.close()
+
+
 def test_nominal_worlds_are_those_without_randomization():
     action = torch.tensor([[0.3, -0.2, -1.0]]).repeat(2, 1)
     nominal, plain = make(2, nominal=True), make(2, lines=None)
