@@ -20,7 +20,8 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
     """Checks the options of a reset against what the simulator has.
 
     Args:
-        options: ``variation``: values by name of line or path of a varied field; ``memory``: values by name of field of
+        options: ``variation``: values by name of line (or path of a field, where a function of one's own draws fields);
+            ``memory``: values by name of field of
             the task's memory; ``worlds``: indices of the worlds that take them, or (N,) bool; all if left out. A value
             is one for all these worlds, or one for each, in their order.
         variation, state: of all worlds, whose shapes tell what fits.
@@ -34,7 +35,8 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
     worlds = _worlds(options.get("worlds"), simulator.num_envs)
     lines, fields = {}, {}
     for name, value in _section(options, "variation").items():
-        known = [*variation.drawn, *variation.model]
+        # Of lines: fields follow from them, and so do constants and what is observed.
+        known = list(variation.drawn or variation.model)
         if simulator.randomization.is_nominal:
             raise ValueError(f"options['variation'][{name!r}]: expected none, as these worlds are nominal")
         if name not in known:

@@ -295,16 +295,14 @@ def test_worlds_that_are_not_chosen_draw_and_the_next_episode_draws_again(hover)
     assert hover.simulator.compilations == 1, "forcing is compiled on its own"
 
 
-def test_fields_and_memory_can_be_set_directly(hover):
+def test_memory_can_be_set_beside_the_variation(hover):
     mask = np.arange(hover.num_envs) == 3
     target = np.float32([[0.25, 0.5]])
-    obs, _ = hover.reset(
-        seed=5, options={"variation": {"opt.gravity": [0, 0, 1]}, "memory": {"target": target}, "worlds": mask}
-    )
+    obs, _ = hover.reset(seed=5, options={"variation": {"gravity": -0.5}, "memory": {"target": target}, "worlds": mask})
     seen = obs["privileged_state"][:, 2:4]
     assert seen[3].tolist() == [0.25, 0.5]
     assert (seen[~torch.as_tensor(mask)] != seen[3]).any(1).all()
-    assert hover.varied_fields["opt.gravity"][3].tolist() == [0, 0, 1]
+    assert hover.varied_fields["opt.gravity"][3].tolist() == [0, 0, 5]
     assert (hover.varied_fields["opt.gravity"][:3, 2] < 0).all()
 
 
@@ -313,6 +311,7 @@ def test_fields_and_memory_can_be_set_directly(hover):
     [
         ({"variaton": {}}, r"options\['variaton'\]: expected one of variation, memory, worlds \(nearest: variation\)"),
         ({"variation": {"mas": 1}}, r"\['mas'\]: expected one of .*\(nearest: mass\)"),
+        ({"variation": {"opt.gravity": 1}}, r"\['opt.gravity'\]: expected one of .*\(nearest: gravity\)"),
         ({"variation": 3}, r"options\['variation'\]=3: expected names and values"),
         ({"variation": {"mass": [1, 2]}}, r"\['mass'\] is int64 \(2,\): expected float32 \(1, 1\)"),
         ({"variation": {"mass": "heavy"}}, r"\['mass'\] is <U5"),

@@ -32,6 +32,13 @@ NOMINAL = Variation({}, {}, {}, {})
 """The compiled scene, in every world."""
 
 
+COUNTED = {
+    "geom_matid": lambda scene: scene.nmat,
+    "light_type": lambda scene: len(mujoco.mjtLightType.__members__) - 1,  # all but that of images
+}
+"""Fields of indices that may vary, and how many there are to choose from."""
+
+
 class _Target(NamedTuple):
     field: Field
     rows: np.ndarray | None
@@ -207,6 +214,7 @@ def _bound(line: Line, targets: tuple[_Target, ...], scene: mujoco.MjModel) -> _
         low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
     elif line.distribution == "bernoulli":
         high = np.ones_like(low)
+    _check_integers(line, targets, low, scene)
     return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
 
 
@@ -302,6 +310,21 @@ def _check_operation(line: Line, target: _Target) -> None:
         raise InvalidLine(line.name, "component", list(line.component), "none to aim")
     if line.operation == "rotate" and line.component is not None:
         raise InvalidLine(line.name, "component", list(line.component), "none to rotate")
+
+
+def _check_integers(line: Line, targets: tuple[_Target, ...], values: np.ndarray, scene: mujoco.MjModel) -> None:
+    """An index that does not exist would be read from memory that is not the scene's."""
+    for target in targets:
+        path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
+        if kind not in "iu":
+            continue
+        if path not in COUNTED:
+            raise InvalidLine(line.name, "field", path, f"another field: of indices only {', '.join(COUNTED)} can vary")
+        count = COUNTED[path](scene)
+        for value in values.ravel() if line.distribution == "choice" else (0, 1):
+            if value != int(value) or not 0 <= value < count:
+                expected = f"whole numbers from 0 to {count - 1} for {path}"
+                raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected)
 
 
 def _several(value: object) -> tuple:
