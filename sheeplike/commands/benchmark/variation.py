@@ -21,9 +21,8 @@ def _scaled(*fields: str, **more: Any) -> dict[str, Any]:
 
 
 SCALARS: Lines = {
-    "gravity": _scaled("opt.gravity", component=2),
-    "density": _scaled("opt.density"),
-    "viscosity": _scaled("opt.viscosity"),
+    "gravity": _scaled("opt.gravity"),
+    "timestep": _scaled("opt.timestep"),
 }
 GEOMS: Lines = {"colours": _scaled("geom_rgba"), "friction": _scaled("geom_friction")}
 BODIES: Lines = {"masses": _scaled("body_mass", "body_inertia"), "armature": _scaled("dof_armature")}

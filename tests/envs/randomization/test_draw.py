@@ -131,11 +131,11 @@ def test_lines_act_one_after_the_other():
 
 
 def test_vectors_of_the_whole_scene_and_single_numbers():
-    wind = spec("opt.wind", "set", {"uniform": [[-1, 0, 2], [1, 0, 3]]})
+    pull = spec("opt.gravity", "set", {"uniform": [[-1, 0, 2], [1, 0, 3]]})
     time = spec("opt.timestep", "scale", {"uniform": [0.9, 1.1]})
-    variation = sample(bind(wind=wind, time=time), 100)
-    assert variation.model.keys() == {"opt.wind", "opt.timestep"}
-    x, y, z = variation.model["opt.wind"].T
+    variation = sample(bind(pull=pull, time=time), 100)
+    assert variation.model.keys() == {"opt.gravity", "opt.timestep"}
+    x, y, z = variation.model["opt.gravity"].T
     assert (np.abs(x) <= 1).all()
     assert x.min() < -0.5
     assert (y == 0).all()
@@ -260,6 +260,8 @@ def test_constants_that_stay_are_remarked():
             r"field=geom_colour: expected a field that may differ.*geom_friction.*nearest: geom_",
         ),
         (spec("opt.gravty", "set", UNIFORM), r"field=opt.gravty.*nearest: opt.gravity"),
+        (spec("opt.wind", "add", UNIFORM), r"field=opt.wind: expected a field that physics looks at"),
+        (spec("tendon_damping", "set", UNIFORM), r"field=tendon_damping: expected a field that physics looks at"),
         (spec("opt.iterations", "set", UNIFORM), r"field=opt.iterations: expected a field"),
         (spec("body_subtreemass", "set", UNIFORM), r"expected body_mass, from which it follows; nearest: body_mass"),
         (
@@ -308,6 +310,19 @@ def test_materials_go_by_name():
         Randomization({"m": spec("geom_matid", "set", {"choice": ["stel"]})}, scene, model)
 
 
+def test_colours_begin_as_those_of_the_material():
+    xml = """<mujoco><asset><material name="red" rgba="1 0 0 1"/></asset><worldbody><body>
+      <geom name="plain" size=".1" rgba="0 0 1 1"/><geom name="painted" size=".1" material="red"/>
+      <geom name="left" size=".1" material="red"/></body></worldbody></mujoco>"""
+    scene = mujoco.MjModel.from_xml_string(xml)
+    line = {"tint": spec("geom_rgba", "scale", {"choice": [0.5]}, of=["plain", "painted"], component=[0, 1, 2])}
+    model = mjx.put_model(scene, impl="warp")
+    colours = Randomization(line, scene, model).sample(jax.random.key(0)).model["geom_rgba"]
+    np.testing.assert_allclose(colours, [[0, 0, 0.5, 1], [0.5, 0, 0, 1], [0.5, 0.5, 0.5, 1]])
+    nominal = Randomization(line, scene, model, nominal=True).sample(jax.random.key(0)).model["geom_rgba"]
+    np.testing.assert_allclose(nominal, scene.geom_rgba)
+
+
 def test_tracking_cameras_cannot_be_moved():
     xml = """<mujoco><worldbody><body name="b"><freejoint/><geom size=".1"/>
       <camera name="follow" mode="track" pos="0 -1 0"/></body></worldbody></mujoco>"""
@@ -318,10 +333,10 @@ def test_tracking_cameras_cannot_be_moved():
 
 def test_every_field_on_offer_can_be_found():
     """Whatever Warp calls batchable is where this module looks for it, with a name for every row."""
-    from sheeplike.envs.mjx.randomization.fields import BATCHABLE, DERIVED, find
+    from sheeplike.envs.mjx.randomization.fields import BATCHABLE, DERIVED, LEFT_OUT, find
 
     found = {}
-    for path in sorted(BATCHABLE - DERIVED.keys()):
+    for path in sorted(BATCHABLE - DERIVED.keys() - LEFT_OUT.keys()):
         found[path] = find("it", path, SCENE, MODEL)
     assert len(found) > 80
     for field in found.values():

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -92,6 +93,7 @@ class Randomization:
         self._fields: dict[str, Field] = {}
         self.remarks: list[str] = []
         self._lines = tuple(self._bind(line, model) for line in parse(lines))
+        self._start_from_materials()
         self.names = tuple(bound.line.name for bound in self._lines)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
         delays = [bound for bound in self._lines if DELAY in bound.line.fields]
@@ -163,6 +165,18 @@ class Randomization:
             _check_operation(line, target)
             self._check_scene(line, target)
         return _bound(line, targets, self._scene)
+
+    def _start_from_materials(self) -> None:
+        """Colours that a line changes begin as they look: MuJoCo marks a geom that has its material's by a grey."""
+        field = self._fields.get("geom_rgba")
+        if field is None or self.is_nominal:
+            return
+        targets = [target for bound in self._lines for target in bound.targets if target.field.path == "geom_rgba"]
+        changed = np.isin(np.arange(self._scene.ngeom), np.concatenate([target.rows for target in targets]))
+        material = self._scene.geom_matid
+        marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1) & changed
+        looks = np.where(marked[:, None], self._scene.mat_rgba[material] if self._scene.nmat else 0, field.nominal)
+        self._fields["geom_rgba"] = replace(field, nominal=jnp.asarray(looks, jnp.float32))
 
     def _target(self, line: Line, field: Field) -> _Target:
         if field.elements is None and line.of != ("*",):

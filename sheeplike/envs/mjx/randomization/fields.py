@@ -1,6 +1,6 @@
 """Fields of a compiled model that may differ between worlds, and the names of what they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -34,6 +34,17 @@ DERIVED = {
     "light_poscom0": "light_pos",
 }
 """Constants that follow from others when a scene is compiled, and what to vary instead."""
+
+LEFT_OUT: Mapping[str, Callable[[mujoco.MjModel], bool]] = {
+    **dict.fromkeys(
+        ("opt.wind", "opt.density", "opt.viscosity"),
+        lambda scene: scene.opt.wind.any() or scene.opt.density > 0 or scene.opt.viscosity > 0,
+    ),
+    "tendon_stiffness": lambda scene: scene.tendon_stiffness.any(),
+    "tendon_damping": lambda scene: scene.tendon_damping.any(),
+    "geom_adhesion": lambda scene: scene.geom_adhesion.any(),
+}
+"""Fields that Warp does not read unless the compiled scene has some of what they stand for."""
 
 _INERTIAL = "body_subtreemass, body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
 KEPT = {
@@ -120,6 +131,9 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
         raise InvalidLine(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*BATCHABLE, PIXELS, DELAY])
     if path in DERIVED:
         raise InvalidLine(line, "field", path, f"{DERIVED[path]}, from which it follows", [DERIVED[path]])
+    if path in LEFT_OUT and not LEFT_OUT[path](scene):
+        expected = f"a field that physics looks at: where the scene has none of it, it leaves {path} out for all worlds"
+        raise InvalidLine(line, "field", path, f"{expected}; give the scene a small value")
     owner, _, name = path.rpartition(".")
     holder, prefix = (model.opt, "opt.") if owner else (model, "")
     inside = name not in {f.name for f in type(holder).fields()}
