@@ -247,7 +247,9 @@ class Config:
             "policy steps before the first gradient step; null: when there is enough to learn from, as for PPO always"
         ),
     ]
-    run_dir: Annotated[str | None, Rule("where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>/<exp>/seed_<seed>")]
+    run_dir: Annotated[
+        str | None, Rule("where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>/<exp>/seed_<seed>")
+    ]
     compile: Annotated[
         str,
         Rule(
