@@ -10,7 +10,7 @@ from typing import Any
 from sheeplike.commands.benchmark.measure import Quantity
 
 Cell = Quantity | str
-READ = ("steps", "acting", "update", "breakdown", "memory", "checkpoint", "growth")
+READ = ("steps", "variation", "acting", "update", "breakdown", "memory", "checkpoint", "growth")
 SPREAD = "Medians over rounds that were taken in turns; in brackets the quartiles. Warm-up is not counted."
 
 
@@ -83,7 +83,8 @@ class Report:
     def add(self, tables: Iterable[Table]) -> None:
         """Take in tables, or what has been added to them; they are kept in the order in which people read them."""
         self.tables |= {table.key: table for table in tables}
-        self.tables = {key: self.tables[key] for key in READ if key in self.tables}
+        order = [*READ, *self.tables]
+        self.tables = {key: self.tables[key] for key in dict.fromkeys(order) if key in self.tables}
 
     def to_json(self) -> dict[str, Any]:
         tables = {key: table.to_json() for key, table in self.tables.items()}
