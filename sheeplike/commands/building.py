@@ -76,7 +76,9 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     say(f"sheeplike: {difference}", file=sys.stderr)
-            with phase("building worlds"), _warnings_said():
+            # Other people's environments may raise anything when they are made.
+            foreign = () if envs.simulated(config.env.name) else (Exception,)
+            with phase("building worlds"), _warnings_said(), as_command_errors(*foreign):
                 worlds = make_envs(config, config.env.num_envs, fabric.device)
             if resume and not getattr(worlds, "exact_resume", True):
                 say(f"sheeplike: {INEXACT}", file=sys.stderr)

@@ -280,6 +280,8 @@ def _check_randomization(config: Config) -> None:
     if config.randomization and not simulated(config.env.name):
         expected = f"nothing: {config.env.name} is not simulated here"
         raise InvalidValue("randomization", list(config.randomization), expected, "none")
+    if config.eval.nominal and not simulated(config.env.name):
+        raise InvalidValue("eval.nominal", True, f"false: {config.env.name} is not simulated here", False)
     try:
         parse(config.randomization)
     except InvalidLine as error:

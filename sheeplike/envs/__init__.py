@@ -219,6 +219,8 @@ def make(
             raise ValueError(f"image_size={image_size!r}: {name} renders its frames itself; expected one size")
         if randomization:
             raise ValueError(f"randomization={list(randomization)}: {name} is not simulated here; expected none")
+        if nominal:
+            raise ValueError(f"nominal=True: {name} is not simulated here; expected False")
         made = builder(**common, action_repeat=action_repeat, **options)
         if name not in _BUILDERS:
             _check_made(name, made, num_envs)

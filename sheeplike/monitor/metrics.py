@@ -137,7 +137,9 @@ class EpisodeStatistics:
                 raise ValueError(f"reward terms {list(terms)}: expected those of the first step, {list(self._terms)}")
             self._terms = tuple(terms)
             self._ended = torch.cat([self._ended, self._ended.new_zeros(len(terms))])
-        ended = terminated | truncated
+        ended = (terminated | truncated) & (
+            episode["length"] > 0
+        )  # a world that was cut before it began has no episode
         rows = [torch.ones_like(reward), episode["return"], episode["length"], episode["success"], *terms.values()]
         # where, not a product: a world that is still running may hold a NaN.
         self._ended = self._ended + torch.where(ended, torch.stack(rows).double(), 0.0).sum(1)

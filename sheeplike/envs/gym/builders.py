@@ -106,11 +106,11 @@ def minigrid(
     id = ids.resolve("minigrid", id)
     import minigrid  # noqa: F401, registers its environments
 
-    from sheeplike.envs.gym.checks import check_size
+    from sheeplike.envs.arguments import resolve_image_size
     from sheeplike.envs.gym.registered import find, maker
     from sheeplike.envs.gym.vector_env import GymVectorEnv
 
-    size = check_size(image_size)
+    size = resolve_image_size(image_size)
     return GymVectorEnv(
         functools.partial(_make_minigrid, maker(find(id)), tile_size, size),
         name=id,
@@ -206,11 +206,11 @@ def dmc(
     from sheeplike.envs.gym.rendering import choose_backend
 
     choose_backend(required=frames == "render")
-    from sheeplike.envs.gym.checks import check_size
+    from sheeplike.envs.arguments import resolve_image_size
     from sheeplike.envs.gym.dmc import ControlSuite
     from sheeplike.envs.gym.vector_env import GymVectorEnv
 
-    size = check_size(image_size)
+    size = resolve_image_size(image_size)
     return GymVectorEnv(
         functools.partial(ControlSuite, id, image_size=size, camera=camera, shadow_map=shadow_map),
         name=id,

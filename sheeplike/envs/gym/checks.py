@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from sheeplike.envs.errors import InvalidOption, Unusable
@@ -59,48 +58,6 @@ def positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}={value!r}: expected a positive int, such as {16 if name == 'num_envs' else 1}")
     return value
-
-
-def check_size(size: int | tuple[int, int]) -> tuple[int, int]:
-    """``(H, W)`` of an image.
-
-    Raises:
-        ValueError: not one or two positive ints.
-    """
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in pair):
-        raise ValueError(f"image_size={size!r}: expected a positive int or (height, width), such as 64")
-    return pair
-
-
-def check_seed(seed: int) -> int:
-    """Returns the seed.
-
-    Raises:
-        ValueError: not an int in [0, 2**32).
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed!r}: expected an int in [0, 2**32), such as 0")
-    return seed
-
-
-def resolve(device: torch.device | str) -> torch.device:
-    """The torch device, its index filled in.
-
-    Raises:
-        ValueError: a device that torch does not have here.
-    """
-    try:
-        resolved = torch.device(device)
-    except RuntimeError:
-        resolved = None
-    if resolved is None or resolved.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={str(device)!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
-    if resolved.type == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; expected 'cpu'")
-    return torch.device("cuda", torch.cuda.current_device() if resolved.index is None else resolved.index)
 
 
 def tell(text: str) -> None:

@@ -13,8 +13,9 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
+from sheeplike.envs.arguments import ImageSize, check_seed, resolve_device, resolve_image_size
 from sheeplike.envs.errors import Unusable
-from sheeplike.envs.gym.checks import check_seed, check_size, look_at, positive, resolve, tell
+from sheeplike.envs.gym.checks import look_at, positive, tell
 from sheeplike.envs.gym.settings import check_options
 from sheeplike.envs.gym.staging import Staging
 from sheeplike.envs.gym.world import MakeEnv, MakeWorld, Settings, derive_seed, first_line
@@ -94,7 +95,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         name: str,
         num_envs: int,
         device: torch.device | str = "cpu",
-        image_size: int | tuple[int, int] = 64,
+        image_size: ImageSize = 64,
         action_repeat: int = 1,
         seed: int = 0,
         episode_length: int | None = None,
@@ -112,7 +113,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         )
         check_options({"vectorization": vectorization, "max_restarts": max_restarts})
         self.name, self.num_envs = name, positive("num_envs", num_envs)
-        self.device, self._seed = resolve(device), check_seed(seed)
+        self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = positive("action_repeat", action_repeat)
         frames, limit, fps = look_at(make, name, frames, episode_length)
         self.episode_length = math.ceil(limit / repeat)
@@ -121,7 +122,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             episode_length=limit,
             action_repeat=repeat,
             frames=frames,
-            image_size=check_size(image_size),
+            image_size=resolve_image_size(image_size),
             resize=resize,
             grayscale=grayscale,
             frame_stack=frame_stack,
@@ -213,6 +214,9 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             self._buffer, reward, terminated, truncated, info = self._worlds.step(chosen)
         except (EOFError, OSError) as error:
             self._cut(error)
+            # Those that had ended were about to begin: what is cut off there is no episode.
+            for name in ("success", "return", "length"):
+                host[name][before] = 0
             return self._deliver(keep=True)
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         self._count(info, began=before)

@@ -109,15 +109,14 @@ class World(gymnasium.Env):
                 start = derive_seed(self._seed, self._made) if self._made else self._seed
                 raw, _ = self._env.reset(seed=start if self._new else None)
                 observation = self._observe(raw, self._env.render, first=True)
+                if not self._finite(observation):
+                    raise FloatingPointError("the first observation of an episode is not finite")
             except Exception as error:
                 self._restart(error)
                 continue
             self._new, self._steps = False, 0
-            info: dict[str, Any] = {}
-            if not self._finite(observation):
-                info["nonfinite"] = True
             self._last = observation
-            return observation, self._told(info)
+            return observation, self._told({})
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """One action, held as long as the settings say or until the episode ends.

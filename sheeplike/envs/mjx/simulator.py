@@ -220,7 +220,7 @@ class Simulator:
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
         action, waiting = delayed(action, state.waiting, variation)
 
-        model = self._model.tree_replace(variation.model)
+        model = self._varied(variation)
         if self._resets:
             data, outcome, vectors = task.advance(model, state.data, state.memory, action)
         else:
@@ -230,7 +230,7 @@ class Simulator:
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
         variation = _where(reset, self._vary(variation_key, forced), variation)
-        model = self._model.tree_replace(variation.model)
+        model = self._varied(variation)
         clean = self._clean(data, model)
         if self._resets:
             first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
@@ -290,6 +290,10 @@ class Simulator:
         )
         output = Output(frames, vectors, reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, output
+
+    def _varied(self, variation: Variation) -> mjx.Model:
+        """The model of a world."""
+        return self._model.tree_replace(self.randomization.placed(variation.model))
 
     def _vary(self, key: jax.Array, forced: Forced) -> Variation:
         """The variation of a new episode, but for what is forced."""

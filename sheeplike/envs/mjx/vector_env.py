@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
+from sheeplike.envs.arguments import check_seed, resolve_device
 from sheeplike.envs.mjx import options as reset_options
 from sheeplike.envs.mjx.forced import FREE, Forced
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
@@ -105,7 +106,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
-        self.device, jax_device = resolve_device(device)
+        self.device = resolve_device(device)
+        jax_device = jax_device_of(self.device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         frames = make_renderer(
             renderer,
@@ -339,36 +341,16 @@ def _named_leaves(tree: tuple[Variation, State]) -> list[tuple[str, jax.Array]]:
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def check_seed(seed: int) -> int:
-    """Returns the seed.
+def jax_device_of(device: torch.device) -> jax.Device:
+    """JAX's device for the same hardware.
 
     Raises:
-        ValueError: not a whole number in [0, 2**32).
+        ValueError: JAX does not have it here.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed!r}: expected an int in [0, 2**32), such as 0")
-    return seed
-
-
-def resolve_device(device: torch.device | str) -> tuple[torch.device, jax.Device]:
-    """The torch device, its index filled in, and JAX's device for the same hardware.
-
-    Raises:
-        ValueError: a device that torch or JAX does not have here.
-    """
+    if device.type == "cpu":
+        return jax.devices("cpu")[0]
     try:
-        resolved = torch.device(device)
-    except RuntimeError:
-        resolved = None
-    if resolved is None or resolved.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={str(device)!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
-    if resolved.type == "cpu":
-        return torch.device("cpu"), jax.devices("cpu")[0]
-    if not torch.cuda.is_available():
-        raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; expected 'cpu'")
-    resolved = torch.device("cuda", torch.cuda.current_device() if resolved.index is None else resolved.index)
-    try:
-        return resolved, jax.devices("cuda")[resolved.index]
+        return jax.devices("cuda")[device.index]
     except (RuntimeError, IndexError) as error:
         raise ValueError(
             f"device={str(device)!r}: JAX has no such CUDA device; expected a CUDA build of jaxlib, or 'cpu'"

@@ -1,6 +1,7 @@
 import pytest
 
-from sheeplike.envs.mjx.rendering import resolve_image_size, resolve_image_sizes
+from sheeplike.envs.arguments import resolve_image_size
+from sheeplike.envs.mjx.rendering.sizes import resolve_image_sizes
 
 CAMERAS = ("front", "wrist")
 

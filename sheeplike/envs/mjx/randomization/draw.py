@@ -130,8 +130,11 @@ class Randomization:
                     path = target.field.path
                     model[path] = _changed(model[path], target, line.operation, numbers, model.get("light_pos", lights))
         model |= self._derived(model)
-        places = {path: self._fields[path].place if path in self._fields else path for path in model}
-        return Variation({places[path]: value for path, value in model.items()}, frames, delay, dict(drawn))
+        return Variation(model, frames, delay, dict(drawn))
+
+    def placed(self, model: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Fields by where ``mjx.Model.tree_replace`` finds them."""
+        return {self._fields[path].place if path in self._fields else path: value for path, value in model.items()}
 
     def _derived(self, model: dict[str, jax.Array]) -> dict[str, jax.Array]:
         derived = {} if self._inertia is None else self._inertia.constants(model)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import mujoco
 
+from sheeplike.envs.arguments import ImageSize
 from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
 from sheeplike.envs.mjx.rendering.none import NoRenderer
 from sheeplike.envs.mjx.rendering.protocol import Frames, Renderer
-from sheeplike.envs.mjx.rendering.sizes import ImageSize, resolve_image_size, resolve_image_sizes
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 
 __all__ = [
@@ -24,8 +24,6 @@ __all__ = [
     "Renderer",
     "WarpRenderer",
     "make_renderer",
-    "resolve_image_size",
-    "resolve_image_sizes",
 ]
 
 RENDERERS = ("warp", "madrona", "none")

@@ -12,9 +12,10 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
+from sheeplike.envs.arguments import ImageSize
 from sheeplike.envs.mjx.cameras import place_cameras_and_lights, resolve_cameras
 from sheeplike.envs.mjx.rendering.protocol import GEOM_GROUPS, Frames, frame_spaces
-from sheeplike.envs.mjx.rendering.sizes import ImageSize, resolve_image_sizes
+from sheeplike.envs.mjx.rendering.sizes import resolve_image_sizes
 
 SOURCE = "https://github.com/shacklettbp/madrona_mjx"
 

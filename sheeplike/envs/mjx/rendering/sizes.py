@@ -3,21 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
-ImageSize = int | Sequence[int]
-"""Pixels a side, or ``(height, width)``."""
-
-
-def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:
-    """``64`` or ``(48, 64)`` to ``(height, width)``.
-
-    Raises:
-        ValueError: not one or two positive whole numbers.
-    """
-    one = isinstance(image_size, int)
-    pair = (image_size, image_size) if one else tuple(image_size) if isinstance(image_size, Sequence) else ()
-    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ValueError(f"image_size={image_size!r}: expected a positive int or (height, width), such as (48, 64)")
-    return pair
+from sheeplike.envs.arguments import ImageSize, resolve_image_size
 
 
 def resolve_image_sizes(
