@@ -66,6 +66,8 @@ def test_a_file_of_ones_own_with_the_name_of_a_family_gets_its_numbers(tmp_path:
         (["env=minigrid", "env.id=MiniGrid-Dorkey-8x8-v0"], ["nearest: env.id=MiniGrid-DoorKey-8x8-v0"]),
         (["env=atari", "env.id=pnog"], ["env.id=pnog: expected one of ale_py's games", "nearest: env.id=ALE/Pong-v5"]),
         (["env=dmc", "env.id=walker-wlk"], ["expected a task of the suite; nearest: env.id=walker-walk"]),
+        (["env=dmc", "eval.nominal=true"], ["eval.nominal=true: expected false: dmc is not simulated here"]),
+        (["env=dmc", "randomization=franka_vision"], ["expected nothing: dmc is not simulated here"]),
         (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]: expected null, since dmc renders"]),
         (["env=minigrid", "env.depth=true"], ["env.depth=true: expected false, since minigrid renders"]),
         (
