@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import gymnasium
@@ -12,6 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sheeplike.names import nearest
 
 DEPTH = "depth/"  # of an observation's key: float32 (H, W, 1) in metres
 SEEN = "uint8 (H, W, C), float32 (D,), or float32 (H, W, 1) named depth/<camera>"
@@ -34,9 +35,9 @@ class ObservationKeys:
         for pattern in patterns:
             found = [key for key in space if key == pattern or fnmatchcase(key, pattern)]
             if not found:
-                near = get_close_matches(pattern, list(space), 1, 0.0)
+                near = nearest(pattern, space)
                 raise ValueError(
-                    f"observation {pattern!r}: the environment has {', '.join(sorted(space))}; nearest is {near[0]!r}"
+                    f"observation {pattern!r}: the environment has {', '.join(sorted(space))}; nearest is {near!r}"
                 )
             chosen.update(found)
         self.spaces = {key: space[key] for key in sorted(chosen)}

@@ -23,10 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 from sheeplike import entry_points
 from sheeplike.commands import kinds, machine
 from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, unknown
-from sheeplike.commands.saved import read_config, with_new_keys
+from sheeplike.commands.saved import read_config
 from sheeplike.commands.schema import AGENTS, Config, all_keys, defaults_of, keys_of
 from sheeplike.commands.sources import CONFIGS, GROUPS, Sources
 from sheeplike.commands.validation import from_data, unknown_key, validate
+from sheeplike.earlier import completed
 from sheeplike.envs import list_envs, task_options
 
 T = TypeVar("T")
@@ -41,17 +42,6 @@ RESUMABLE = {
     "checkpoint",
     "faults",
     "logger",
-}
-
-
-# Keys of `env` that older runs lack, and what they then did.
-EARLIER = {
-    "action_repeat": 1,
-    "id": None,
-    "renderer": "warp",
-    "segmentation": False,
-    "shadows": False,
-    "textures": None,
 }
 
 
@@ -80,7 +70,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Config:
         line = [*derived, *line]
         data, choices = _compose(line, sources)
     if data.get("dry_run") is True:
-        line = [*(_for_hydra(_parse(part)) for part in _dry_run(choices["agent"], data)), *line]
+        line = [*(_for_hydra(_parse(part)) for part in _dry_run(data)), *line]
         data, choices = _compose(line, sources)
     # There is a size whatever the agent, since a profile can only change a choice that has been made.
     sized = {kind for kind, section in AGENTS.items() if any(key.name == "size" for key in keys_of(section))}
@@ -116,20 +106,7 @@ def load_saved(path: Path, arguments: Sequence[str]) -> Config:
     Raises:
         CommandError: the file or a change is not valid.
     """
-    data = read_config(path)
-    if isinstance(data.get("env"), dict):
-        data["env"] = {**EARLIER, **data["env"]}
-    data.setdefault("compile", "off")  # likewise
-    data.setdefault("faults", {"max_skipped": 10, "max_rollbacks": 1})
-    if isinstance(data.get("fabric"), dict):
-        data["fabric"].setdefault("deterministic", False)
-    if isinstance(data.get("checkpoint"), dict) and "keep" in data["checkpoint"]:  # as it was called once
-        data["checkpoint"] = {"keep_last": data["checkpoint"].pop("keep"), "keep_best": 1, **data["checkpoint"]}
-    data.setdefault("watchdog", 600.0)
-    data.setdefault("randomization", {})
-    if isinstance(data.get("eval"), dict):
-        data["eval"].setdefault("nominal", False)
-    data["agent"] = with_new_keys(data.get("agent"))
+    data = completed(read_config(path))
     for override in map(_parse, arguments):
         *sections, name = override.key_or_group.split(".")
         if _is_group(override) or (sections or [name])[0] not in RESUMABLE:
@@ -278,10 +255,9 @@ def _derived(data: dict[str, Any], choices: Mapping[str, str], sources: Sources)
     ]
 
 
-def _dry_run(choice: str, data: Mapping[str, Any]) -> list[str]:
+def _dry_run(data: Mapping[str, Any]) -> list[str]:
     """Overrides that make a run of this agent, and in these worlds, short."""
-    lists = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text(encoding="utf-8"))
-    found, env = lists["all"] + lists.get(choice, []), data["env"].get("name")
+    found, env = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text(encoding="utf-8")), data["env"].get("name")
     if env in list_envs():
         with as_command_errors(ValueError):
             lacking = "env.options.episode_length=" * ("episode_length" not in task_options(env))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from sheeplike import names
 
 
 class CommandError(Exception):
@@ -54,11 +55,8 @@ def show(value: Any) -> str:
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like ``word``, or None where none is."""
     choices = list(choices)
-    lowered = {choice.lower(): choice for choice in reversed(choices)}
-    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    if close:
-        return lowered[close[0]]
-    return next((choice for choice in choices if word and word.lower() in choice.lower()), None)
+    within = (choice for choice in choices if word and word.lower() in choice.lower())
+    return names.nearest(word, choices, cutoff=0.6) or next(within, None)
 
 
 def unknown(what: str, word: str, choices: Iterable[str]) -> CommandError:

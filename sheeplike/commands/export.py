@@ -24,9 +24,9 @@ from sheeplike.commands.errors import CommandError, as_command_errors
 from sheeplike.commands.eval import choose_checkpoint, describe_keys, named_run
 from sheeplike.commands.kinds import Setup, kind_of
 from sheeplike.commands.kinds import find as find_kind
-from sheeplike.commands.saved import with_new_keys
 from sheeplike.commands.schema import Config, Rule
 from sheeplike.commands.validation import from_data
+from sheeplike.earlier import completed_agent
 from sheeplike.files import read_text
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         kind = find_kind(model["agent"]["name"])
         if kind is None:
             raise ValueError(f"an agent called {model['agent']['name']!r} does not exist")
-        section = from_data(kind.section, with_new_keys(model["agent"]))
+        section = from_data(kind.section, completed_agent(model["agent"]))
         described = model["observations"] | model.get("only_for_learning", {})
         seen = spaces.Dict({key: _space_from_data(one) for key, one in described.items()})
         actions = _space_from_data(model["actions"])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import nn
 
-from sheeplike.agents.spaces import ActionCodec
 from sheeplike.commands.kinds import MemoryEstimate, kind_of
 from sheeplike.commands.schema import Config
 
@@ -37,11 +38,11 @@ def estimate(config: Config, space: spaces.Dict | None = None, actions: spaces.S
     return replace(kind_of(config.agent).estimate(config, space, actions), worlds=worlds)
 
 
-def count_parameters(config: Config, space: spaces.Dict, codec: ActionCodec) -> int:
-    """Numbers in the networks of a built-in agent that gradients change; nothing is allocated."""
+def count_parameters(networks: Callable[[], nn.Module]) -> int:
+    """Numbers that gradients change in the networks that are made; nothing is allocated."""
     with torch.device("meta"):
-        networks = kind_of(config.agent).networks(config, space, codec)
-    return sum(p.numel() for p in networks.parameters() if p.requires_grad)
+        made = networks()
+    return sum(p.numel() for p in made.parameters() if p.requires_grad)
 
 
 def precision_bytes(config: Config) -> int:

@@ -37,13 +37,6 @@ def read_config(path: Path) -> dict[str, Any]:
     return data
 
 
-def with_new_keys(agent: Any) -> Any:
-    """The section ``agent`` of a run or an export, with the keys that are younger than it, as they would have been."""
-    if isinstance(agent, dict) and agent.get("name") == "dreamer_v3":
-        return {"targets": [], **agent}
-    return agent
-
-
 def refuse_links(run_dir: Path, key: str) -> None:
     """Refuse a directory of a run in which a link leads out of it: what is written there would be written elsewhere.
 

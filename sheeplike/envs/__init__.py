@@ -5,7 +5,6 @@ JAX nor torch: a task's module is loaded when it is made. Installed packages add
 ``sheeplike.envs``, which are imported when they are chosen.
 """
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from sheeplike import entry_points
 from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.gym import builders
 from sheeplike.envs.mjx import playground_ids
+from sheeplike.names import one_of
 
 if TYPE_CHECKING:
     import gymnasium
@@ -204,7 +204,7 @@ def make(
     builder, known = _builder(name), sorted(_parameters(name).keys() - set(_OF_A_VECTOR_ENV))
     for option in options:
         if option not in known:
-            raise ValueError(f"{name} has no option {option!r}: expected {_choices(option, known)}")
+            raise ValueError(f"{name} has no option {option!r}: expected {one_of(option, known)}")
     if takes_id(name) and not options.get("id", _parameters(name)["id"].default is not inspect.Parameter.empty):
         ids = f", {', '.join(list_ids(name))}" if list_ids(name) else ""
         raise ValueError(f"{name} is a family of environments: expected id=<name of one>{ids}")
@@ -239,7 +239,7 @@ def make(
 
 def _builder(name: str) -> Callable[..., Any]:
     if name not in list_envs():
-        raise ValueError(f"environment {name!r} does not exist: expected {_choices(name, list_envs())}")
+        raise ValueError(f"environment {name!r} does not exist: expected {one_of(name, list_envs())}")
     if name in _BUILDERS and name not in entry_points.plugins(GROUP):
         return _BUILDERS[name]
     builder, plugin = entry_points.load(GROUP, name, "environment", built_in=name in _BUILDERS)
@@ -277,8 +277,3 @@ def _check_made(name: str, made: "gymnasium.vector.VectorEnv", num_envs: int) ->
 
 def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(_builder(name)).parameters
-
-
-def _choices(name: object, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-    return f"one of {', '.join(known)}" + (f" (nearest: {nearest[0]})" if nearest else "")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from sheeplike.earlier import completed
 from sheeplike.files import open_regular, read_text
 
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
@@ -48,15 +49,6 @@ CONDITIONS = frozenset(
     {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample", "eval.nominal"}
     | {"env.renderer", "env.shadows", "env.textures", "env.depth"}
 )
-# What older runs did whose configuration does not say.
-EARLIER = {
-    "env.renderer": "warp",
-    "env.segmentation": False,
-    "env.shadows": False,
-    "env.textures": None,
-    "eval.nominal": False,
-    "agent.targets": [],
-}
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
@@ -159,7 +151,7 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
     if isinstance(config["env"].get("id"), str):
         env = f"{env} {config['env']['id']}"  # of a family of environments each is a task of its own
-    settings = {key: value for key, value in (EARLIER | _flat(config)).items() if not _incidental(key)}
+    settings = {key: value for key, value in _flat(completed(config)).items() if not _incidental(key)}
     name = agent if agent == exp else f"{agent}/{exp}"
     return Run(path, env, name, str(config.get("seed")), settings, config.get("dry_run") is True, *recorded)
 

@@ -31,6 +31,24 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def aged() -> Callable[[dict], dict]:
+    """Takes from a saved configuration all keys that there were not always."""
+    young = ["compile", "watchdog", "randomization", "faults", "fabric.deterministic", "eval.nominal", "agent.targets"]
+    young += [f"env.{key}" for key in ("action_repeat", "id", "renderer", "segmentation", "shadows", "textures")]
+
+    def take(config: dict) -> dict:
+        for path in young:
+            *sections, name = path.split(".")
+            section = config
+            for part in sections:
+                section = section[part]
+            del section[name]
+        return config
+
+    return take
+
+
+@pytest.fixture
 def has_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu_count", lambda: 1)
     monkeypatch.setattr(machine, "gpu_problem", lambda: None)

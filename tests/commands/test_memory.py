@@ -21,6 +21,7 @@ from sheeplike.commands.advice import disk_advice, is_out_of_memory, memory_advi
 from sheeplike.commands.agents import make_agent
 from sheeplike.commands.config import load
 from sheeplike.commands.errors import as_command_errors
+from sheeplike.commands.kinds import kind_of
 from sheeplike.commands.memory import count_parameters, estimate
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
@@ -137,7 +138,9 @@ def test_parameters_memory_and_checkpoint_are_those_of_the_agent(arguments: tupl
     expected = estimate(config, space(config), ACTIONS)
     networks = getattr(agent, "networks", None) or agent.modules
     trained = [p for p in networks.parameters() if p.requires_grad]
-    assert count_parameters(config, space(config), ActionCodec(ACTIONS)) == sum(p.numel() for p in trained)
+    kind, codec = kind_of(config.agent), ActionCodec(ACTIONS)
+    counted = count_parameters(lambda: kind.networks(config, space(config), codec))
+    assert counted == sum(p.numel() for p in trained)
     assert expected.learner == 4 * sum(p.nbytes for p in trained)
     held = agent.rollout if hasattr(agent, "rollout") else agent.replay
     stored = sum(ring.nbytes for ring in held.storage.values()) + (held.age.nbytes if hasattr(held, "age") else 0)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from sheeplike.commands import series
+from sheeplike.commands.kinds.dreamer_v3 import DreamerV3Kind
 from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED
 from sheeplike.commands.run_directory import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, lock
 from sheeplike.commands.sources import CONFIGS
@@ -230,8 +231,8 @@ def test_a_series_is_paused_and_goes_on_as_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_real_series_is_interrupted_continued_and_left_alone_once_finished(tmp_path):
-    small = yaml.safe_load((CONFIGS / "dry_run.yaml").read_text())
-    small = small["all"] + small["dreamer_v3"]  # but no dry run, which would be replaced
+    # Short, but no dry run, which would be replaced.
+    small = [*yaml.safe_load((CONFIGS / "dry_run.yaml").read_text()), *DreamerV3Kind.dry_run]
     command = [sys.executable, "-m", "sheeplike", *JOB, "profile=cpu", *small, "eval.every=null", "video_every=null"]
     command += ["total_steps=320", f"run_dir={tmp_path}", "seeds=[3,5]"]
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "text": True, "stdout": subprocess.PIPE}

@@ -35,6 +35,13 @@ CONTEXT, WRITE_HEAD = 1, 1
 
 class DreamerV3Kind(AgentKind):
     section = schema.DreamerV3
+    dry_run = (
+        "agent/size=1m",
+        "agent.replay_ratio=0.0625",
+        "agent.replay_size=1024",
+        "agent.batch_size=4",
+        "agent.batch_length=8",
+    )
     collecting = "filling the replay"
 
     def build(self, section: schema.DreamerV3, space: spaces.Dict, actions: spaces.Space, setup: Setup) -> DreamerV3:
@@ -124,7 +131,7 @@ class DreamerV3Kind(AgentKind):
 
         a, codec, seen = config.agent, ActionCodec(actions), ModelKeys(space, config.agent.observations)
         keys = seen.with_targets(space, a.targets)
-        parameters = count_parameters(config, space, codec)
+        parameters = count_parameters(lambda: self.networks(config, space, codec))
         spec = replay_spec(keys, codec, widths(a))
         latents = {name: spec[name] for name in LATENTS}
         steps = a.batch_size * (a.batch_length + CONTEXT)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 class PPOKind(AgentKind):
     section = schema.PPO
+    dry_run = ("agent.rollout_length=16", "agent.minibatches=2", "agent.epochs=2")
     collecting = "collecting a rollout"
 
     def build(self, section: schema.PPO, space: spaces.Dict, actions: spaces.Space, setup: Setup) -> PPO:
@@ -144,7 +145,7 @@ class PPOKind(AgentKind):
 
         a, codec = config.agent, ActionCodec(actions)
         keys = ObservationKeys(space, [*a.observations, *(a.value_observations or ())])
-        parameters = count_parameters(config, space, codec)
+        parameters = count_parameters(lambda: self.networks(config, space, codec))
         memory = Rollout.footprint(
             rollout_spec(keys, codec, augment=a.augment), config.env.num_envs, a.rollout_length, a.frame_stack - 1
         )

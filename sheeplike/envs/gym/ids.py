@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from sheeplike.envs.errors import InvalidOption, Unusable
-from sheeplike.envs.gym.settings import closest
+from sheeplike.names import nearest
 
 PACKAGES = {"minigrid": "minigrid", "atari": "ale_py", "dmc": "dm_control"}
 """The package that each family needs."""
@@ -90,7 +90,7 @@ def resolve(family: str, id: str) -> str:
         "atari": "one of ale_py's games",
         "dmc": "a task of the suite",
     }
-    raise InvalidOption("id", id, what[family], closest(wanted, known))
+    raise InvalidOption("id", id, what[family], nearest(wanted, known))
 
 
 def _key(id: str) -> str:

@@ -9,8 +9,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 
 from sheeplike.envs.errors import InvalidOption, Unusable
-from sheeplike.envs.gym.settings import closest
 from sheeplike.envs.gym.world import MakeEnv
+from sheeplike.names import nearest
 
 
 def find(id: str) -> EnvSpec:
@@ -37,7 +37,7 @@ def find(id: str) -> EnvSpec:
     if name not in gymnasium.registry:
         known = list(gymnasium.registry)
         elsewhere = "" if module else "; one of another package is <module>:<id>, whose import registers it"
-        near = closest(name, known)
+        near = nearest(name, known)
         prefix = f"{module}:" if module else ""
         raise InvalidOption("id", id, f"a registered environment{elsewhere}", near and f"{prefix}{near}")
     return gymnasium.registry[name]

@@ -1,9 +1,9 @@
 """Which values the options of a Gymnasium environment take; checked without importing anything."""
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sheeplike.envs.errors import InvalidOption
+from sheeplike.names import nearest
 
 CHOICES = {
     "vectorization": ("sync", "async"),
@@ -34,17 +34,10 @@ def check_options(options: Mapping[str, object]) -> None:
         if value is None and name in OPTIONAL:
             continue
         if name in CHOICES and value not in CHOICES[name]:
-            raise InvalidOption(name, value, f"one of {', '.join(CHOICES[name])}", closest(str(value), CHOICES[name]))
+            raise InvalidOption(name, value, f"one of {', '.join(CHOICES[name])}", nearest(value, CHOICES[name]))
         if name in LEAST and (isinstance(value, bool) or not isinstance(value, int) or value < LEAST[name]):
             close = LEAST[name] if isinstance(value, int) else None
             null = ", or null" * (name in OPTIONAL)
             raise InvalidOption(name, value, f"a whole number of at least {LEAST[name]}{null}", close)
         if name == "arguments" and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
             raise InvalidOption(name, value, "names and values for gymnasium.make, such as {continuous: true}")
-
-
-def closest(word: str, choices: Sequence[str], *, cutoff: float = 0.0) -> str | None:
-    """The choice most like ``word``; upper and lower case count as the same."""
-    lowered = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=cutoff)
-    return lowered[found[0]] if found else None

@@ -1,6 +1,5 @@
 """Which cameras a scene has, and where they and the lights are."""
 
-import difflib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,6 +8,8 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 from mujoco import mjx
+
+from sheeplike.names import nearest
 
 
 def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tuple[str, ...]:
@@ -25,8 +26,7 @@ def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tup
         raise ValueError(f"cameras={cameras!r}: expected at least one of {', '.join(known) or 'none in this scene'}")
     for name in chosen:
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-            hint = f"; nearest: {nearest[0]}" if nearest else ""
+            hint = f"; nearest: {nearest(name, known)}" if known else ""
             raise ValueError(f"camera {name!r} does not exist in the scene, which has: {', '.join(known)}{hint}")
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"cameras={list(chosen)!r}: each camera may be named once")

@@ -9,9 +9,9 @@ import torch
 
 from sheeplike.envs.mjx.forced import Forced, memory_fields
 from sheeplike.envs.mjx.randomization.draw import Variation
-from sheeplike.envs.mjx.settings import choices
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.envs.mjx.state import State
+from sheeplike.names import one_of
 
 OPTIONS = ("variation", "memory", "worlds")
 
@@ -31,7 +31,7 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
     """
     for option in options:
         if option not in OPTIONS:
-            raise ValueError(f"options[{option!r}]: expected {choices(option, OPTIONS)}")
+            raise ValueError(f"options[{option!r}]: expected {one_of(option, OPTIONS)}")
     worlds = _worlds(options.get("worlds"), simulator.num_envs)
     lines, fields = {}, {}
     for name, value in _section(options, "variation").items():
@@ -40,7 +40,7 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
         if simulator.randomization.is_nominal:
             raise ValueError(f"options['variation'][{name!r}]: expected none, as these worlds are nominal")
         if name not in known:
-            expected = choices(name, known) if known else "none, as nothing varies in these worlds"
+            expected = one_of(name, known) if known else "none, as nothing varies in these worlds"
             raise ValueError(f"options['variation'][{name!r}]: expected {expected}")
         of, forced = (variation.drawn, lines) if name in variation.drawn else (variation.model, fields)
         forced[name] = _forced(f"options['variation'][{name!r}]", value, of[name], worlds, simulator.device)
@@ -48,7 +48,7 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
     for name, value in _section(options, "memory").items():
         if name not in known or not isinstance(known[name], jax.Array):
             names = [field for field, leaf in known.items() if isinstance(leaf, jax.Array)]
-            expected = choices(name, names) if names else "none, as this task remembers nothing"
+            expected = one_of(name, names) if names else "none, as this task remembers nothing"
             raise ValueError(f"options['memory'][{name!r}]: expected {expected}")
         memory[name] = _forced(f"options['memory'][{name!r}]", value, known[name], worlds, simulator.device)
     return Forced(lines, fields, memory)

@@ -16,9 +16,8 @@ is not: a world whose numbers diverge is truncated, as everywhere in our simulat
 Source: Zakka et al. 2025, "MuJoCo Playground".
 """
 
-import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.mjx.capacity import least_capacity
 from sheeplike.envs.mjx.playground_ids import IDS, check
 from sheeplike.envs.mjx.task import Outcome, Vectors
+from sheeplike.names import nearest
 
 ALLOCATED_FOR = 2048
 """Worlds for which Playground's configurations allocate contacts, at the fewest."""
@@ -96,7 +96,7 @@ class PlaygroundTask:
         registry, self._library = _import()
         if id not in registry.ALL_ENVS:
             expected = f"one of {', '.join(IDS)}, or a task whose meshes are on this machine"
-            raise InvalidOption("id", id, expected, _nearest(id, registry.ALL_ENVS))
+            raise InvalidOption("id", id, expected, nearest(id, registry.ALL_ENVS))
         self._id, self._overrides = id, _flat(overrides or {})
         config = registry.get_default_config(id)
         _check_overrides(id, self._overrides, _flat(config.to_dict()))
@@ -107,8 +107,10 @@ class PlaygroundTask:
         config = self._env._config
         steps = config.ctrl_dt / config.sim_dt
         if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
-            nearest = f"nearest: {max(round(steps), 1) * config.sim_dt:g}"
-            raise ValueError(f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; {nearest}")
+            multiple = max(round(steps), 1) * config.sim_dt
+            raise ValueError(
+                f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; nearest: {multiple:g}"
+            )
         self.name, self.textures = id, True
         self.model: mujoco.MjModel = self._env.mj_model
         for name in HIDDEN.get(id, ()):
@@ -215,7 +217,7 @@ def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str,
             known = [name for name in config if name.partition(".")[0] not in OURS]
             raise ValueError(
                 f"env.options.overrides: {id} has no key {key!r}: expected one of {', '.join(known)} "
-                f"(nearest: {_nearest(key, known)})"
+                f"(nearest: {nearest(key, known)})"
             )
         default = config[key]
         number = isinstance(default, int | float) and not isinstance(default, bool)
@@ -313,7 +315,3 @@ def _reward_terms(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     short = [name.removeprefix("reward/") for name in metrics]
     names = short if len(set(short)) == len(short) else list(metrics)
     return {name: jnp.asarray(value, jnp.float32) for name, value in zip(names, metrics.values(), strict=True)}
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)[0]

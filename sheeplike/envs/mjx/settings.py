@@ -5,7 +5,6 @@ They enter the simulator's compiled step as arguments, one value per world: to c
 world's next reset is the first to see it.
 """
 
-import difflib
 import inspect
 import math
 import numbers
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from sheeplike.envs.mjx.task import Task
+from sheeplike.names import one_of
 
 Values = float | Sequence[float] | np.ndarray | torch.Tensor
 """One number for all worlds, or (N,) numbers, one per world; on the host."""
@@ -36,7 +36,7 @@ def declared(task: Task) -> dict[str, float]:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for name, default in settings.items():
         if name not in named and not takes_any:
-            known = choices(name, sorted(named)) if named else "no keyword, as reset(key, data) has none"
+            known = one_of(name, sorted(named)) if named else "no keyword, as reset(key, data) has none"
             raise TypeError(f"{task.name}.reset does not take the setting {name!r}: expected {known}")
         if isinstance(default, bool) or not isinstance(default, numbers.Real):
             raise TypeError(f"{task.name}: setting {name}={default!r}: expected a number as its default, such as 0.1")
@@ -44,7 +44,7 @@ def declared(task: Task) -> dict[str, float]:
             raise ValueError(f"{task.name}: setting {name}={default!r}: expected a finite default, such as 0.1")
     for name, parameter in named.items():
         if name not in settings and parameter.default is parameter.empty:
-            known = choices(name, sorted(settings)) if settings else f"settings = {{{name!r}: ...}} with its default"
+            known = one_of(name, sorted(settings)) if settings else f"settings = {{{name!r}: ...}} with its default"
             raise TypeError(
                 f"{task.name}.reset takes {name!r}, which is not among the task's settings: expected {known}"
             )
@@ -102,7 +102,7 @@ class Settings:
             ValueError: there is no such setting.
         """
         if name not in self._defaults:
-            known = choices(name, sorted(self._defaults)) if self._defaults else "none, as this task has no settings"
+            known = one_of(name, sorted(self._defaults)) if self._defaults else "none, as this task has no settings"
             raise ValueError(f"there is no setting {name!r}: expected {known}")
         return name
 
@@ -122,11 +122,6 @@ class Settings:
         for world in np.flatnonzero(~np.isfinite(checked))[:1]:
             raise ValueError(f"{name}={checked[world]} in world {world}: expected a finite number")
         return checked
-
-
-def choices(name: object, known: Sequence[str]) -> str:
-    """What was expected in place of a name, and the nearest of it."""
-    return f"one of {', '.join(known)} (nearest: {difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]})"
 
 
 def _float32(values: object) -> np.ndarray:

@@ -76,13 +76,10 @@ def test_sizes_of_images_are_one_setting_and_not_one_for_each_camera(compared, t
     assert set(compared(str(logs)).rows) == {"dreamer_v3, image_size=48", "ppo, image_size={front:64,wrist:[48,64]}"}
 
 
-def test_a_run_that_is_older_than_a_renderer_to_choose_is_of_the_same_group(compared, trained, record, begin):
+def test_a_run_that_is_older_than_keys_of_today_is_of_the_same_group(compared, trained, record, begin, aged):
     logs = trained({0: [1]})
     place = begin(Path("logs/franka_pick/older/seed_1"), seed=1)
-    config = yaml.safe_load((place / "config.yaml").read_text())
-    for key in ("renderer", "segmentation", "shadows", "textures"):
-        del config["env"][key]
-    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    (place / "config.yaml").write_text(yaml.safe_dump(aged(yaml.safe_load((place / "config.yaml").read_text()))))
     record(place, [3])
     assert {name: row["seeds"] for name, row in compared(str(logs)).rows.items()} == {"dreamer_v3": "2"}
     record(begin(Path("logs/franka_pick/dark/seed_2"), seed=2, env__shadows=True), [3])

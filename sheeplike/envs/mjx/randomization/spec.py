@@ -11,11 +11,12 @@
 Lines take effect in their order, so that a line can scale what the one before has set.
 """
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sheeplike.names import nearest
 
 OPERATIONS = ("set", "add", "scale", "rotate", "aim")
 DISTRIBUTIONS = {
@@ -68,8 +69,7 @@ class InvalidLine(ValueError):
 
     def __init__(self, name: str, key: str, value: Any, expected: str, choices: Iterable[str] = ()) -> None:
         choices = list(choices)
-        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
-        hint = f"; nearest: {near[0]}" if near else ""
+        hint = f"; nearest: {nearest(value, choices)}" if choices else ""
         place = ".".join(filter(None, ("randomization", name, key)))
         super().__init__(f"{place}={_shown(value)}: expected {expected}{hint}")
 

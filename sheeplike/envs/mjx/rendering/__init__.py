@@ -4,7 +4,6 @@ The simulator knows only the :class:`Renderer` protocol, behind which there are 
 for those who have it, and none at all.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import mujoco
@@ -14,6 +13,7 @@ from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
 from sheeplike.envs.mjx.rendering.none import NoRenderer
 from sheeplike.envs.mjx.rendering.protocol import Frames, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
+from sheeplike.names import one_of
 
 __all__ = [
     "RENDERERS",
@@ -53,8 +53,7 @@ def make_renderer(
         ValueError: there is no such renderer, or it cannot do what is asked.
     """
     if name not in RENDERERS:
-        nearest = difflib.get_close_matches(str(name), RENDERERS, n=1, cutoff=0.0)
-        raise ValueError(f"renderer={name!r}: expected one of {', '.join(RENDERERS)}; nearest: {', '.join(nearest)}")
+        raise ValueError(f"renderer={name!r}: expected {one_of(name, RENDERERS)}")
     if name == "none":
         asked = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
         for option in (option for option, value in asked.items() if value):

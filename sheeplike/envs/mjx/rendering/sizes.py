@@ -1,9 +1,9 @@
 """How large the image of each camera is."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from sheeplike.envs.arguments import ImageSize, resolve_image_size
+from sheeplike.names import nearest
 
 
 def resolve_image_sizes(
@@ -18,10 +18,9 @@ def resolve_image_sizes(
         return dict.fromkeys(cameras, resolve_image_size(image_size))
     for name in image_size:
         if name not in cameras:
-            (nearest,) = difflib.get_close_matches(str(name), cameras, n=1, cutoff=0.0)
             raise ValueError(
                 f"image_size has a size for camera {name!r}, which is not rendered: expected {', '.join(cameras)}; "
-                f"nearest: {nearest}"
+                f"nearest: {nearest(name, cameras)}"
             )
     missing = [name for name in cameras if name not in image_size]
     if missing:
