@@ -7,9 +7,11 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from mujoco import mjx
+from PIL import Image
 
 from sheeplike.__main__ import main
 from sheeplike.envs.mjx.randomization.draw import Randomization
@@ -79,6 +81,21 @@ def test_the_programs_on_a_page_run(page: str) -> None:
     for program in blocks(ROOT / "howto" / page, "python"):
         exec(compile(program, page, "exec"), names)
     assert "envs" in names
+
+
+def test_the_programs_with_randomized_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """And the picture on the page is the one that its program draws."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "randomize_worlds.md"}
+    with_options, picture = blocks(ROOT / "howto" / "randomize_worlds.md", "python")
+    exec(compile(with_options, "randomize_worlds.md", "exec"), names)
+    assert capsys.readouterr().out.startswith("tensor([0.5000, 2.0000, ")
+    exec(compile(picture, "randomize_worlds.md", "exec"), names)
+    drawn, shown = (
+        np.asarray(Image.open(place / "randomized_worlds.png"), float) for place in (Path(), ROOT / "howto")
+    )
+    assert drawn.shape == (512, 512, 3)
+    assert np.abs(drawn - shown).mean() < 1
 
 
 def test_the_recipe_behind_the_picture_is_the_one_that_ships() -> None:

@@ -12,7 +12,16 @@ import numpy as np
 from mujoco import mjx
 
 from sheeplike.envs.mjx.randomization import constants
-from sheeplike.envs.mjx.randomization.fields import KEPT, Field, find, fixed_to_world, rows
+from sheeplike.envs.mjx.randomization.checks import (
+    DEVIATIONS,
+    check_integers,
+    check_operation,
+    check_signs,
+    lowest,
+    number,
+    several,
+)
+from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, fixed_to_world, rows
 from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, InvalidLine, Line, Lines, parse
 
 
@@ -33,24 +42,11 @@ NOMINAL = Variation({}, {}, {}, {})
 """The compiled scene, in every world."""
 
 
-COUNTED = {
-    "geom_matid": lambda scene: scene.nmat,
-    "light_type": lambda scene: len(mujoco.mjtLightType.__members__) - 1,  # all but that of images
-}
-"""Fields of indices that may vary, and how many there are to choose from."""
-
-
-class _Target(NamedTuple):
-    field: Field
-    rows: np.ndarray | None
-    components: np.ndarray | None
-
-
 class _Bound(NamedTuple):
     """A line that knows which numbers of which fields it changes, and the shape of what it draws."""
 
     line: Line
-    targets: tuple[_Target, ...]
+    targets: tuple[Target, ...]
     shape: tuple[int, int]
     low: np.ndarray
     """(C,) or (choices, C): the first parameter, or all that there is to choose from."""
@@ -67,7 +63,7 @@ class Randomization:
         scene: the compiled scene.
         model: the same on the device.
         cameras: that are rendered.
-        nominal: draw nothing: every world is the compiled scene, described in the same terms.
+        nominal: draw nothing and vary nothing: every world is the compiled scene, described in the same terms.
 
     Attributes:
         names: of the lines, in their order.
@@ -96,7 +92,7 @@ class Randomization:
         self._start_from_materials()
         self.names = tuple(bound.line.name for bound in self._lines)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
-        delays = [bound for bound in self._lines if DELAY in bound.line.fields]
+        delays = [] if nominal else [bound for bound in self._lines if DELAY in bound.line.fields]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
@@ -114,7 +110,9 @@ class Randomization:
         }
 
     def apply(self, drawn: Mapping[str, jax.Array]) -> Variation:
-        """The variation that follows from these numbers."""
+        """The variation that follows from these numbers; nominal worlds take the model as it is."""
+        if self.is_nominal:
+            return NOMINAL._replace(drawn=dict(drawn))
         model = {path: field.nominal for path, field in self._fields.items()}
         frames: dict[str, jax.Array] = {}
         delay: dict[str, jax.Array] = {}
@@ -125,7 +123,7 @@ class Randomization:
                 delay[DELAY] = jnp.clip(jnp.round(numbers[0, 0]), 0, self.max_delay).astype(jnp.int32)
             elif PIXELS in line.fields:
                 self._adjust(frames, bound, numbers)
-            elif not self.is_nominal:
+            else:
                 for target in bound.targets:
                     path = target.field.path
                     model[path] = _changed(model[path], target, line.operation, numbers, model.get("light_pos", lights))
@@ -165,14 +163,14 @@ class Randomization:
             targets = tuple(self._target(line, find(line.name, path, self._scene, model)) for path in line.fields)
             self._fields |= {target.field.path: target.field for target in targets}
         for target in targets:
-            _check_operation(line, target)
+            check_operation(line, target)
             self._check_scene(line, target)
         return _bound(line, targets, self._scene)
 
     def _start_from_materials(self) -> None:
         """Colours that a line changes begin as they look: MuJoCo marks a geom that has its material's by a grey."""
         field = self._fields.get("geom_rgba")
-        if field is None or self.is_nominal:
+        if field is None:
             return
         targets = [target for bound in self._lines for target in bound.targets if target.field.path == "geom_rgba"]
         changed = np.isin(np.arange(self._scene.ngeom), np.concatenate([target.rows for target in targets]))
@@ -181,7 +179,7 @@ class Randomization:
         looks = np.where(marked[:, None], self._scene.mat_rgba[material] if self._scene.nmat else 0, field.nominal)
         self._fields["geom_rgba"] = replace(field, nominal=jnp.asarray(looks, jnp.float32))
 
-    def _target(self, line: Line, field: Field) -> _Target:
+    def _target(self, line: Line, field: Field) -> Target:
         if field.elements is None and line.of != ("*",):
             raise InvalidLine(line.name, "of", list(line.of), f"nothing, since {field.path} is the whole scene's")
         chosen = None if field.elements is None else rows(line.name, field, line.of)
@@ -189,9 +187,9 @@ class Randomization:
         if components.max() >= field.components:
             expected = f"indices below {field.components} for {field.path}"
             raise InvalidLine(line.name, "component", components.tolist(), expected)
-        return _Target(field, chosen, components if field.vectors else None)
+        return Target(field, chosen, components if field.vectors else None)
 
-    def _check_scene(self, line: Line, target: _Target) -> None:
+    def _check_scene(self, line: Line, target: Target) -> None:
         path, names = target.field.path, target.field.elements
         if path in ("geom_pos", "geom_quat", "body_pos", "body_quat"):
             for row in target.rows[fixed_to_world(target.field, self._scene)[target.rows]][:1]:
@@ -204,13 +202,13 @@ class Randomization:
                     raise InvalidLine(
                         line.name, "of", names[row], f"one that is fixed to its body: {path} of this follows"
                     )
-        if path in KEPT:
+        if path in KEPT and not self.is_nominal:
             self.remarks.append(
                 f"randomization.{line.name}: {path} changes, but {KEPT[path]} keep their nominal values"
             )
 
 
-def _bound(line: Line, targets: tuple[_Target, ...], scene: mujoco.MjModel) -> _Bound:
+def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _Bound:
     """The shape of a line's draw, and its parameters as arrays."""
     counts = {1 if target.rows is None else len(target.rows) for target in targets} or {1}
     if len(counts) > 1 and "elements" not in line.shared:
@@ -220,7 +218,7 @@ def _bound(line: Line, targets: tuple[_Target, ...], scene: mujoco.MjModel) -> _
     one_for_all = "components" in line.shared or len(targets) > 1
     r = 1 if "elements" in line.shared else max(counts)
     c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
-    parameters = [tuple(_number(line, value, scene) for value in _several(entry)) for entry in line.parameters]
+    parameters = [tuple(number(line, value, scene) for value in several(entry)) for entry in line.parameters]
     for entry in parameters:
         if len(entry) not in (1, 1 if line.operation == "rotate" else c):
             expected = "one number" if c == 1 or line.operation == "rotate" else f"one number, or one for each of {c}"
@@ -231,11 +229,12 @@ def _bound(line: Line, targets: tuple[_Target, ...], scene: mujoco.MjModel) -> _
         low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
     elif line.distribution == "bernoulli":
         high = np.ones_like(low)
-    _check_integers(line, targets, low, scene)
+    check_integers(line, targets, low, scene)
+    check_signs(line, targets, lowest(line, low, high))
     return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
 
 
-def _neutral(line: Line, targets: tuple[_Target, ...], shape: tuple[int, int]) -> np.ndarray:
+def _neutral(line: Line, targets: tuple[Target, ...], shape: tuple[int, int]) -> np.ndarray:
     if line.operation in ("add", "rotate") or not targets:
         return np.zeros(shape, np.float32)
     if line.operation == "scale":
@@ -262,7 +261,7 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
     elif kind == "log_uniform":
         drawn = jnp.exp(jax.random.uniform(first, (r, c), minval=np.log(low), maxval=np.log(high)))
     elif kind == "normal":
-        drawn = low + high * jax.random.normal(first, (r, c))
+        drawn = low + high * jax.random.truncated_normal(first, -DEVIATIONS, DEVIATIONS, (r, c))
     elif kind == "bernoulli":
         drawn = (jax.random.uniform(first, (r, c)) < low).astype(jnp.float32)
     else:  # choice: of whole rows, so that a colour stays one of the palette
@@ -275,7 +274,7 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
     return drawn.astype(jnp.float32)
 
 
-def _changed(value: jax.Array, target: _Target, operation: str, numbers: jax.Array, lights: jax.Array) -> jax.Array:
+def _changed(value: jax.Array, target: Target, operation: str, numbers: jax.Array, lights: jax.Array) -> jax.Array:
     """The field of a target after a line; ``lights`` (nlight, 3) are where they stand."""
     field, chosen, components = target
     part = value if chosen is None else value[chosen]
@@ -309,51 +308,3 @@ def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:
     return jnp.concatenate(
         [w * scalar - (v * vector).sum(-1, keepdims=True), w * vector + scalar * v + jnp.cross(v, vector)], axis=-1
     )
-
-
-def _check_operation(line: Line, target: _Target) -> None:
-    path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
-    if kind != "f" and (line.operation != "set" or line.distribution not in ("choice", "bernoulli")):
-        raise InvalidLine(
-            line.name, "operation", line.operation, f"set by choice or bernoulli, since {path} is no real number"
-        )
-    if line.operation == "rotate" and not path.endswith(("quat", "dir", "axis")):
-        raise InvalidLine(
-            line.name, "field", path, "a quaternion or a direction to rotate, such as cam_quat or light_dir"
-        )
-    if line.operation == "aim" and path != "light_dir":
-        raise InvalidLine(line.name, "field", path, "light_dir to aim at a point", ["light_dir"])
-    if line.operation == "aim" and set(target.field.nominal.shape) and line.component is not None:
-        raise InvalidLine(line.name, "component", list(line.component), "none to aim")
-    if line.operation == "rotate" and line.component is not None:
-        raise InvalidLine(line.name, "component", list(line.component), "none to rotate")
-
-
-def _check_integers(line: Line, targets: tuple[_Target, ...], values: np.ndarray, scene: mujoco.MjModel) -> None:
-    """An index that does not exist would be read from memory that is not the scene's."""
-    for target in targets:
-        path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
-        if kind not in "iu":
-            continue
-        if path not in COUNTED:
-            raise InvalidLine(line.name, "field", path, f"another field: of indices only {', '.join(COUNTED)} can vary")
-        count = COUNTED[path](scene)
-        for value in values.ravel() if line.distribution == "choice" else (0, 1):
-            if value != int(value) or not 0 <= value < count:
-                expected = f"whole numbers from 0 to {count - 1} for {path}"
-                raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected)
-
-
-def _several(value: object) -> tuple:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
-    """A number, or the index of the material of this name."""
-    if not isinstance(value, str):
-        return value
-    names = [scene.material(i).name for i in range(scene.nmat)]
-    if "geom_matid" not in line.fields or value not in names:
-        expected = f"numbers, or for geom_matid a material: {', '.join(names) or 'this scene has none'}"
-        raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected, names)
-    return float(names.index(value))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import jax
 import mujoco
@@ -113,6 +114,14 @@ class Field:
     def vectors(self) -> bool:
         """Whether there are several components, and hence an axis of them."""
         return self.nominal.ndim > (self.elements is not None)
+
+
+class Target(NamedTuple):
+    """What a line changes of a field: rows and components by index, or None where it has none to choose from."""
+
+    field: Field
+    rows: np.ndarray | None
+    components: np.ndarray | None
 
 
 def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field:
