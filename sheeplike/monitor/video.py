@@ -73,7 +73,8 @@ def to_colour(frames: Tensor) -> Tensor:
     """Frames of any channels as people see them: uint8 ``(..., C)`` to ``(..., 3)``.
 
     Of stacked colour frames the newest, which is the last; of anything else the last channel, in grey: of one channel
-    that is all, of stacked grey frames the newest.
+    that is all, of stacked grey frames the newest. Three stacked grey frames cannot be told from colours: what moves
+    has coloured edges.
     """
     channels = frames.shape[-1]
     return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -248,6 +249,12 @@ def test_ppo_passes_through_every_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ["CheetahRun", "ReacherEasy"])
-def test_dreamer_passes_through_every_stage(id: str, tmp_path: Path) -> None:
-    trains(["exp=dreamer_v3", "env=playground", f"env.id={id}", "env.action_repeat=2"], tmp_path)
+@pytest.mark.parametrize("id", sheeplike.envs.list_ids("playground"))
+@pytest.mark.parametrize("more", [["exp=ppo"], ["exp=dreamer_v3", "env.action_repeat=2"]], ids=["ppo", "dreamer_v3"])
+def test_both_agents_pass_through_every_stage(more: list[str], id: str, tmp_path: Path) -> None:
+    trains([*more, "env=playground", f"env.id={id}", f"run_dir={tmp_path}/run"], tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {"rollout/return_mean", "eval/return_mean", "loss/policy"} <= {name for row in rows for name in row}
+    assert rows[-1]["step"] == 128
+    values = [value for row in rows for name, value in row.items() if name.startswith(("loss/", "rollout/", "eval/"))]
+    assert np.isfinite(values).all()
