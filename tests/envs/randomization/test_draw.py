@@ -316,6 +316,18 @@ def test_materials_go_by_name():
         Randomization({"m": spec("geom_matid", "set", {"choice": ["stel"]})}, scene, model)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "least"), [("true", [0], 1), ("true", [1, 3], 1), ("false", [3], 0), ("false", [0.5], 0)]
+)
+def test_lights_are_of_kinds_that_the_renderer_has(kind, values, least):
+    xml = f'<mujoco><worldbody><light directional="{kind}"/><geom size="1"/></worldbody></mujoco>'
+    scene = mujoco.MjModel.from_xml_string(xml)
+    model = mjx.put_model(scene, impl="warp")
+    with pytest.raises(InvalidLine, match=f"expected whole numbers from {least} to 2 for light_type"):
+        Randomization({"l": spec("light_type", "set", {"choice": values})}, scene, model)
+    Randomization({"l": spec("light_type", "set", {"choice": [least, 1, 2]})}, scene, model)
+
+
 def test_colours_begin_as_those_of_the_material():
     xml = """<mujoco><asset><material name="red" rgba="1 0 0 1"/></asset><worldbody><body>
       <geom name="plain" size=".1" rgba="0 0 1 1"/><geom name="painted" size=".1" material="red"/>
