@@ -25,19 +25,32 @@ FREE = Forced({}, {}, {})
 
 def replaced(memory: Memory, forced: dict[str, tuple[jax.Array, jax.Array]]) -> Memory:
     """The memory with some of its fields replaced where that is asked for."""
-    if not forced:
-        return memory
-    old = memory_fields(memory)
-    new = {name: jnp.where(*choice, old[name]) for name, choice in forced.items()}
-    if isinstance(memory, dict):
-        return memory | new
-    return memory._replace(**new) if isinstance(memory, tuple) else dataclasses.replace(memory, **new)
+    for path, choice in forced.items():
+        memory = _with(memory, path.split("."), choice)
+    return memory
 
 
 def memory_fields(memory: Memory) -> dict[str, Any]:
-    """The fields of a task's memory by name: of a dict, a NamedTuple or a dataclass."""
+    """The fields of a task's memory by name: of a dict, a NamedTuple or a dataclass; ``name.key`` of dicts in it."""
+    found = {}
+    for name, value in _fields(memory).items():
+        inner = memory_fields(value) if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}": leaf for key, leaf in inner.items()} if inner else {name: value}
+    return found
+
+
+def _fields(memory: Memory) -> dict[str, Any]:
     if isinstance(memory, dict):
         return memory
     if isinstance(memory, tuple):
         return memory._asdict() if hasattr(memory, "_asdict") else {}
     return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}
+
+
+def _with(memory: Memory, path: list[str], choice: tuple[jax.Array, jax.Array]) -> Memory:
+    name, *rest = path
+    old = _fields(memory)[name]
+    new = {name: _with(old, rest, choice) if rest else jnp.where(*choice, old)}
+    if isinstance(memory, dict):
+        return memory | new
+    return memory._replace(**new) if isinstance(memory, tuple) else dataclasses.replace(memory, **new)

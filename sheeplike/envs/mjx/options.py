@@ -21,13 +21,14 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
 
     Args:
         options: ``variation``: values by name of line (or path of a field, where a function of one's own draws fields);
-            ``memory``: values by name of field of
-            the task's memory; ``worlds``: indices of the worlds that take them, or (N,) bool; all if left out. A value
-            is one for all these worlds, or one for each, in their order.
+            ``memory``: values by name of field of the task's memory, of dictionaries within it as ``info.target``;
+            ``worlds``: indices of the worlds that take them, or (N,) bool; all if left out. A value is one for all
+            these worlds, or one for each, in their order.
         variation, state: of all worlds, whose shapes tell what fits.
 
     Raises:
-        ValueError: an unknown name, a value of a wrong shape, or worlds that do not exist.
+        ValueError: an unknown name, a value of a wrong shape or one that its line could not draw at all, or worlds
+            that do not exist.
     """
     for option in options:
         if option not in OPTIONS:
@@ -43,14 +44,19 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
             expected = one_of(name, known) if known else "none, as nothing varies in these worlds"
             raise ValueError(f"options['variation'][{name!r}]: expected {expected}")
         of, forced = (variation.drawn, lines) if name in variation.drawn else (variation.model, fields)
-        forced[name] = _forced(f"options['variation'][{name!r}]", value, of[name], worlds, simulator.device)
+        chosen, values = _forced(f"options['variation'][{name!r}]", value, of[name], worlds)
+        expected = simulator.randomization.check(name, values[chosen]) if forced is lines and chosen.any() else None
+        if expected:
+            raise ValueError(f"options['variation'][{name!r}]={value!r}: expected {expected}")
+        forced[name] = jax.device_put((chosen, values), simulator.device)
     memory, known = {}, memory_fields(state.memory)
     for name, value in _section(options, "memory").items():
         if name not in known or not isinstance(known[name], jax.Array):
             names = [field for field, leaf in known.items() if isinstance(leaf, jax.Array)]
             expected = one_of(name, names) if names else "none, as this task remembers nothing"
             raise ValueError(f"options['memory'][{name!r}]: expected {expected}")
-        memory[name] = _forced(f"options['memory'][{name!r}]", value, known[name], worlds, simulator.device)
+        new = _forced(f"options['memory'][{name!r}]", value, known[name], worlds)
+        memory[name] = jax.device_put(new, simulator.device)
     return Forced(lines, fields, memory)
 
 
@@ -65,7 +71,7 @@ def _worlds(given: Any, num_envs: int) -> np.ndarray:
     """Indices of worlds, ascending where they were given as a mask."""
     if given is None:
         return np.arange(num_envs)
-    listed = np.asarray(given)
+    listed = _array(given)
     if listed.dtype == bool and listed.shape == (num_envs,):
         return np.flatnonzero(listed)
     different = listed.dtype.kind in "iu" and listed.ndim == 1 and listed.size == len(set(listed.tolist()))
@@ -74,11 +80,13 @@ def _worlds(given: Any, num_envs: int) -> np.ndarray:
     raise ValueError(f"options['worlds']={given!r}: expected different indices below {num_envs}, or ({num_envs},) bool")
 
 
-def _forced(
-    place: str, value: Any, like: jax.Array, worlds: np.ndarray, device: jax.Device
-) -> tuple[jax.Array, jax.Array]:
+def _array(given: Any) -> np.ndarray:
+    return given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+
+
+def _forced(place: str, value: Any, like: jax.Array, worlds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which worlds take a value (N,), and the value of every world, with the shape and dtype of ``like``."""
-    given = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    given = _array(value)
     shape = like.shape[1:]
     # Axes of length 1 may be left out: of 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
     long = tuple(length for length in shape if length != 1)
@@ -98,4 +106,4 @@ def _forced(
         raise ValueError(f"{place} has a value that is not finite: expected finite numbers")
     chosen, values = np.zeros(like.shape[0], bool), np.zeros(like.shape, like.dtype)
     chosen[worlds], values[worlds] = True, each
-    return jax.device_put((chosen, values), device)
+    return chosen, values

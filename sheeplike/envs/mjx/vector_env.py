@@ -106,6 +106,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
+        if nominal and variation is not None:
+            raise ValueError("nominal=True: expected False beside variation=, which draws what differs between worlds")
         self.device = resolve_device(device)
         jax_device = jax_device_of(self.device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)

@@ -259,7 +259,8 @@ def test_constants_that_stay_are_remarked():
         ),
         (spec("opt.gravty", "set", UNIFORM), r"field=opt.gravty.*nearest: opt.gravity"),
         (spec("opt.wind", "add", UNIFORM), r"field=opt.wind: expected a field that physics looks at"),
-        (spec("tendon_damping", "set", UNIFORM), r"field=tendon_damping: expected a field that physics looks at"),
+        (spec("pair_adhesion", "set", UNIFORM), r"field=pair_adhesion: expected a field that physics looks at"),
+        (spec("geom_dataid", "set", {"choice": [0]}), r"field=geom_dataid: expected a field that may differ"),
         (spec("opt.iterations", "set", UNIFORM), r"field=opt.iterations: expected a field"),
         (spec("body_subtreemass", "set", UNIFORM), r"expected body_mass, from which it follows; nearest: body_mass"),
         (
@@ -316,6 +317,65 @@ def test_materials_go_by_name():
         Randomization({"m": spec("geom_matid", "set", {"choice": ["stel"]})}, scene, model)
 
 
+def test_nominal_colours_are_told_as_they_look():
+    xml = """<mujoco><asset><material name="red" rgba="1 0 0 1"/></asset><worldbody><body>
+      <geom name="painted" size=".1" material="red"/></body></worldbody></mujoco>"""
+    scene = mujoco.MjModel.from_xml_string(xml)
+    line = {"colour": spec("geom_rgba", "set", {"uniform": [0, 1]})}
+    nominal = Randomization(line, scene, mjx.put_model(scene, impl="warp"), nominal=True)
+    assert nominal.sample(jax.random.key(0)).drawn["colour"].tolist() == [[1, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            {
+                "a": ("geom_friction", "add", {"uniform": [-0.6, 0]}),
+                "b": ("geom_friction", "add", {"uniform": [-0.6, 0]}),
+            },
+            r"randomization.b.*geom_friction of box stays not below 0; it can become -0.2",
+        ),
+        (
+            {
+                "a": ("geom_friction", "set", {"choice": [0.1, 2]}),
+                "b": ("geom_friction", "add", {"uniform": [-0.5, 0]}),
+            },
+            r"randomization.b.*it can become -0.4",
+        ),
+        ({"a": ("geom_friction", "set", {"choice": [3]}), "b": ("geom_friction", "add", {"uniform": [-2, 0]})}, None),
+        (
+            {"a": ("geom_friction", "add", {"choice": [-2]}), "b": ("geom_friction", "scale", {"uniform": [-1, -0.5]})},
+            None,
+        ),
+    ],
+)
+def test_what_lines_can_reach_together(lines, message):
+    lines = {name: spec(*line, of="box", component=0) for name, line in lines.items()}
+    assert SCENE.geom_friction[geom("box"), 0] == 1
+    if message is None:
+        bind(**lines)
+        return
+    with pytest.raises(InvalidLine, match=message):
+        bind(**lines)
+
+
+@pytest.mark.parametrize(
+    ("integrator", "stiffness", "seen"), [("discrete", 0, False), ("discrete", 1, True), ("implicitfast", 0, True)]
+)
+def test_tendons_that_an_integrator_leaves_out(integrator, stiffness, seen):
+    xml = f"""<mujoco><option integrator="{integrator}"/><worldbody><body><joint name="j" type="slide"/>
+      <geom size=".1"/></body></worldbody>
+      <tendon><fixed name="t" stiffness="{stiffness}"><joint joint="j" coef="1"/></fixed></tendon></mujoco>"""
+    scene = mujoco.MjModel.from_xml_string(xml)
+    model, line = mjx.put_model(scene, impl="warp"), {"t": spec("tendon_stiffness", "set", {"choice": [5.0]})}
+    if seen:
+        assert Randomization(line, scene, model).sample(jax.random.key(0)).model["tendon_stiffness"].tolist() == [5]
+        return
+    with pytest.raises(InvalidLine, match=r"field=tendon_stiffness: expected a field that physics looks at"):
+        Randomization(line, scene, model)
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "least"), [("true", [0], 1), ("true", [1, 3], 1), ("false", [3], 0), ("false", [0.5], 0)]
 )
@@ -349,11 +409,13 @@ def test_tracking_cameras_cannot_be_moved():
 
 def test_every_field_on_offer_can_be_found():
     """Whatever Warp calls batchable is where this module looks for it, with a name for every row."""
-    from sheeplike.envs.mjx.randomization.fields import BATCHABLE, DERIVED, LEFT_OUT, find
+    from sheeplike.envs.mjx.randomization.fields import LEFT_OUT, OFFERED, find
 
     found = {}
-    for path in sorted(BATCHABLE - DERIVED.keys() - LEFT_OUT.keys()):
+    for path in sorted(OFFERED - LEFT_OUT.keys()):
         found[path] = find("it", path, SCENE, MODEL)
+    indices = {path for path, field in found.items() if np.dtype(field.nominal.dtype).kind in "iu"}
+    assert indices == {"geom_matid", "light_type"}
     assert len(found) > 80
     for field in found.values():
         if field.elements is not None:

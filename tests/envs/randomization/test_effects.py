@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sheeplike.envs.mjx.forced import memory_fields, replaced
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -35,6 +36,12 @@ THRUST, STEP = 20.0, 0.01
 
 class Memory(NamedTuple):
     target: jax.Array
+
+
+class Nested(NamedTuple):
+    obs: jax.Array
+    info: dict
+    metrics: dict
 
 
 class Hover:
@@ -191,12 +198,12 @@ def test_worlds_that_are_not_chosen_draw_and_the_next_episode_draws_again(hover)
 
 
 def test_memory_can_be_set_beside_the_variation(hover):
-    mask = np.arange(hover.num_envs) == 3
+    mask = torch.arange(hover.num_envs) == 3
     target = np.float32([[0.25, 0.5]])
     obs, _ = hover.reset(seed=5, options={"variation": {"gravity": -0.5}, "memory": {"target": target}, "worlds": mask})
     seen = obs["privileged_state"][:, 2:4]
     assert seen[3].tolist() == [0.25, 0.5]
-    assert (seen[~torch.as_tensor(mask)] != seen[3]).any(1).all()
+    assert (seen[~mask] != seen[3]).any(1).all()
     assert hover.varied_fields["opt.gravity"][3].tolist() == [0, 0, 5]
     assert (hover.varied_fields["opt.gravity"][:3, 2] < 0).all()
 
@@ -211,6 +218,14 @@ def test_memory_can_be_set_beside_the_variation(hover):
         ({"variation": {"mass": [1, 2]}}, r"\['mass'\] is int64 \(2,\): expected float32 \(1, 1\)"),
         ({"variation": {"mass": "heavy"}}, r"\['mass'\] is <U5"),
         ({"variation": {"mass": float("nan")}}, r"not finite"),
+        ({"variation": {"mass": -1}}, r"\['mass'\]=-1: expected numbers with which body_mass of drone stays above 0"),
+        (
+            {"variation": {"damping": [-1.0]}, "worlds": [3]},
+            r"dof_damping of height stays not below 0; it can become -1",
+        ),
+        ({"variation": {"material": 2}}, r"\['material'\]=2: expected whole numbers from 0 to 1 for geom_matid"),
+        ({"variation": {"material": 0.5}}, r"expected whole numbers from 0 to 1 for geom_matid"),
+        ({"variation": {"delay": 3}}, r"\['delay'\]=3: expected whole control steps from 0 to 2"),
         ({"memory": {"targt": 0}}, r"\['targt'\]: expected one of target \(nearest: target\)"),
         ({"worlds": [99]}, r"options\['worlds'\]=\[99\]: expected different indices below 17"),
         ({"worlds": [1, 1]}, r"expected different indices"),
@@ -224,6 +239,21 @@ def test_options_that_do_not_fit_leave_the_worlds_alone(hover, given, message):
         hover.reset(seed=2, options=given)
     after = hover.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_dictionaries_in_a_memory_are_reached_by_path():
+    memory = Nested(jnp.zeros(3), {"goal": jnp.zeros((3, 2)), "deep": {"time": jnp.zeros(3)}}, {})
+    assert list(memory_fields(memory)) == ["obs", "info.goal", "info.deep.time", "metrics"]
+    choice = jnp.array([False, True, False]), jnp.full(3, 7.0)
+    new = jax.vmap(lambda memory, choice: replaced(memory, {"info.deep.time": choice}))(memory, choice)
+    assert new.info["deep"]["time"].tolist() == [0, 7, 0]
+    assert memory.info["deep"]["time"].tolist() == [0, 0, 0]
+    assert new.info["goal"].tolist() == memory.info["goal"].tolist()
+
+
+def test_nominal_worlds_take_no_function_that_draws():
+    with pytest.raises(ValueError, match=r"nominal=True: expected False beside variation="):
+        MjxVectorEnv(Hover(), num_envs=1, nominal=True, variation=lambda key: {})
 
 
 def test_saved_worlds_go_on_as_they_were(hover):

@@ -1,16 +1,13 @@
-"""What a line may do to a field: refused before anything is compiled."""
+"""What lines may do to the fields of a scene: refused before anything is compiled or drawn."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
 
 from sheeplike.envs.mjx.randomization.fields import Target
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, Line
-
-COUNTED = {
-    "geom_matid": lambda scene: scene.nmat,
-    "light_type": lambda scene: len(mujoco.mjtLightType.__members__) - 1,  # all but that of images
-}
-"""Fields of indices that may vary, and how many there are to choose from."""
 
 NOT_NEGATIVE = frozenset(
     {"body_mass", "body_inertia", "geom_size", "geom_friction", "dof_armature", "dof_damping", "dof_frictionloss"}
@@ -23,7 +20,21 @@ DEVIATIONS = 3.0
 """A normal distribution ends so many deviations from its mean: no draw, however rare, leaves what was checked."""
 
 
+class Reach(NamedTuple):
+    """What a line can draw for its targets: the least and the most, float32, both of a shape that fits (R, C)."""
+
+    line: Line
+    targets: tuple[Target, ...]
+    least: np.ndarray
+    most: np.ndarray
+
+
 def check_operation(line: Line, target: Target) -> None:
+    """Refuses an operation that has no meaning for the field.
+
+    Raises:
+        InvalidLine: which key of the line does not fit.
+    """
     path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
     if kind != "f" and (line.operation != "set" or line.distribution not in ("choice", "bernoulli")):
         raise InvalidLine(
@@ -39,57 +50,81 @@ def check_operation(line: Line, target: Target) -> None:
         raise InvalidLine(line.name, "component", list(line.component), f"none to {line.operation}")
 
 
-def check_integers(line: Line, targets: tuple[Target, ...], values: np.ndarray, scene: mujoco.MjModel) -> None:
-    """An index that does not exist would be read from memory that is not the scene's."""
+def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the most that a distribution draws, float32 (C,), from its parameters: ``first`` (C,), or
+    (choices, C) of a choice, and ``second`` (C,)."""
+    if distribution == "normal":
+        return first - np.float32(DEVIATIONS) * second, first + np.float32(DEVIATIONS) * second
+    if distribution == "choice":
+        return first.min(0), first.max(0)
+    return (np.zeros_like(first), np.ones_like(first)) if distribution == "bernoulli" else (first, second)
+
+
+def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjModel) -> tuple[float, str] | None:
+    """The first value that is no index of what there is, and what was expected: Warp would read beyond its arrays."""
     for target in targets:
-        path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
-        if kind not in "iu":
+        path = target.field.path
+        if np.dtype(target.field.nominal.dtype).kind not in "iu":
             continue
-        if path not in COUNTED:
-            raise InvalidLine(line.name, "field", path, f"another field: of indices only {', '.join(COUNTED)} can vary")
-        count, least = COUNTED[path](scene), 0
-        if path == "light_type" and not (scene.light_type == mujoco.mjtLightType.mjLIGHT_SPOT).any():
-            least = 1  # Warp leaves spots out of its kernel where the compiled scene has none
-        for value in values.ravel() if line.distribution == "choice" else (0, 1):
+        least, count = 0, scene.nmat  # of geom_matid
+        if path == "light_type":
+            count = len(mujoco.mjtLightType.__members__) - 1  # all but that of images
+            if not (scene.light_type == mujoco.mjtLightType.mjLIGHT_SPOT).any():
+                least = 1  # Warp leaves spots out of its kernel where the compiled scene has none
+        for value in values.ravel():
             if value != int(value) or not least <= value < count:
-                expected = f"whole numbers from {least} to {count - 1} for {path}"
-                raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected)
+                return float(value), f"whole numbers from {least} to {count - 1} for {path}"
+    return None
 
 
-def lowest(line: Line, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The least number that can be drawn, (C,), from the arrays of the distribution's parameters."""
-    if line.distribution == "normal":
-        return first - DEVIATIONS * second
-    if line.distribution == "choice":
-        return first.min(0)
-    return np.zeros_like(first) if line.distribution == "bernoulli" else first
+def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
+    """The line after which something can be negative that must not be, and what was expected.
 
-
-def check_signs(line: Line, targets: tuple[Target, ...], least: np.ndarray) -> None:
-    """A negative mass, or a body that has lost its mass, makes the physics of its world NaN."""
-    for field, rows, components in targets:
-        if field.path not in NOT_NEGATIVE:
-            continue
-        value = np.float32(field.nominal).reshape(1 if field.elements is None else len(field.elements), -1)
-        value = value if rows is None else value[rows]
-        value = value if components is None else value[:, components]
-        new = {"set": least, "add": value + least, "scale": value * least}[line.operation]
-        new = np.broadcast_to(new, value.shape)
-        wrong = (new < 0) | ((new <= 0) & (value > 0) & (field.path in POSITIVE))
+    Lines act one after the other, so that what each can reach depends on those before. A negative mass, or a body that
+    has lost its mass, makes the physics of its world NaN.
+    """
+    spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+    fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
+    for index, (line, targets, least, most) in enumerate(reaches):
+        for field, rows, components in targets:
+            if field.path not in NOT_NEGATIVE:
+                continue
+            if field.path not in spans:
+                value = np.float32(field.nominal).reshape(1 if field.elements is None else len(field.elements), -1)
+                spans[field.path] = value.copy(), value.copy(), np.full(value.shape, -1)
+            low, high, by = spans[field.path]
+            rows = np.arange(len(low)) if rows is None else rows
+            at = np.ix_(rows, np.arange(low.shape[1]) if components is None else components)
+            a, b = low[at], high[at]
+            if line.operation == "scale":
+                corners = a * least, a * most, b * least, b * most
+            else:
+                corners = (a + least, b + most) if line.operation == "add" else (least, most)
+            corners = np.stack(np.broadcast_arrays(*corners, a)[:-1])
+            low[at], high[at], by[at] = corners.min(0), corners.max(0), index
+    for path, (low, _, by) in spans.items():
+        field = fields[path]
+        nominal = np.float32(field.nominal).reshape(low.shape)
+        wrong = (by >= 0) & ((low < 0) | ((low <= 0) & (nominal > 0) & (path in POSITIVE)))
         for row, column in np.argwhere(wrong)[:1]:
-            of = "" if rows is None else f" of {field.elements[rows[row]]}"
-            bound = "above" if field.path in POSITIVE else "not below"
-            given = [list(entry) if isinstance(entry, tuple) else entry for entry in line.parameters]
-            expected = f"numbers with which {field.path}{of} stays {bound} 0; it can become {new[row, column]:.4g}"
-            raise InvalidLine(line.name, f"distribution.{line.distribution}", given, expected)
+            of = "" if field.elements is None else f" of {field.elements[row]}"
+            bound = "above" if path in POSITIVE else "not below"
+            expected = f"numbers with which {path}{of} stays {bound} 0; it can become {low[row, column]:.4g}"
+            return reaches[by[row, column]].line, expected
+    return None
 
 
 def several(value: object) -> tuple:
+    """A parameter as one number per component."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
-    """A number, or the index of the material of this name."""
+    """A number, or the index of the material of this name.
+
+    Raises:
+        InvalidLine: no material has this name, or the line wants none.
+    """
     if not isinstance(value, str):
         return value
     names = [scene.material(i).name for i in range(scene.nmat)]

@@ -14,12 +14,13 @@ from mujoco import mjx
 from sheeplike.envs.mjx.randomization import constants
 from sheeplike.envs.mjx.randomization.checks import (
     DEVIATIONS,
-    check_integers,
+    Reach,
     check_operation,
-    check_signs,
-    lowest,
+    extent,
     number,
     several,
+    unfit_index,
+    unfit_sign,
 )
 from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, fixed_to_world, rows
 from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, InvalidLine, Line, Lines, parse
@@ -88,8 +89,13 @@ class Randomization:
         self._scene, self._cameras, self.is_nominal = scene, tuple(cameras), nominal
         self._fields: dict[str, Field] = {}
         self.remarks: list[str] = []
-        self._lines = tuple(self._bind(line, model) for line in parse(lines))
-        self._start_from_materials()
+        parsed = parse(lines)
+        for line in parsed:
+            for path in () if {PIXELS, DELAY} & set(line.fields) else line.fields:
+                self._fields[path] = find(line.name, path, scene, model)
+        self._start_from_materials(parsed)
+        self._lines = tuple(self._bind(line) for line in parsed)
+        self._check(self._reaches())
         self.names = tuple(bound.line.name for bound in self._lines)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
         delays = [] if nominal else [bound for bound in self._lines if DELAY in bound.line.fields]
@@ -151,7 +157,31 @@ class Randomization:
             else:
                 frames[name] = before.at[1, components].add(numbers[index])
 
-    def _bind(self, line: Line, model: mjx.Model) -> _Bound:
+    def check(self, name: str, values: np.ndarray) -> str | None:
+        """What was expected of a line in place of ``values``, float32 (M, R, C), or None: they are as good as drawn."""
+        (bound,) = (bound for bound in self._lines if bound.line.name == name)
+        if DELAY in bound.line.fields:
+            good = (values == np.round(values)) & (values >= 0) & (values <= self.max_delay)
+            return None if good.all() else f"whole control steps from 0 to {self.max_delay}"
+        if found := unfit_index(bound.targets, values, self._scene):
+            return found[1]
+        found = unfit_sign(self._reaches({name: (values.min(0), values.max(0))}))
+        return found[1] if found else None
+
+    def _reaches(self, forced: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None) -> list[Reach]:
+        forced = forced or {}
+        return [
+            Reach(line, targets, *forced.get(line.name, extent(line.distribution, low, high)))
+            for line, targets, _, low, high, _ in self._lines
+        ]
+
+    def _check(self, reaches: list[Reach]) -> None:
+        if found := unfit_sign(reaches):
+            line, expected = found
+            given = [list(entry) if isinstance(entry, tuple) else entry for entry in line.parameters]
+            raise InvalidLine(line.name, f"distribution.{line.distribution}", given, expected)
+
+    def _bind(self, line: Line) -> _Bound:
         if DELAY in line.fields:
             targets = ()
             if line.of != ("*",) or line.component is not None:
@@ -160,20 +190,19 @@ class Randomization:
             colours = Field(PIXELS, PIXELS, jnp.zeros((len(self._cameras), 3)), self._cameras)
             targets = (self._target(line, colours),)
         else:
-            targets = tuple(self._target(line, find(line.name, path, self._scene, model)) for path in line.fields)
-            self._fields |= {target.field.path: target.field for target in targets}
+            targets = tuple(self._target(line, self._fields[path]) for path in line.fields)
         for target in targets:
             check_operation(line, target)
             self._check_scene(line, target)
         return _bound(line, targets, self._scene)
 
-    def _start_from_materials(self) -> None:
+    def _start_from_materials(self, lines: Sequence[Line]) -> None:
         """Colours that a line changes begin as they look: MuJoCo marks a geom that has its material's by a grey."""
         field = self._fields.get("geom_rgba")
         if field is None:
             return
-        targets = [target for bound in self._lines for target in bound.targets if target.field.path == "geom_rgba"]
-        changed = np.isin(np.arange(self._scene.ngeom), np.concatenate([target.rows for target in targets]))
+        chosen = [rows(line.name, field, line.of) for line in lines if "geom_rgba" in line.fields]
+        changed = np.isin(np.arange(self._scene.ngeom), np.concatenate(chosen))
         material = self._scene.geom_matid
         marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1) & changed
         looks = np.where(marked[:, None], self._scene.mat_rgba[material] if self._scene.nmat else 0, field.nominal)
@@ -229,8 +258,8 @@ def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _B
         low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
     elif line.distribution == "bernoulli":
         high = np.ones_like(low)
-    check_integers(line, targets, low, scene)
-    check_signs(line, targets, lowest(line, low, high))
+    if found := unfit_index(targets, low if line.distribution == "choice" else np.float32([0, 1]), scene):
+        raise InvalidLine(line.name, f"distribution.{line.distribution}", *found)
     return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
 
 

@@ -36,16 +36,27 @@ DERIVED = {
 }
 """Constants that follow from others when a scene is compiled, and what to vary instead."""
 
+OFFERED = BATCHABLE - {"geom_dataid", "mat_texid", "actuator_history", "actuator_historyadr", "sensor_history"}
+OFFERED -= DERIVED.keys() | {"sensor_historyadr"}
+"""Fields that lines may change: no indices but those of materials and kinds of light, and no buffers."""
+
 LEFT_OUT: Mapping[str, Callable[[mujoco.MjModel], bool]] = {
     **dict.fromkeys(
         ("opt.wind", "opt.density", "opt.viscosity"),
         lambda scene: scene.opt.wind.any() or scene.opt.density > 0 or scene.opt.viscosity > 0,
     ),
-    "tendon_stiffness": lambda scene: scene.tendon_stiffness.any(),
-    "tendon_damping": lambda scene: scene.tendon_damping.any(),
-    "geom_adhesion": lambda scene: scene.geom_adhesion.any(),
+    **dict.fromkeys(("tendon_stiffness", "tendon_stiffnesspoly"), lambda scene: _stepped(scene, "tendon_stiffness")),
+    **dict.fromkeys(("tendon_damping", "tendon_dampingpoly"), lambda scene: _stepped(scene, "tendon_damping")),
+    **dict.fromkeys(("geom_adhesion", "pair_adhesion"), lambda scene: bool(scene.flg_adhesion)),
 }
 """Fields that Warp does not read unless the compiled scene has some of what they stand for."""
+
+
+def _stepped(scene: mujoco.MjModel, name: str) -> bool:
+    """The discrete integrator alone asks once whether a scene has any."""
+    discrete = scene.opt.integrator == mujoco.mjtIntegrator.mjINT_DISCRETE
+    return not discrete or getattr(scene, name).any() or getattr(scene, f"{name}poly").any()
+
 
 _INERTIAL = "body_subtreemass, body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
 KEPT = {
@@ -135,11 +146,11 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
     Raises:
         InvalidLine: there is no such field, or it cannot differ between worlds.
     """
-    if path not in BATCHABLE:
-        expected = f"a field that may differ between worlds: {', '.join(sorted(BATCHABLE - DERIVED.keys()))}"
-        raise InvalidLine(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*BATCHABLE, PIXELS, DELAY])
     if path in DERIVED:
         raise InvalidLine(line, "field", path, f"{DERIVED[path]}, from which it follows", [DERIVED[path]])
+    if path not in OFFERED:
+        expected = f"a field that may differ between worlds: {', '.join(sorted(OFFERED))}"
+        raise InvalidLine(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*OFFERED, PIXELS, DELAY])
     if path in LEFT_OUT and not LEFT_OUT[path](scene):
         expected = f"a field that physics looks at: where the scene has none of it, it leaves {path} out for all worlds"
         raise InvalidLine(line, "field", path, f"{expected}; give the scene a small value")

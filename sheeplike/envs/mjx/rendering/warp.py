@@ -74,6 +74,8 @@ class WarpRenderer:
     def vary(self, fields: Collection[str]) -> None:
         if "light_castshadow" in fields and not self._look["use_shadows"]:
             raise ValueError("variation of 'light_castshadow': no light casts a shadow; expected shadows=true")
+        if "mat_texrepeat" in fields and not self._look["use_textures"]:
+            raise ValueError("variation of 'mat_texrepeat': no material has its image; expected textures=true")
         # Rays that were computed once, from the model, would show every world with the nominal lens.
         self._precomputed_rays = not INTRINSICS & set(fields)
 
