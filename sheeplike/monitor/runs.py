@@ -44,10 +44,11 @@ INCIDENTAL = frozenset(
 )
 ACTION_REPEAT = "env.action_repeat"
 IMAGE_SIZE = "env.image_size"  # one value, also where each camera has its own
+RANDOMIZATION = "randomization"  # one value: its lines in their order, in which they act
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
 CONDITIONS = frozenset(
     {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample", "eval.nominal"}
-    | {"env.renderer", "env.shadows", "env.textures", "env.depth"}
+    | {"env.renderer", "env.shadows", "env.textures", "env.depth", RANDOMIZATION}
 )
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
@@ -168,9 +169,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
-    telling = {
-        key for key in _differing(configured) if key.startswith(("env.options.", "randomization.")) or key in CONDITIONS
-    }
+    telling = {key for key in _differing(configured) if key.startswith("env.options.") or key in CONDITIONS}
     groups: dict[str, list[Run]] = {}
     for name in sorted({run.name for run in runs}):
         family: dict[str, list[Run]] = {}
@@ -181,7 +180,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
         keys = _differing(firsts) | {key for key in telling if any(key in run.settings for run in firsts)}
         labels = [_label(run, _brief(keys)) for run in firsts]
         if len(set(labels)) < len(labels):
-            labels = [_label(run, {key: key for key in sorted(keys)}) for run in firsts]
+            labels = [_label(run, {key: key for key in sorted(keys)}, *_apart(firsts)) for run in firsts]
         groups |= dict(sorted(zip(labels, family.values(), strict=True)))
     for label, members in groups.items():
         members.sort(key=_by_seed)
@@ -330,7 +329,9 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Full dotted key to value."""
     found: dict[str, Any] = {}
     for key, value in section.items():
-        if isinstance(value, dict) and f"{prefix}{key}" != IMAGE_SIZE:
+        if f"{prefix}{key}" == RANDOMIZATION and isinstance(value, dict):
+            found[RANDOMIZATION] = [[name, line] for name, line in value.items()]
+        elif isinstance(value, dict) and f"{prefix}{key}" != IMAGE_SIZE:
             found |= _flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
@@ -360,8 +361,30 @@ def _brief(keys: set[str]) -> dict[str, str]:
     return shown
 
 
-def _label(run: Run, shown: Mapping[str, str]) -> str:
-    return ", ".join([run.name, *(f"{short}={_say(run.settings.get(key))}" for key, short in shown.items())])
+def _label(run: Run, shown: Mapping[str, str], *lines: str) -> str:
+    """A run's name and settings; of its randomization the first lines, or the numbers at the paths in ``lines``."""
+    settings = run.settings | {RANDOMIZATION: _summary(run.settings.get(RANDOMIZATION))}
+    texts = [f"{short}={_say(settings.get(key))}" for key, short in shown.items()]
+    varied = _varied(run)
+    return ", ".join([run.name, *texts, *(f"{path}={_say(varied[path])}" for path in lines if path in varied)])
+
+
+def _summary(lines: list[list[Any]] | None) -> str | None:
+    names = [name for name, _ in lines or ()]
+    return "+".join(names[:2]) + f"+{len(names) - 2} more" * (len(names) > 2) if names else None
+
+
+def _varied(run: Run) -> dict[str, Any]:
+    """The lines of a run by path, and their order."""
+    lines = run.settings.get(RANDOMIZATION) or []
+    return {"order of lines": [name for name, _ in lines], **_flat(dict(lines))}
+
+
+def _apart(runs: list[Run]) -> list[str]:
+    """Paths in which the lines of these runs differ."""
+    varied = [_varied(run) for run in runs]
+    paths = dict.fromkeys(path for one in varied for path in one)
+    return [path for path in paths if len({json.dumps(one.get(path), default=str) for one in varied}) > 1]
 
 
 def _say(value: Any) -> str:

@@ -36,7 +36,7 @@ def _begin(place: Path, env: str = "franka_pick", agent: str = "dreamer_v3", **c
         for part in sections:
             section = section[part]
         section[name] = value
-    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    (place / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     return place
 
 

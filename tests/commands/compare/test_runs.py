@@ -15,6 +15,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from sheeplike.commands.config import RESUMABLE
+from sheeplike.commands.sources import CONFIGS
 from sheeplike.monitor.runs import INCIDENTAL, read_run
 
 RETURN = "eval/return_mean"
@@ -101,6 +102,30 @@ def test_what_agents_see_is_told_where_it_differs(compared, trained):
     trained({0: [1]})
     logs = trained({0: [1]}, agent="ppo", agent__observations=["state"])
     assert set(compared(str(logs)).rows) == {"dreamer_v3, observations=[pixels/*]", "ppo, observations=[state]"}
+
+
+def test_recipes_of_randomization_are_told_in_a_few_words(compared, trained, record, begin):
+    lines = yaml.safe_load((CONFIGS / "randomization" / "franka_vision.yaml").read_text())
+    trained({0: [1]})
+    logs = trained({0: [1]}, agent="ppo", randomization=lines)
+    first, second, *others = lines
+    told = f"ppo, randomization={first}+{second}+{len(others)} more"
+    assert set(compared(str(logs)).rows) == {"dreamer_v3, randomization=none", told}
+    # Where that is not enough to tell them apart: the numbers.
+    wider = {**lines, second: {**lines[second], "distribution": {"uniform": [0.0, 1.0]}}}
+    record(begin(logs / "wider/seed_0", agent="ppo", seed=0, randomization=wider), [1])
+    _, *rows = sorted(compared(str(logs)).rows)
+    assert rows == [
+        f"{told}, {second}.distribution.uniform=[0.0,1.0]",
+        f"{told}, {second}.distribution.uniform={str(lines[second]['distribution']['uniform']).replace(' ', '')}",
+    ]
+
+
+def test_lines_of_randomization_in_another_order_are_another_experiment(compared, trained, record, begin):
+    lines = yaml.safe_load((CONFIGS / "randomization" / "franka_physics.yaml").read_text())
+    logs = trained({0: [1]}, randomization=lines)
+    record(begin(logs / "reversed/seed_1", seed=1, randomization=dict(reversed(lines.items()))), [1])
+    assert len(compared(str(logs)).rows) == 2
 
 
 def test_another_tools_name_of_the_metric(compared, refused, trained):
