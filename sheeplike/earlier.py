@@ -12,6 +12,7 @@ DEFAULTS = {
     "randomization": {},
     "faults": {"max_skipped": 10, "max_rollbacks": 1},
     "fabric.deterministic": False,
+    "fabric.threads": None,
     "eval.nominal": False,
     "env.action_repeat": 1,
     "env.id": None,
@@ -20,7 +21,9 @@ DEFAULTS = {
     "env.shadows": False,
     "env.textures": None,
 }
-OF_AGENTS: dict[str, dict[str, Any]] = {"dreamer_v3": {"targets": []}}  # by the name of the agent
+OF_AGENTS: dict[str, dict[str, Any]] = {
+    "dreamer_v3": {"targets": [], "policy_unimix": 0.01}
+}  # by the name of the agent
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:

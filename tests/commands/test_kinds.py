@@ -160,6 +160,7 @@ def test_help(sheeplike):
         ("Wolf = 3", "expected a subclass of sheeplike.commands.kinds.AgentKind"),
         ("class Wolf: ...", "expected a subclass of sheeplike.commands.kinds.AgentKind"),
         (f"{HEAD}class Wolf(AgentKind): ...", "expected a dataclass of keys as its section"),
+        (f"{HEAD}class Wolf(AgentKind):\n    dry_run = 'a=1'", "its dry_run='a=1': expected overrides, such as"),
         (f"{HEAD}class Wolf(AgentKind):\n def __init__(self): raise OSError('no\\nroom')", "no room"),
         (
             KIND.replace('("wolf",)', '("dog",)'),

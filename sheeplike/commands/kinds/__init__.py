@@ -92,6 +92,8 @@ def _checked(name: str, found: object) -> AgentKind:
     if not (isinstance(found, type) and issubclass(found, AgentKind)):
         raise TypeError(f"expected a subclass of {AgentKind.__module__.rpartition('.')[0]}.AgentKind")
     kind = found()
+    if not isinstance(kind.dry_run, tuple | list) or not all(isinstance(line, str) for line in kind.dry_run):
+        raise TypeError(f'its dry_run={kind.dry_run!r}: expected overrides, such as ("agent.batch_size=4",)')
     section = getattr(kind, "section", None)
     if not isinstance(section, type) or not is_dataclass(section):
         raise TypeError("expected a dataclass of keys as its section")

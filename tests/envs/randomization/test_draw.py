@@ -243,67 +243,6 @@ def test_names_leave_out_what_is_marked():
     assert {i for i in range(SCENE.ngeom) if kept[i]} == {geom("box"), geom("left_pad"), geom("right_pad")}
 
 
-def test_constants_that_stay_are_remarked():
-    (remark,) = bind(spec("body_ipos", "add", {"uniform": [-0.01, 0.01]}, of="box")).remarks
-    assert "randomization.it: body_ipos changes, but body_invweight0" in remark
-    assert "nominal" in remark
-    assert bind(spec("body_mass", "scale", UNIFORM)).remarks == []
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            spec("geom_colour", "set", UNIFORM),
-            r"field=geom_colour: expected a field that may differ.*geom_friction.*nearest: geom_",
-        ),
-        (spec("opt.gravty", "set", UNIFORM), r"field=opt.gravty.*nearest: opt.gravity"),
-        (spec("opt.wind", "add", UNIFORM), r"field=opt.wind: expected a field that physics looks at"),
-        (spec("pair_adhesion", "set", UNIFORM), r"field=pair_adhesion: expected a field that physics looks at"),
-        (spec("geom_dataid", "set", {"choice": [0]}), r"field=geom_dataid: expected a field that may differ"),
-        (spec("opt.iterations", "set", UNIFORM), r"field=opt.iterations: expected a field"),
-        (spec("body_subtreemass", "set", UNIFORM), r"expected body_mass, from which it follows; nearest: body_mass"),
-        (
-            spec("geom_rgba", "set", UNIFORM, of="bx"),
-            r"of=bx: expected names or patterns of floor, strip.*nearest: box",
-        ),
-        (spec("geom_rgba", "set", UNIFORM, of=["box", "!box"]), r"not left out again"),
-        (spec("geom_rgba", "set", UNIFORM, component=4), r"component=\[4\]: expected indices below 4"),
-        (
-            spec("opt.gravity", "set", UNIFORM, of="box"),
-            r"of=\['box'\]: expected nothing, since opt.gravity is the whole",
-        ),
-        (spec("mat_rgba", "set", UNIFORM, of="wood"), r"of=wood: expected names or patterns of none"),
-        (spec("geom_rgba", "set", {"uniform": [[0, 0], [1, 1]]}), r"one number, or one for each of 4"),
-        (spec("geom_matid", "set", UNIFORM), r"operation=set: expected set by choice or bernoulli"),
-        (spec("geom_matid", "set", {"choice": ["wood"]}), r"a material: this scene has none"),
-        (spec("geom_rgba", "rotate", UNIFORM), r"field=geom_rgba: expected a quaternion or a direction"),
-        (spec("cam_quat", "rotate", UNIFORM, component=0), r"component=\[0\]: expected none to rotate"),
-        (spec("cam_pos", "aim", UNIFORM), r"field=cam_pos: expected light_dir"),
-        (spec("geom_pos", "add", UNIFORM, of="strip"), r"of=strip: expected what can move"),
-        (spec("body_pos", "add", UNIFORM, of="link0"), r"of=link0: expected what can move"),
-        (
-            spec("pixels", "scale", UNIFORM, of="fornt"),
-            r"of=fornt: expected names or patterns of front, wrist; nearest: front",
-        ),
-        (spec("action.delay", "set", {"choice": [1]}, of="x"), r"the whole world's"),
-        (spec(["geom_rgba", "body_mass"], "scale", UNIFORM), r"fields of as many elements each"),
-        (spec("cam_mat0", "set", UNIFORM), r"expected cam_quat"),
-        (
-            spec("body_mass", "scale", {"normal": [1.0, 0.4]}, of="box"),
-            r"normal=\[1.0, 0.4\]: expected numbers with which body_mass of box stays above 0; it can become -0.",
-        ),
-        (spec("body_mass", "scale", {"choice": [0, 1]}, of="box"), r"body_mass of box stays above 0; it can become 0"),
-        (spec("geom_friction", "add", {"uniform": [-2, 0]}, of="box"), r"geom_friction of box stays not below 0"),
-        (spec("dof_damping", "set", {"uniform": [-1, 1]}, of="joint1"), r"of joint1 stays not below 0; .* -1"),
-        (spec("geom_size", "set", {"choice": [[0.1, 0, 0.1]]}, of="box"), r"geom_size of box stays above 0"),
-    ],
-)
-def test_lines_that_do_not_fit_the_scene(line, message):
-    with pytest.raises(InvalidLine, match=message):
-        bind(line)
-
-
 def test_materials_go_by_name():
     xml = """<mujoco><asset><material name="wood"/><material name="steel"/></asset>
       <worldbody><body><geom name="g" size=".1" material="wood"/></body></worldbody></mujoco>"""
@@ -324,68 +263,6 @@ def test_nominal_colours_are_told_as_they_look():
     line = {"colour": spec("geom_rgba", "set", {"uniform": [0, 1]})}
     nominal = Randomization(line, scene, mjx.put_model(scene, impl="warp"), nominal=True)
     assert nominal.sample(jax.random.key(0)).drawn["colour"].tolist() == [[1, 0, 0, 1]]
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (
-            {
-                "a": ("geom_friction", "add", {"uniform": [-0.6, 0]}),
-                "b": ("geom_friction", "add", {"uniform": [-0.6, 0]}),
-            },
-            r"randomization.b.*geom_friction of box stays not below 0; it can become -0.2",
-        ),
-        (
-            {
-                "a": ("geom_friction", "set", {"choice": [0.1, 2]}),
-                "b": ("geom_friction", "add", {"uniform": [-0.5, 0]}),
-            },
-            r"randomization.b.*it can become -0.4",
-        ),
-        ({"a": ("geom_friction", "set", {"choice": [3]}), "b": ("geom_friction", "add", {"uniform": [-2, 0]})}, None),
-        (
-            {"a": ("geom_friction", "add", {"choice": [-2]}), "b": ("geom_friction", "scale", {"uniform": [-1, -0.5]})},
-            None,
-        ),
-    ],
-)
-def test_what_lines_can_reach_together(lines, message):
-    lines = {name: spec(*line, of="box", component=0) for name, line in lines.items()}
-    assert SCENE.geom_friction[geom("box"), 0] == 1
-    if message is None:
-        bind(**lines)
-        return
-    with pytest.raises(InvalidLine, match=message):
-        bind(**lines)
-
-
-@pytest.mark.parametrize(
-    ("integrator", "stiffness", "seen"), [("discrete", 0, False), ("discrete", 1, True), ("implicitfast", 0, True)]
-)
-def test_tendons_that_an_integrator_leaves_out(integrator, stiffness, seen):
-    xml = f"""<mujoco><option integrator="{integrator}"/><worldbody><body><joint name="j" type="slide"/>
-      <geom size=".1"/></body></worldbody>
-      <tendon><fixed name="t" stiffness="{stiffness}"><joint joint="j" coef="1"/></fixed></tendon></mujoco>"""
-    scene = mujoco.MjModel.from_xml_string(xml)
-    model, line = mjx.put_model(scene, impl="warp"), {"t": spec("tendon_stiffness", "set", {"choice": [5.0]})}
-    if seen:
-        assert Randomization(line, scene, model).sample(jax.random.key(0)).model["tendon_stiffness"].tolist() == [5]
-        return
-    with pytest.raises(InvalidLine, match=r"field=tendon_stiffness: expected a field that physics looks at"):
-        Randomization(line, scene, model)
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "least"), [("true", [0], 1), ("true", [1, 3], 1), ("false", [3], 0), ("false", [0.5], 0)]
-)
-def test_lights_are_of_kinds_that_the_renderer_has(kind, values, least):
-    xml = f'<mujoco><worldbody><light directional="{kind}"/><geom size="1"/></worldbody></mujoco>'
-    scene = mujoco.MjModel.from_xml_string(xml)
-    model = mjx.put_model(scene, impl="warp")
-    with pytest.raises(InvalidLine, match=f"expected whole numbers from {least} to 2 for light_type"):
-        Randomization({"l": spec("light_type", "set", {"choice": values})}, scene, model)
-    Randomization({"l": spec("light_type", "set", {"choice": [least, 1, 2]})}, scene, model)
 
 
 def test_colours_begin_as_those_of_the_material():

@@ -198,15 +198,15 @@ class Randomization:
 
     def _start_from_materials(self, lines: Sequence[Line]) -> None:
         """Colours that a line changes begin as they look: MuJoCo marks a geom that has its material's by a grey."""
-        field = self._fields.get("geom_rgba")
-        if field is None:
-            return
-        chosen = [rows(line.name, field, line.of) for line in lines if "geom_rgba" in line.fields]
-        changed = np.isin(np.arange(self._scene.ngeom), np.concatenate(chosen))
         material = self._scene.geom_matid
-        marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1) & changed
-        looks = np.where(marked[:, None], self._scene.mat_rgba[material] if self._scene.nmat else 0, field.nominal)
-        self._fields["geom_rgba"] = replace(field, nominal=jnp.asarray(looks, jnp.float32))
+        marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1)
+        if field := self._fields.get("geom_rgba"):
+            chosen = [rows(line.name, field, line.of) for line in lines if "geom_rgba" in line.fields]
+            changed = marked & np.isin(np.arange(self._scene.ngeom), np.concatenate(chosen))
+            looks = np.where(changed[:, None], self._scene.mat_rgba[material] if self._scene.nmat else 0, field.nominal)
+            self._fields["geom_rgba"] = replace(field, nominal=jnp.asarray(looks, jnp.float32))
+            marked &= ~changed
+        self._shown = set(material[marked].tolist())
 
     def _target(self, line: Line, field: Field) -> Target:
         if field.elements is None and line.of != ("*",):
@@ -231,6 +231,10 @@ class Randomization:
                     raise InvalidLine(
                         line.name, "of", names[row], f"one that is fixed to its body: {path} of this follows"
                     )
+        if path == "mat_rgba" and self._shown.isdisjoint(target.rows.tolist()):
+            raise InvalidLine(
+                line.name, "of", list(line.of), "a material whose colour is seen: its geoms have colours of their own"
+            )
         if path in KEPT and not self.is_nominal:
             self.remarks.append(
                 f"randomization.{line.name}: {path} changes, but {KEPT[path]} keep their nominal values"
