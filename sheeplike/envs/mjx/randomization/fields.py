@@ -45,17 +45,9 @@ LEFT_OUT: Mapping[str, Callable[[mujoco.MjModel], bool]] = {
         ("opt.wind", "opt.density", "opt.viscosity"),
         lambda scene: scene.opt.wind.any() or scene.opt.density > 0 or scene.opt.viscosity > 0,
     ),
-    **dict.fromkeys(("tendon_stiffness", "tendon_stiffnesspoly"), lambda scene: _stepped(scene, "tendon_stiffness")),
-    **dict.fromkeys(("tendon_damping", "tendon_dampingpoly"), lambda scene: _stepped(scene, "tendon_damping")),
     **dict.fromkeys(("geom_adhesion", "pair_adhesion"), lambda scene: bool(scene.flg_adhesion)),
 }
 """Fields that Warp does not read unless the compiled scene has some of what they stand for."""
-
-
-def _stepped(scene: mujoco.MjModel, name: str) -> bool:
-    """The discrete integrator alone asks once whether a scene has any."""
-    discrete = scene.opt.integrator == mujoco.mjtIntegrator.mjINT_DISCRETE
-    return not discrete or getattr(scene, name).any() or getattr(scene, f"{name}poly").any()
 
 
 _INERTIAL = "body_subtreemass, body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
