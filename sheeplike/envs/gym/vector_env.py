@@ -273,7 +273,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         try:
             return AsyncVectorEnv(makers, context=context, **common)
         except (EOFError, OSError) as error:
-            raise Unusable(f"{self.name}: a process of its own could not be started: {first_line(error)}") from error
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
     def _begin(self) -> None:
         """New episodes in all worlds, from seeds or in their own streams."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -253,12 +255,41 @@ def test_in_processes_of_their_own_too(tmp_path: Path, capfd: pytest.CaptureFixt
     env.close()
 
 
-@pytest.mark.parametrize(("error", "kind"), [(ValueError("bad"), ValueError), (Broken("odd"), (Broken, RuntimeError))])
-def test_given_up_in_processes_of_their_own(error: Exception, kind: Any) -> None:
-    env = worlds(lambda call, count, env: error if count == 1 else None, vectorization="async", max_restarts=0)
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("bad"), "^bad$"),
+        (Broken("odd"), "^Broken: odd$"),
+        # What a connection raises when a process has died, which this one has not.
+        (FileNotFoundError(2, "gone"), r"^FileNotFoundError: \[Errno 2\] gone$"),
+        (EOFError("no more"), "^EOFError: no more$"),
+    ],
+)
+def test_given_up_in_processes_of_their_own(error: Exception, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    env = worlds(lambda call, count, env: error if count == 1 else None, vectorization="async", max_restarts=1)
     env.reset()
-    with pytest.raises(kind, match=str(error)):
-        env.step(torch.zeros(1, dtype=torch.int64))
+    action = torch.zeros(1, dtype=torch.int64)
+    assert env.step(action)[4]["restarted"].all()
+    env.step(action)
+    with pytest.raises(ValueError if type(error) is ValueError else RuntimeError, match=told):
+        env.step(action)
+    assert env.counters == {"env/restarts": 1.0}
+    assert "all worlds" not in capfd.readouterr().err
+    env.close()
+
+
+def test_what_fails_to_be_made_in_a_process_of_its_own_says_why() -> None:
+    class Exclusive(Failing):
+        def __init__(self) -> None:
+            super().__init__(lambda *_: None)
+            if multiprocessing.current_process().name.endswith("-1"):
+                raise FileNotFoundError(2, "gone")
+
+    env = GymVectorEnv(
+        lambda render_mode: Exclusive(), name="e", num_envs=2, frames="none", episode_length=9, vectorization="async"
+    )
+    with pytest.raises(RuntimeError, match=re.escape("FileNotFoundError: [Errno 2] gone")):
+        env.reset()
     env.close()
 
 
