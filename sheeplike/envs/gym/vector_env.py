@@ -54,8 +54,9 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
       ``reward_terms``}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: a vector or the reward was not finite. Vectors and reward are zeros, the world is
       truncated, and the next step resets it;
-    - ``restarted`` (N,) bool: the environment failed and is replaced by a new one, which is told on stderr. Where that
-      was in a step, the world is truncated, shows its last good observation and has reward 0.
+    - ``restarted`` (N,) bool: the environment is replaced by a new one, which is told on stderr: it failed or, in
+      ``async``, somebody's process died. Where that was in a step, the world is truncated, shows its last good
+      observation and has reward 0; what was played of the episode is not to be counted as one.
 
     World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. A state that is
     loaded begins new episodes in all worlds, from seeds that no episode before had: other people's environments cannot
@@ -148,7 +149,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._anew = False  # the next step begins an episode in all worlds, whatever they did
         self._begun = 0  # how often all worlds had to begin anew, with other seeds than before
         self._restarts = 0
-        self._deaths = 0  # of processes, since an episode last ended by itself
+        self._deaths = np.zeros(num_envs, int)  # of a world's process, since an episode there last ended by itself
 
     @property
     def counters(self) -> dict[str, float]:
@@ -305,8 +306,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         for world in np.flatnonzero(host["restarted"]):
             tell(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
-        if ((host["terminated"] | host["truncated"]) & ~host["nonfinite"] & ~host["restarted"]).any():
-            self._deaths = 0
+        self._deaths[(host["terminated"] | host["truncated"]) & ~host["nonfinite"] & ~host["restarted"]] = 0
 
     def _deliver(
         self, *, keep: bool = False
@@ -332,10 +332,11 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         dead = self._dead()
         if not dead:
             raise error
-        self._deaths += 1
+        self._deaths[min(dead)] += 1  # those that died together count as one
         told = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
-        if self._deaths > self._settings.max_restarts:
-            raise RuntimeError(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {told}")
+        deaths = int(self._deaths.sum())
+        if deaths > self._settings.max_restarts:
+            raise RuntimeError(f"{self.name}: processes died {deaths} times in a row (max_restarts); {told}")
         tell(f"all worlds of {self.name} were restarted, since a process has died: {told}")
         self._end_processes()
         self._worlds = self._make_worlds()
@@ -343,9 +344,9 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._begun += 1
         self._anew = True
         host = self._host
-        for name, value in {"reward": 0, "terminated": False, "truncated": True, "nonfinite": False}.items():
+        marks = {"terminated": False, "truncated": True, "nonfinite": False, "restarted": True}
+        for name, value in {"reward": 0, **marks}.items():
             host[name][:] = value
-        host["restarted"][:] = [world in dead for world in range(self.num_envs)]
 
     def _dead(self) -> dict[int, int]:
         """Worlds whose process has ended by itself, and its exit status."""

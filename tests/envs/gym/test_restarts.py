@@ -22,6 +22,7 @@ import sheeplike.envs
 from sheeplike.envs import Unusable
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.envs.gym.world import derive_seed
+from sheeplike.loop import evaluate
 
 # Other processes cannot import a module of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -302,7 +303,7 @@ def test_a_process_that_dies_cuts_all_worlds_and_all_begin_anew(capfd: pytest.Ca
     obs, reward, terminated, truncated, info = env.step(action)
     assert torch.equal(obs["state"], before[0]["state"])
     assert (reward.tolist(), terminated.tolist(), truncated.tolist()) == ([0] * 3, [False] * 3, [True] * 3)
-    assert info["restarted"].tolist() == [False, True, False]
+    assert info["restarted"].tolist() == [True] * 3
     assert info["episode"]["return"].tolist() == [3, 3, 3]
     first = env.step(action)
     assert first[0]["state"][:, 0].tolist() == [0, 0, 0]
@@ -322,12 +323,71 @@ def test_processes_that_go_on_dying_end_the_run() -> None:
     action = torch.zeros(1, dtype=torch.int64)
     for _ in range(2):
         os.kill(env._worlds.processes[0].pid, signal.SIGKILL)
-        if env._deaths:
+        if env._deaths.any():
             with pytest.raises(RuntimeError, match=r"Failing: processes died 2 times in a row \(max_restarts\)"):
                 env.step(action)
         else:
             env.step(action)
             env.step(action)
+    env.close()
+
+
+def test_a_process_that_goes_on_dying_ends_the_run_however_well_the_others_do() -> None:
+    def trouble(call: str, count: int, env: Failing) -> None:
+        env.length = 2 if multiprocessing.current_process().name.endswith("-0") else 9
+        if count == 3 and multiprocessing.current_process().name.endswith("-1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    env = worlds(trouble, num_envs=2, vectorization="async", max_restarts=2)
+    env.reset()
+    with pytest.raises(RuntimeError, match=r"processes died 3 times in a row .*that of world 1 ended with status -9"):
+        for _ in range(12):
+            env.step(torch.zeros(2, dtype=torch.int64))
+    env.close()
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+class Idle:
+    """An agent and a player whose actions are zeros; each time it acts, ``before`` is called with how often it has."""
+
+    def __init__(self, before: Callable[[int], None] = lambda acted: None) -> None:
+        self.before, self.acted = before, 0
+
+    def player(self, num_envs: int) -> Idle:
+        return self
+
+    def act(self, obs: Any, is_first: torch.Tensor, *, sample: bool = True) -> torch.Tensor:
+        self.before(self.acted)
+        self.acted += 1
+        return torch.zeros(len(is_first), dtype=torch.int64)
+
+
+def test_an_evaluation_counts_whole_episodes_only() -> None:
+    env = worlds(once("step", 3, Broken()), num_envs=3)
+    result = evaluate(Idle(), env, episodes=3, seed=0)
+    assert env.counters == {"env/restarts": 1.0}
+    assert (result.lengths.tolist(), result.returns.tolist()) == ([4] * 3, [4] * 3)
+    env.close()
+
+
+def test_nor_does_it_count_what_the_death_of_a_process_cut() -> None:
+    """World 0 has long finished its first episode then, which stays the one that counts."""
+
+    def trouble(call: str, count: int, env: Failing) -> None:
+        env.length = 3 if multiprocessing.current_process().name.endswith("-0") else 9
+
+    def kill(acted: int) -> None:
+        if acted == 5:
+            os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+
+    env = worlds(trouble, num_envs=3, vectorization="async")
+    agent = Idle(kill)
+    result = evaluate(agent, env, episodes=3, seed=0)
+    assert env.counters == {"env/restarts": 1.0}
+    assert (result.lengths.tolist(), result.returns.tolist()) == ([3, 9, 9], [3, 9, 9])
+    assert agent.acted == 5 + 1 + 1 + 9  # the cut, the reset and a whole episode
     env.close()
 
 
