@@ -215,10 +215,13 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             self._buffer, reward, terminated, truncated, info = self._worlds.step(chosen)
         except (EOFError, OSError) as error:
             self._cut(error)
-            # Those that had ended were about to begin: what is cut off there is no episode.
+            # Those that had ended were about to begin, and show how: whoever learns from it takes this step for the
+            # first of an episode. The next one begins that episode again, from the same seeds.
+            if before.any():
+                self._reset()
             for name in ("success", "return", "length"):
                 host[name][before] = 0
-            return self._deliver(keep=True)
+            return self._deliver(keep=~before)
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         self._count(info, began=before)
         return self._deliver()
@@ -277,17 +280,21 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             why = f"{type(error).__name__}: {first_line(error)}"
             raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
-    def _begin(self) -> None:
-        """New episodes in all worlds, from seeds or in their own streams."""
+    def _reset(self) -> dict[str, Any]:
+        """New episodes in all worlds, from seeds or in their own streams; returns what the worlds tell."""
         while True:
             seeds: list[int | None] = [None] * self.num_envs
             if self._anew:
                 seeds = [derive_seed(self._seed, world, self._begun) for world in range(self.num_envs)]
             try:
                 self._buffer, info = self._worlds.reset(seed=seeds)
-                break
+                return info
             except (EOFError, OSError) as error:
                 self._cut(error)
+
+    def _begin(self) -> None:
+        """New episodes in all worlds, with totals from zero."""
+        info = self._reset()
         self._running, self._anew = True, False
         for name in ("reward", "terminated", "truncated"):
             self._host[name][:] = 0
@@ -309,12 +316,15 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._deaths[(host["terminated"] | host["truncated"]) & ~host["nonfinite"] & ~host["restarted"]] = 0
 
     def _deliver(
-        self, *, keep: bool = False
+        self, *, keep: np.ndarray | None = None
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What a call returns; ``keep``: with the observations of the last one."""
+        """What a call returns; ``keep`` (N,) bool: of these worlds with the observations of the last one."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
-        if not keep:
-            self._observations = {key: sent[key] for key in self.single_observation_space}
+        seen = {key: sent[key] for key in self.single_observation_space}
+        if keep is not None:
+            worlds = torch.from_numpy(keep).to(self.device)
+            seen = {key: torch.where(_along(worlds, new), self._observations[key], new) for key, new in seen.items()}
+        self._observations = seen
         told = {key: sent[f":{key}"] for key in SCALARS}
         totals = {key: told[key] for key in ("return", "length", "success")} | {"reward_terms": {}}
         info = {"success": told["success"], "reward_terms": {}, "episode": totals}
@@ -332,13 +342,13 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         dead = self._dead()
         if not dead:
             raise error
+        self._end_processes()
         self._deaths[min(dead)] += 1  # those that died together count as one
         told = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
         deaths = int(self._deaths.sum())
         if deaths > self._settings.max_restarts:
             raise RuntimeError(f"{self.name}: processes died {deaths} times in a row (max_restarts); {told}")
         tell(f"all worlds of {self.name} were restarted, since a process has died: {told}")
-        self._end_processes()
         self._worlds = self._make_worlds()
         self._restarts += len(dead)
         self._begun += 1
@@ -365,3 +375,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
                 process.kill()
             process.join()
         self._worlds.closed = True  # or it would wait for answers when it is collected
+
+
+def _along(worlds: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``worlds`` (N,) in a shape that goes with ``values`` (N, ...)."""
+    return worlds.view(-1, *[1] * (values.ndim - 1))

@@ -317,6 +317,30 @@ def test_a_process_that_dies_cuts_all_worlds_and_all_begin_anew(capfd: pytest.Ca
     env.close()
 
 
+def test_a_world_that_was_about_to_begin_when_a_process_dies_shows_how() -> None:
+    def trouble(call: str, count: int, env: Failing) -> None:
+        env.length = 3 if multiprocessing.current_process().name.endswith("-0") else 9
+
+    env = worlds(trouble, num_envs=2, vectorization="async", frames="render", image_size=48)
+    env.reset(seed=4)
+    action = torch.zeros(2, dtype=torch.int64)
+    before = [env.step(action) for _ in range(3)][-1]
+    assert before[2].tolist() == [True, False]
+    os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+    obs, _, terminated, truncated, info = env.step(action)
+    assert obs["state"][:, 0].tolist() == [0, 3]
+    assert torch.equal(obs["state"][1], before[0]["state"][1])
+    assert obs["pixels/render"].amax((1, 2, 3)).tolist() == [0, 3]
+    assert (terminated.tolist(), truncated.tolist()) == ([False] * 2, [True] * 2)
+    assert info["episode"]["length"].tolist() == [0, 3]
+    assert info["restarted"].all()
+    first = env.step(action)
+    assert torch.equal(first[0]["state"][0], obs["state"][0])
+    assert first[0]["state"][:, 0].tolist() == [0, 0]
+    assert not (first[3] | first[4]["restarted"]).any()
+    env.close()
+
+
 def test_processes_that_go_on_dying_end_the_run() -> None:
     env = worlds(lambda *_: None, vectorization="async", length=99, max_restarts=1)
     env.reset()
@@ -340,9 +364,10 @@ def test_a_process_that_goes_on_dying_ends_the_run_however_well_the_others_do() 
 
     env = worlds(trouble, num_envs=2, vectorization="async", max_restarts=2)
     env.reset()
+    for _ in range(10):
+        env.step(torch.zeros(2, dtype=torch.int64))
     with pytest.raises(RuntimeError, match=r"processes died 3 times in a row .*that of world 1 ended with status -9"):
-        for _ in range(12):
-            env.step(torch.zeros(2, dtype=torch.int64))
+        env.step(torch.zeros(2, dtype=torch.int64))
     env.close()
 
 
