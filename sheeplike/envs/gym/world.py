@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sheeplike.envs.errors import Unusable
+from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.gym.actions import translate
 from sheeplike.envs.gym.observations import Observer
 
@@ -174,8 +174,8 @@ class World(gymnasium.Env):
     def _restart(self, error: Exception) -> None:
         """Let go of an environment that failed, so that a reset makes another one; or give up."""
         self._in_a_row += 1
-        # What is not installed will not be the next time either.
-        if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable):
+        # What is not installed, or does not fit, will not the next time either.
+        if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error
         if self._in_a_row > self.settings.max_restarts:
             error.add_note(f"the environment failed {self._in_a_row} times in a row (max_restarts)")

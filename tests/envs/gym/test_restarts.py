@@ -205,6 +205,17 @@ def test_what_is_not_installed_is_no_accident() -> None:
     assert Failing.made == before + 2  # one to look at, one to use
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_picture_that_does_not_fit_is_no_accident(vectorization: str) -> None:
+    before = Failing.made
+    env = worlds(lambda *_: None, frames="render", image_size=8, resize="pad", vectorization=vectorization)
+    told = "resize='pad': expected area, or larger images, as a frame of 16x16 does not fit into image_size=(8, 8)"
+    with pytest.raises(Unusable, match=re.escape(f"{told}; nearest: area")):
+        env.reset()
+    assert Failing.made == before + 2
+    env.close()
+
+
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_what_is_not_finite_is_cut(what: str) -> None:
     class Diverging(Failing):
