@@ -130,6 +130,7 @@ def evaluate(
     """Run ``episodes`` whole episodes in worlds and with a player of their own.
 
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
+    Where ``info["restarted"]`` says that an environment was replaced, its episode was cut, and its next one counts.
     """
     rounds: list[dict[str, Any]] = []
     film: dict[str, list[Tensor]] = {}
@@ -137,7 +138,7 @@ def evaluate(
         player = agent.player(envs.num_envs)
         obs, info = envs.reset(seed=seed + start)
         step = first_step(obs, envs.num_envs)
-        over = torch.zeros_like(step.is_last)
+        over = no = torch.zeros_like(step.is_last)
         final = info["episode"]
         while True:
             if start == 0 and filmed:
@@ -149,8 +150,9 @@ def evaluate(
             obs, _, terminated, truncated, info = envs.step(action)
             step.is_first = step.is_last
             step.is_last = terminated | truncated
-            final = _select(step.is_last & ~over, info["episode"], final)
-            over |= step.is_last
+            whole = step.is_last & ~info.get("restarted", no)
+            final = _select(whole & ~over, info["episode"], final)
+            over = over | whole
         rounds.append(final)
     merged = _concatenate(rounds, episodes)
     frames = {camera: torch.stack(images) for camera, images in film.items()}

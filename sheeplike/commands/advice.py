@@ -23,7 +23,7 @@ from sheeplike.commands.schema import Config
 from sheeplike.commands.validation import validate
 
 _OUT_OF_MEMORY = re.compile(
-    r"RESOURCE_EXHAUSTED|out of memory|can't allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
+    r"RESOURCE_EXHAUSTED|out of memory|can(?:'t|not) allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
     r"|cudaErrorMemoryAllocation",
     re.IGNORECASE,
 )

@@ -76,10 +76,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> B
                 writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     say(f"sheeplike: {difference}", file=sys.stderr)
-            # Other people's environments may raise anything when they are made.
-            foreign = () if envs.simulated(config.env.name) else (Exception,)
-            with phase("building worlds"), _warnings_said(), as_command_errors(*foreign):
-                worlds = make_envs(config, config.env.num_envs, fabric.device)
+            worlds = build_worlds(config, config.env.num_envs, fabric.device)
             if resume and not getattr(worlds, "exact_resume", True):
                 say(f"sheeplike: {INEXACT}", file=sys.stderr)
     stack.callback(worlds.close)
@@ -188,6 +185,17 @@ def _make_deterministic(gpu: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
         warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
+
+
+def build_worlds(config: Config, num_envs: int, device: torch.device, *, nominal: bool = False) -> VectorEnv:
+    """:func:`make_envs` as a command begins: it is said, warnings are a line each, and so is what others raise.
+
+    Raises:
+        CommandError: of an environment that we do not simulate, which may raise anything when it is made.
+    """
+    foreign = () if envs.simulated(config.env.name) else (Exception,)
+    with phase("building worlds"), _warnings_said(), as_command_errors(*foreign):
+        return make_envs(config, num_envs, device, nominal=nominal)
 
 
 def make_envs(config: Config, num_envs: int, device: torch.device, *, nominal: bool = False) -> VectorEnv:

@@ -118,9 +118,9 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
     """
     import torch
 
-    from sheeplike import checkpoint
+    from sheeplike import checkpoint, envs
     from sheeplike.commands.agents import make_agent_as_trained
-    from sheeplike.commands.building import launch, make_envs
+    from sheeplike.commands.building import build_worlds, launch
     from sheeplike.commands.evaluation import films, play, summarize
     from sheeplike.commands.run_directory import CHECKPOINTS
     from sheeplike.monitor.progress import banner, phase
@@ -135,8 +135,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
         root = run_dir / CHECKPOINTS
         meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
         fabric = launch(config)
-        with phase("building worlds"):
-            worlds = make_envs(config, asked.num_envs, fabric.device, nominal=asked.nominal)
+        worlds = build_worlds(config, asked.num_envs, fabric.device, nominal=asked.nominal)
         agent = make_agent_as_trained(config, worlds, fabric)
     try:
         # Older checkpoints hold there what the agent had seen as well, and may lack a counter.
@@ -144,7 +143,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: Settin
         agent.load_state_dict({name: value for name, value in parts["agent"].items() if name in known})
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise CommandError(f"run={run_dir}: the checkpoint is not of the agent in its config.yaml: {error}") from error
-    with phase("playing"):
+    with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
         result = play(agent, worlds, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, videos, fps = summarize(result), films(result), worlds.metadata["render_fps"]
     worlds.close()

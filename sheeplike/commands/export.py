@@ -106,15 +106,13 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
     import torch
 
     from sheeplike import checkpoint
-    from sheeplike.commands.building import make_envs
-    from sheeplike.monitor.progress import phase
+    from sheeplike.commands.building import build_worlds
 
     with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
         meta, weights = _read_weights(run_dir, path)
         place = place or run_dir / "export" / f"step_{meta['step']:012d}"
         _check_free(place)
-        with phase("building a world"):  # which says what the agent sees and does
-            worlds = make_envs(_anywhere(config), 1, torch.device("cpu"))
+        worlds = build_worlds(_anywhere(config), 1, torch.device("cpu"))  # which say what the agent sees and does
         space, actions = worlds.single_observation_space, worlds.single_action_space
         worlds.close()
         agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))

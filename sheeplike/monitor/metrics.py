@@ -123,7 +123,8 @@ class EpisodeStatistics:
         Args:
             reward: ``(N,)`` float32. terminated, truncated: ``(N,)`` bool.
             info: ``episode``: ``return`` ``(N,)``, ``length`` ``(N,)``, ``success`` ``(N,)``, ``reward_terms``
-                ``{name: (N,)}``; ``nonfinite`` ``(N,)`` bool.
+                ``{name: (N,)}``; ``nonfinite`` ``(N,)`` bool; of other people's environments ``restarted`` ``(N,)``
+                bool too: the episode was cut, and does not count.
 
         Raises:
             ValueError: ``reward`` is not ``(num_envs,)``, or the reward terms are others than at the first step.
@@ -137,9 +138,9 @@ class EpisodeStatistics:
                 raise ValueError(f"reward terms {list(terms)}: expected those of the first step, {list(self._terms)}")
             self._terms = tuple(terms)
             self._ended = torch.cat([self._ended, self._ended.new_zeros(len(terms))])
-        ended = (terminated | truncated) & (
-            episode["length"] > 0
-        )  # a world that was cut before it began has no episode
+        ended = terminated | truncated
+        if "restarted" in info:  # where the environment failed and was replaced, that was no whole episode
+            ended = ended & ~info["restarted"]
         rows = [torch.ones_like(reward), episode["return"], episode["length"], episode["success"], *terms.values()]
         # where, not a product: a world that is still running may hold a NaN.
         self._ended = self._ended + torch.where(ended, torch.stack(rows).double(), 0.0).sum(1)

@@ -102,6 +102,7 @@ def test_jax_says_it_too() -> None:
         RuntimeError("Failed to allocate 1073741824 bytes on device 'cuda:0'"),
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         OSError(12, "Cannot allocate memory"),
+        RuntimeError("OSError: [Errno 12] Cannot allocate memory"),
     ],
 )
 def test_what_other_devices_say(error: Exception) -> None:

@@ -197,6 +197,14 @@ def test_truncation_ends_an_episode_too():
     assert statistics.flush()["rollout/return_mean"] == 4.0
 
 
+def test_an_episode_that_was_cut_does_not_count():
+    statistics = EpisodeStatistics(2, "cpu")
+    reward, none, ended, info = step((3.0, 5.0), ended=False)
+    statistics.add(reward, none, ~ended, info | {"restarted": torch.tensor([False, True])})
+    values = statistics.flush()
+    assert (values["rollout/episodes"], values["rollout/return_mean"]) == (1.0, 3.0)
+
+
 def test_means_are_absent_when_no_episode_ended_and_start_anew_after_a_flush():
     statistics = EpisodeStatistics(2, "cpu")
     empty = {"rollout/episodes": 0.0, "health/nonfinite_worlds": 0.0}

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from sheeplike.envs.errors import InvalidOption
+
 FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """ITU-R BT.601, as in ``danijar/dreamerv3`` ``embodied/envs/atari.py``."""
@@ -39,7 +41,7 @@ class Images:
             first: an episode begins, whose first frame fills the whole stack.
 
         Raises:
-            ValueError: the frame does not fit.
+            InvalidOption: the frame does not fit.
         """
         if frame.shape != self._seen:
             self._place, self._seen = self._placing(frame.shape), frame.shape
@@ -62,10 +64,8 @@ class Images:
             return lambda frame: frame
         if self.resize == "pad" or (self.resize == "auto" and fits):
             if not fits:
-                raise ValueError(
-                    f"resize='pad': a frame of {height}x{width} does not fit into image_size={self.size}; expected "
-                    "area, or larger images"
-                )
+                fit = f"a frame of {height}x{width} does not fit into image_size={self.size}"
+                raise InvalidOption("resize", "pad", f"area, or larger images, as {fit}", "area")
             return _padding(self.size, (height, width), channels)
         return _resampling(self.size, FILTERS["area" if self.resize == "auto" else self.resize])
 

@@ -8,6 +8,8 @@ from gymnasium import spaces
 from minigrid.core.grid import Grid
 from minigrid.core.world_object import WorldObj
 
+from sheeplike.envs.errors import InvalidOption
+
 UNSEEN = 0  # OBJECT_TO_IDX["unseen"]: cells that the agent cannot see
 UPWARDS = 3  # the agent's direction in its own view
 
@@ -30,6 +32,9 @@ class PartialView(gymnasium.Wrapper):
         env: of MiniGrid.
         tile: pixels a side of a cell; None: the largest even number with which the view fits.
         image_size: that it has to fit into, ``(H, W)``.
+
+    Raises:
+        InvalidOption: ``tile``, with which it does not.
     """
 
     def __init__(self, env: gymnasium.Env, *, tile: int | None, image_size: tuple[int, int]) -> None:
@@ -37,6 +42,9 @@ class PartialView(gymnasium.Wrapper):
         self._view = int(env.unwrapped.agent_view_size)
         self._tile = tile or tile_size(image_size, self._view)
         side = self._view * self._tile
+        if tile and side > min(image_size):
+            fits = f"cells of which {self._view}x{self._view} fit into image_size={image_size}"
+            raise InvalidOption("tile_size", tile, fits, tile_size(image_size, self._view))
         self.observation_space = spaces.Dict(
             direction=spaces.Discrete(4), image=spaces.Box(0, 255, (side, side, 3), np.uint8)
         )

@@ -54,8 +54,9 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
       ``reward_terms``}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: a vector or the reward was not finite. Vectors and reward are zeros, the world is
       truncated, and the next step resets it;
-    - ``restarted`` (N,) bool: the environment failed and is replaced by a new one, which is told on stderr. Where that
-      was in a step, the world is truncated, shows its last good observation and has reward 0.
+    - ``restarted`` (N,) bool: the environment is replaced by a new one, which is told on stderr: it failed or, in
+      ``async``, somebody's process died. Where that was in a step, the world is truncated, shows its last good
+      observation and has reward 0; what was played of the episode is not to be counted as one.
 
     World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. A state that is
     loaded begins new episodes in all worlds, from seeds that no episode before had: other people's environments cannot
@@ -148,7 +149,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._anew = False  # the next step begins an episode in all worlds, whatever they did
         self._begun = 0  # how often all worlds had to begin anew, with other seeds than before
         self._restarts = 0
-        self._deaths = 0  # of processes, since an episode last ended by itself
+        self._deaths = np.zeros(num_envs, int)  # of a world's process, since an episode there last ended by itself
 
     @property
     def counters(self) -> dict[str, float]:
@@ -214,10 +215,13 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             self._buffer, reward, terminated, truncated, info = self._worlds.step(chosen)
         except (EOFError, OSError) as error:
             self._cut(error)
-            # Those that had ended were about to begin: what is cut off there is no episode.
+            # Those that had ended were about to begin, and show how: whoever learns from it takes this step for the
+            # first of an episode. The next one begins that episode again, from the same seeds.
+            if before.any():
+                self._reset()
             for name in ("success", "return", "length"):
                 host[name][before] = 0
-            return self._deliver(keep=True)
+            return self._deliver(keep=~before)
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         self._count(info, began=before)
         return self._deliver()
@@ -273,19 +277,24 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         try:
             return AsyncVectorEnv(makers, context=context, **common)
         except (EOFError, OSError) as error:
-            raise Unusable(f"{self.name}: a process of its own could not be started: {first_line(error)}") from error
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
-    def _begin(self) -> None:
-        """New episodes in all worlds, from seeds or in their own streams."""
+    def _reset(self) -> dict[str, Any]:
+        """New episodes in all worlds, from seeds or in their own streams; returns what the worlds tell."""
         while True:
             seeds: list[int | None] = [None] * self.num_envs
             if self._anew:
                 seeds = [derive_seed(self._seed, world, self._begun) for world in range(self.num_envs)]
             try:
                 self._buffer, info = self._worlds.reset(seed=seeds)
-                break
+                return info
             except (EOFError, OSError) as error:
                 self._cut(error)
+
+    def _begin(self) -> None:
+        """New episodes in all worlds, with totals from zero."""
+        info = self._reset()
         self._running, self._anew = True, False
         for name in ("reward", "terminated", "truncated"):
             self._host[name][:] = 0
@@ -304,16 +313,18 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         for world in np.flatnonzero(host["restarted"]):
             tell(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
-        if ((host["terminated"] | host["truncated"]) & ~host["nonfinite"] & ~host["restarted"]).any():
-            self._deaths = 0
+        self._deaths[(host["terminated"] | host["truncated"]) & ~host["nonfinite"] & ~host["restarted"]] = 0
 
     def _deliver(
-        self, *, keep: bool = False
+        self, *, keep: np.ndarray | None = None
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What a call returns; ``keep``: with the observations of the last one."""
+        """What a call returns; ``keep`` (N,) bool: of these worlds with the observations of the last one."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
-        if not keep:
-            self._observations = {key: sent[key] for key in self.single_observation_space}
+        seen = {key: sent[key] for key in self.single_observation_space}
+        if keep is not None:
+            worlds = torch.from_numpy(keep).to(self.device)
+            seen = {key: torch.where(_along(worlds, new), self._observations[key], new) for key, new in seen.items()}
+        self._observations = seen
         told = {key: sent[f":{key}"] for key in SCALARS}
         totals = {key: told[key] for key in ("return", "length", "success")} | {"reward_terms": {}}
         info = {"success": told["success"], "reward_terms": {}, "episode": totals}
@@ -331,20 +342,21 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         dead = self._dead()
         if not dead:
             raise error
-        self._deaths += 1
-        told = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
-        if self._deaths > self._settings.max_restarts:
-            raise RuntimeError(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {told}")
-        tell(f"all worlds of {self.name} were restarted, since a process has died: {told}")
         self._end_processes()
+        self._deaths[min(dead)] += 1  # those that died together count as one
+        told = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
+        deaths = int(self._deaths.sum())
+        if deaths > self._settings.max_restarts:
+            raise RuntimeError(f"{self.name}: processes died {deaths} times in a row (max_restarts); {told}")
+        tell(f"all worlds of {self.name} were restarted, since a process has died: {told}")
         self._worlds = self._make_worlds()
         self._restarts += len(dead)
         self._begun += 1
         self._anew = True
         host = self._host
-        for name, value in {"reward": 0, "terminated": False, "truncated": True, "nonfinite": False}.items():
+        marks = {"terminated": False, "truncated": True, "nonfinite": False, "restarted": True}
+        for name, value in {"reward": 0, **marks}.items():
             host[name][:] = value
-        host["restarted"][:] = [world in dead for world in range(self.num_envs)]
 
     def _dead(self) -> dict[int, int]:
         """Worlds whose process has ended by itself, and its exit status."""
@@ -363,3 +375,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
                 process.kill()
             process.join()
         self._worlds.closed = True  # or it would wait for answers when it is collected
+
+
+def _along(worlds: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``worlds`` (N,) in a shape that goes with ``values`` (N, ...)."""
+    return worlds.view(-1, *[1] * (values.ndim - 1))

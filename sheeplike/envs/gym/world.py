@@ -13,8 +13,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
-from sheeplike.envs.errors import Unusable
+from sheeplike.envs.errors import InvalidOption, Unusable
 from sheeplike.envs.gym.actions import translate
 from sheeplike.envs.gym.observations import Observer
 
@@ -173,27 +174,17 @@ class World(gymnasium.Env):
     def _restart(self, error: Exception) -> None:
         """Let go of an environment that failed, so that a reset makes another one; or give up."""
         self._in_a_row += 1
-        # What is not installed will not be the next time either.
-        if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable):
+        # What is not installed, or does not fit, will not the next time either.
+        if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error
         if self._in_a_row > self.settings.max_restarts:
             error.add_note(f"the environment failed {self._in_a_row} times in a row (max_restarts)")
-            raise self._sendable(error)
+            raise sendable(error) if self._portable else error
         self._failures.append(f"{type(error).__name__}: {first_line(error)}")
         if self._env is not None:
             with suppress(Exception):
                 self._env.close()
         self._env, self._new, self._made = None, True, self._made + 1
-
-    def _sendable(self, error: Exception) -> Exception:
-        """``error``, or what says the same where it would not survive the way to another process."""
-        if not self._portable:
-            return error
-        if type(error).__module__ == "builtins" and all(isinstance(part, str | int) for part in error.args):
-            with suppress(Exception):
-                type(error)(error)  # as gymnasium raises it there
-                return error
-        return RuntimeError(f"{type(error).__name__}: {first_line(error)}")
 
     def _told(self, info: dict[str, Any]) -> dict[str, Any]:
         if self._failures:
@@ -201,28 +192,60 @@ class World(gymnasium.Env):
         return info
 
 
+class Unmade(gymnasium.Env):
+    """What there is in another process instead of a world that could not be made: only once it runs can it tell why.
+
+    Args:
+        error: of the environment.
+        observation_space, action_space: of the other worlds.
+    """
+
+    def __init__(self, error: Exception, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self._error, self.observation_space, self.action_space = error, observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        raise sendable(self._error)
+
+
 class MakeWorld:
-    """Makes a world, here or in a process of its own."""
+    """Makes a world, here or in a process of its own; here first, where its spaces are found out."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._spaces: tuple[spaces.Space, ...] = ()
         self._process = multiprocessing.current_process().name
         # A server of processes may have begun before these were set.
         self._environment = {name: value for name, value in os.environ.items() if name.startswith(RENDERING)}
 
-    def __call__(self) -> World:
-        elsewhere = multiprocessing.current_process().name != self._process
-        if elsewhere:
-            os.environ.update(self._environment)
-            for name in IGNORED:
-                if hasattr(signal, name):
-                    signal.signal(getattr(signal, name), signal.SIG_IGN)
-        return World(self.settings, portable=elsewhere)
+    def __call__(self) -> World | Unmade:
+        if multiprocessing.current_process().name == self._process:
+            world = World(self.settings)
+            self._spaces = world.observation_space, world.action_space
+            return world
+        os.environ.update(self._environment)
+        for name in IGNORED:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        try:
+            return World(self.settings, portable=True)
+        except Exception as error:
+            return Unmade(error, *self._spaces)
 
 
 def derive_seed(*numbers: int) -> int:
     """A seed in [0, 2**31) that other numbers do not have; 31 bits, which every environment takes."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+
+
+def sendable(error: Exception) -> Exception:
+    """``error``, or what says the same where it would not survive the way to another process, or be misread there."""
+    # These two say there that a process has died.
+    misread = isinstance(error, OSError | EOFError)
+    if type(error).__module__ == "builtins" and not misread and all(isinstance(x, str | int) for x in error.args):
+        with suppress(Exception):
+            type(error)(error)  # as gymnasium raises it there
+            return error
+    return RuntimeError(f"{type(error).__name__}: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

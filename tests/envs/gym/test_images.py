@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from sheeplike.envs import InvalidOption
 from sheeplike.envs.gym.images import Images
 
 
@@ -34,7 +37,8 @@ def test_what_fits_is_padded_in_the_middle_and_stays_crisp(resize: str) -> None:
 
 def test_what_does_not_fit_is_refused_by_pad_and_averaged_otherwise() -> None:
     large = frame(128, 192)
-    with pytest.raises(ValueError, match=r"resize='pad': a frame of 128x192 does not fit into image_size=\(64, 64\)"):
+    told = "area, or larger images, as a frame of 128x192 does not fit into image_size=(64, 64); nearest: area"
+    with pytest.raises(InvalidOption, match=re.escape(f"resize='pad': expected {told}")):
         images(resize="pad")(large, first=True)
     mean = large.reshape(64, 2, 64, 3, 3).mean((1, 3))
     for resize in ("auto", "area"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium
 import minigrid  # noqa: F401, registers its environments
 import numpy as np
@@ -72,6 +74,15 @@ def test_the_view_is_padded() -> None:
     assert border.sum() == 0
     assert (image[:, 4:60, 4:60].float().mean((1, 2, 3)) > 10).all()
     assert env.episode_length == 100  # 4 * 5 * 5, as the environment has it
+
+
+def test_cells_that_do_not_fit_are_refused_at_once() -> None:
+    told = "tile_size=20: expected cells of which 7x7 fit into image_size=(64, 64); nearest: 8"
+    with pytest.raises(InvalidOption, match=re.escape(told)):
+        sheeplike.envs.make("minigrid", num_envs=1, tile_size=20)
+    env = sheeplike.envs.make("minigrid", num_envs=1, tile_size=9)
+    env.reset()
+    env.close()
 
 
 def test_reaching_the_goal_is_a_success() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +22,7 @@ import sheeplike.envs
 from sheeplike.envs import Unusable
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.envs.gym.world import derive_seed
+from sheeplike.loop import evaluate
 
 # Other processes cannot import a module of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -202,6 +205,17 @@ def test_what_is_not_installed_is_no_accident() -> None:
     assert Failing.made == before + 2  # one to look at, one to use
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_picture_that_does_not_fit_is_no_accident(vectorization: str) -> None:
+    before = Failing.made
+    env = worlds(lambda *_: None, frames="render", image_size=8, resize="pad", vectorization=vectorization)
+    told = "resize='pad': expected area, or larger images, as a frame of 16x16 does not fit into image_size=(8, 8)"
+    with pytest.raises(Unusable, match=re.escape(f"{told}; nearest: area")):
+        env.reset()
+    assert Failing.made == before + 2
+    env.close()
+
+
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_what_is_not_finite_is_cut(what: str) -> None:
     class Diverging(Failing):
@@ -253,12 +267,41 @@ def test_in_processes_of_their_own_too(tmp_path: Path, capfd: pytest.CaptureFixt
     env.close()
 
 
-@pytest.mark.parametrize(("error", "kind"), [(ValueError("bad"), ValueError), (Broken("odd"), (Broken, RuntimeError))])
-def test_given_up_in_processes_of_their_own(error: Exception, kind: Any) -> None:
-    env = worlds(lambda call, count, env: error if count == 1 else None, vectorization="async", max_restarts=0)
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("bad"), "^bad$"),
+        (Broken("odd"), "^Broken: odd$"),
+        # What a connection raises when a process has died, which this one has not.
+        (FileNotFoundError(2, "gone"), r"^FileNotFoundError: \[Errno 2\] gone$"),
+        (EOFError("no more"), "^EOFError: no more$"),
+    ],
+)
+def test_given_up_in_processes_of_their_own(error: Exception, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    env = worlds(lambda call, count, env: error if count == 1 else None, vectorization="async", max_restarts=1)
     env.reset()
-    with pytest.raises(kind, match=str(error)):
-        env.step(torch.zeros(1, dtype=torch.int64))
+    action = torch.zeros(1, dtype=torch.int64)
+    assert env.step(action)[4]["restarted"].all()
+    env.step(action)
+    with pytest.raises(ValueError if type(error) is ValueError else RuntimeError, match=told):
+        env.step(action)
+    assert env.counters == {"env/restarts": 1.0}
+    assert "all worlds" not in capfd.readouterr().err
+    env.close()
+
+
+def test_what_fails_to_be_made_in_a_process_of_its_own_says_why() -> None:
+    class Exclusive(Failing):
+        def __init__(self) -> None:
+            super().__init__(lambda *_: None)
+            if multiprocessing.current_process().name.endswith("-1"):
+                raise FileNotFoundError(2, "gone")
+
+    env = GymVectorEnv(
+        lambda render_mode: Exclusive(), name="e", num_envs=2, frames="none", episode_length=9, vectorization="async"
+    )
+    with pytest.raises(RuntimeError, match=re.escape("FileNotFoundError: [Errno 2] gone")):
+        env.reset()
     env.close()
 
 
@@ -271,7 +314,7 @@ def test_a_process_that_dies_cuts_all_worlds_and_all_begin_anew(capfd: pytest.Ca
     obs, reward, terminated, truncated, info = env.step(action)
     assert torch.equal(obs["state"], before[0]["state"])
     assert (reward.tolist(), terminated.tolist(), truncated.tolist()) == ([0] * 3, [False] * 3, [True] * 3)
-    assert info["restarted"].tolist() == [False, True, False]
+    assert info["restarted"].tolist() == [True] * 3
     assert info["episode"]["return"].tolist() == [3, 3, 3]
     first = env.step(action)
     assert first[0]["state"][:, 0].tolist() == [0, 0, 0]
@@ -285,18 +328,102 @@ def test_a_process_that_dies_cuts_all_worlds_and_all_begin_anew(capfd: pytest.Ca
     env.close()
 
 
+def test_a_world_that_was_about_to_begin_when_a_process_dies_shows_how() -> None:
+    def trouble(call: str, count: int, env: Failing) -> None:
+        env.length = 3 if multiprocessing.current_process().name.endswith("-0") else 9
+
+    env = worlds(trouble, num_envs=2, vectorization="async", frames="render", image_size=48)
+    env.reset(seed=4)
+    action = torch.zeros(2, dtype=torch.int64)
+    before = [env.step(action) for _ in range(3)][-1]
+    assert before[2].tolist() == [True, False]
+    os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+    obs, _, terminated, truncated, info = env.step(action)
+    assert obs["state"][:, 0].tolist() == [0, 3]
+    assert torch.equal(obs["state"][1], before[0]["state"][1])
+    assert obs["pixels/render"].amax((1, 2, 3)).tolist() == [0, 3]
+    assert (terminated.tolist(), truncated.tolist()) == ([False] * 2, [True] * 2)
+    assert info["episode"]["length"].tolist() == [0, 3]
+    assert info["restarted"].all()
+    first = env.step(action)
+    assert torch.equal(first[0]["state"][0], obs["state"][0])
+    assert first[0]["state"][:, 0].tolist() == [0, 0]
+    assert not (first[3] | first[4]["restarted"]).any()
+    env.close()
+
+
 def test_processes_that_go_on_dying_end_the_run() -> None:
     env = worlds(lambda *_: None, vectorization="async", length=99, max_restarts=1)
     env.reset()
     action = torch.zeros(1, dtype=torch.int64)
     for _ in range(2):
         os.kill(env._worlds.processes[0].pid, signal.SIGKILL)
-        if env._deaths:
+        if env._deaths.any():
             with pytest.raises(RuntimeError, match=r"Failing: processes died 2 times in a row \(max_restarts\)"):
                 env.step(action)
         else:
             env.step(action)
             env.step(action)
+    env.close()
+
+
+def test_a_process_that_goes_on_dying_ends_the_run_however_well_the_others_do() -> None:
+    def trouble(call: str, count: int, env: Failing) -> None:
+        env.length = 2 if multiprocessing.current_process().name.endswith("-0") else 9
+        if count == 3 and multiprocessing.current_process().name.endswith("-1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    env = worlds(trouble, num_envs=2, vectorization="async", max_restarts=2)
+    env.reset()
+    for _ in range(10):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match=r"processes died 3 times in a row .*that of world 1 ended with status -9"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    env.close()
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+class Idle:
+    """An agent and a player whose actions are zeros; each time it acts, ``before`` is called with how often it has."""
+
+    def __init__(self, before: Callable[[int], None] = lambda acted: None) -> None:
+        self.before, self.acted = before, 0
+
+    def player(self, num_envs: int) -> Idle:
+        return self
+
+    def act(self, obs: Any, is_first: torch.Tensor, *, sample: bool = True) -> torch.Tensor:
+        self.before(self.acted)
+        self.acted += 1
+        return torch.zeros(len(is_first), dtype=torch.int64)
+
+
+def test_an_evaluation_counts_whole_episodes_only() -> None:
+    env = worlds(once("step", 3, Broken()), num_envs=3)
+    result = evaluate(Idle(), env, episodes=3, seed=0)
+    assert env.counters == {"env/restarts": 1.0}
+    assert (result.lengths.tolist(), result.returns.tolist()) == ([4] * 3, [4] * 3)
+    env.close()
+
+
+def test_nor_does_it_count_what_the_death_of_a_process_cut() -> None:
+    """World 0 has long finished its first episode then, which stays the one that counts."""
+
+    def trouble(call: str, count: int, env: Failing) -> None:
+        env.length = 3 if multiprocessing.current_process().name.endswith("-0") else 9
+
+    def kill(acted: int) -> None:
+        if acted == 5:
+            os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+
+    env = worlds(trouble, num_envs=3, vectorization="async")
+    agent = Idle(kill)
+    result = evaluate(agent, env, episodes=3, seed=0)
+    assert env.counters == {"env/restarts": 1.0}
+    assert (result.lengths.tolist(), result.returns.tolist()) == ([3, 9, 9], [3, 9, 9])
+    assert agent.acted == 5 + 1 + 1 + 9  # the cut, the reset and a whole episode
     env.close()
 
 
