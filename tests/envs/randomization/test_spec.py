@@ -86,6 +86,6 @@ def test_shipped_recipes_are_read():
     from sheeplike.commands.sources import CONFIGS
 
     recipes = sorted((CONFIGS / "randomization").glob("*.yaml"))
-    assert {path.stem for path in recipes} >= {"none", "franka_vision", "franka_physics"}
+    assert {path.stem for path in recipes} >= {"none", "franka_vision", "franka_physics", "cartpole_vision"}
     for path in recipes:
         parse(yaml.safe_load(path.read_text(encoding="utf-8")))
