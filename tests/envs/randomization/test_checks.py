@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+import yaml
 from mujoco import mjx
 
+from sheeplike.commands.sources import CONFIGS
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.randomization.spec import InvalidLine
+from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 
 SCENE = FrankaPick().model
@@ -22,6 +25,18 @@ def bind(line=None, **lines):
 
 def spec(field, operation, distribution, **more):
     return {"field": field, "operation": operation, "distribution": distribution, **more}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "task"), [("franka_vision", FrankaPick), ("franka_physics", FrankaPick), ("cartpole_vision", Cartpole)]
+)
+def test_shipped_recipes_fit_their_scenes_without_a_remark(recipe, task):
+    lines = yaml.safe_load((CONFIGS / "randomization" / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    scene = task().model
+    cameras = [scene.camera(i).name for i in range(scene.ncam)]
+    randomization = Randomization(lines, scene, mjx.put_model(scene, impl="warp"), cameras=cameras)
+    assert randomization.names == tuple(lines)
+    assert randomization.remarks == []
 
 
 def test_constants_that_stay_are_remarked():
