@@ -193,7 +193,7 @@ def build_worlds(config: Config, num_envs: int, device: torch.device, *, nominal
     Raises:
         CommandError: of an environment that we do not simulate, which may raise anything when it is made.
     """
-    foreign = () if envs.simulated(config.env.name) else (Exception,)
+    foreign = (envs.InvalidOption,) if envs.simulated(config.env.name) else (Exception,)
     with phase("building worlds"), _warnings_said(), as_command_errors(*foreign):
         return make_envs(config, num_envs, device, nominal=nominal)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sheeplike import names
+from sheeplike.envs.errors import InvalidOption
 
 
 class CommandError(Exception):
@@ -76,6 +77,11 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
+    except InvalidOption as error:
+        if not isinstance(error, kinds):
+            raise
+        key = "env.id" if error.key == "id" else f"env.options.{error.key}"
+        raise InvalidValue(key, error.value, error.expected, error.nearest) from error
     except kinds as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error

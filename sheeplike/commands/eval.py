@@ -15,6 +15,7 @@ from sheeplike.commands.errors import CommandError, InvalidValue, as_command_err
 from sheeplike.commands.kinds import kind_of
 from sheeplike.commands.schema import Config, Rule, keys_of
 from sheeplike.commands.validation import expectation
+from sheeplike.envs import simulated
 
 if TYPE_CHECKING:
     from sheeplike.loop import Evaluation
@@ -192,6 +193,8 @@ def rows(result: Evaluation) -> dict[str, Any]:
 
 
 def _worlds(asked: Settings, config: Config) -> int:
+    if asked.nominal and not simulated(config.env.name):
+        raise InvalidValue("nominal", True, f"false: {config.env.name} is not simulated here", False)
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
         raise InvalidValue("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     return asked.num_envs or min(asked.episodes, config.env.num_envs)

@@ -266,13 +266,8 @@ def _check_task(config: Config) -> None:
             expected = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}[kind]
             raise InvalidValue(f"env.options.{option}", value, expected, known[option])
     if takes_id(name):
-        try:
+        with as_command_errors(InvalidOption, Unusable):
             check(name, id=config.env.id, options=options)
-        except InvalidOption as error:
-            key = "env.id" if error.key == "id" else f"env.options.{error.key}"
-            raise InvalidValue(key, error.value, error.expected, error.nearest) from None
-        except Unusable as error:
-            raise CommandError(str(error)) from None
 
 
 def _check_randomization(config: Config) -> None:

@@ -43,8 +43,11 @@ class PartialView(gymnasium.Wrapper):
         self._tile = tile or tile_size(image_size, self._view)
         side = self._view * self._tile
         if tile and side > min(image_size):
-            fits = f"cells of which {self._view}x{self._view} fit into image_size={image_size}"
-            raise InvalidOption("tile_size", tile, fits, tile_size(image_size, self._view))
+            most = tile_size(image_size, self._view)
+            fits = (
+                f"at most {most}, with which {self._view}x{self._view} cells fit into {image_size[0]}x{image_size[1]}"
+            )
+            raise InvalidOption("tile_size", tile, fits, most)
         self.observation_space = spaces.Dict(
             direction=spaces.Discrete(4), image=spaces.Box(0, 255, (side, side, 3), np.uint8)
         )

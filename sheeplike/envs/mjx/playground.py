@@ -17,6 +17,7 @@ Source: Zakka et al. 2025, "MuJoCo Playground".
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -191,8 +192,12 @@ class PlaygroundTask:
 def _import() -> tuple[Any, Any]:
     """Playground's registry, and its module of what all tasks share."""
     try:
-        from mujoco_playground import registry
-        from mujoco_playground._src import mjx_env
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "JAXopt is no longer maintained", DeprecationWarning
+            )  # which Brax imports
+            from mujoco_playground import registry
+            from mujoco_playground._src import mjx_env
     except ImportError as error:
         raise Unusable(
             f"MuJoCo Playground cannot be imported ({error}): pip install 'sheeplike[playground]' repairs that"

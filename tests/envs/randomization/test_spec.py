@@ -82,6 +82,12 @@ def test_lines_are_named_sections(lines):
         parse(lines)
 
 
+def test_a_line_that_the_recipe_has_not():
+    lines = {"box_mass": LINE, "gravity": LINE, "box_mas": {"distribution": {"uniform": [0, 1]}}}
+    with pytest.raises(InvalidLine, match=r"randomization=box_mas: expected one of the lines box_mass, gravity, or a"):
+        parse(lines)
+
+
 def test_shipped_recipes_are_read():
     from sheeplike.commands.sources import CONFIGS
 

@@ -64,6 +64,9 @@ class Line:
     shared: frozenset[str]
 
 
+LONG = 300  # characters of an expectation: what is nearest comes first
+
+
 class InvalidLine(ValueError):
     """A line that cannot be: ``key`` within it, what was given, what was expected, and the nearest of it."""
 
@@ -71,7 +74,10 @@ class InvalidLine(ValueError):
         choices = list(choices)
         hint = f"; nearest: {nearest(value, choices)}" if choices else ""
         place = ".".join(filter(None, ("randomization", name, key)))
-        super().__init__(f"{place}={_shown(value)}: expected {expected}{hint}")
+        said = f"expected {expected}{hint}"
+        if choices and len(said) > LONG:
+            said = f"nearest: {nearest(value, choices)}; expected {expected}"
+        super().__init__(f"{place}={_shown(value)}: {said}")
 
 
 def parse(lines: Lines) -> tuple[Line, ...]:
@@ -82,6 +88,11 @@ def parse(lines: Lines) -> tuple[Line, ...]:
     """
     if not isinstance(lines, Mapping):
         raise InvalidLine("", "", lines, "named lines, such as {box_colour: {field: geom_rgba, ...}}")
+    # A number that is changed where a recipe is used, in a line that the recipe has not, is all that there is of it.
+    known = [str(name) for name, line in lines.items() if isinstance(line, Mapping) and "field" in line]
+    for name, line in lines.items():
+        if isinstance(line, Mapping) and known and not {"field", "operation"} & line.keys():
+            raise InvalidLine("", "", name, f"one of the lines {', '.join(known)}, or a field for this one", known)
     return tuple(_line(str(name), line) for name, line in lines.items())
 
 
