@@ -21,9 +21,6 @@ DEFAULTS = {
     "env.shadows": False,
     "env.textures": None,
 }
-OF_AGENTS: dict[str, dict[str, Any]] = {
-    "dreamer_v3": {"targets": [], "policy_unimix": 0.01}
-}  # by the name of the agent
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +43,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def completed_agent(section: Any) -> Any:
     """The section ``agent`` of a run, or of an export, likewise."""
-    if isinstance(section, Mapping) and isinstance(section.get("name"), str):
-        return {**OF_AGENTS.get(section["name"], {}), **section}
+    if isinstance(section, Mapping) and section.get("name") == "dreamer_v3":
+        # One number once served the latents and a discrete policy.
+        return {"targets": [], "policy_unimix": section.get("unimix", 0.01), **section}
     return section

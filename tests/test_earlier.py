@@ -24,8 +24,12 @@ def test_what_is_there_stays():
     saved["agent"]["policy_unimix"] = 0.5
     new = completed(saved)
     assert (new["compile"], new["eval"], new["agent"]["policy_unimix"]) == ("reduce-overhead", {"nominal": True}, 0.5)
-    assert "policy_unimix" in saved["agent"]
+    assert "targets" not in saved["agent"]
     assert "renderer" not in saved["env"], "the saved one is left alone"
+
+
+def test_one_share_of_uniform_noise_served_latents_and_policy():
+    assert completed_agent({"name": "dreamer_v3", "unimix": 0.05})["policy_unimix"] == 0.05
 
 
 def test_sections_that_are_none_stay_as_they_are():

@@ -46,10 +46,8 @@ ACTION_REPEAT = "env.action_repeat"
 IMAGE_SIZE = "env.image_size"  # one value, also where each camera has its own
 RANDOMIZATION = "randomization"  # one value: its lines in their order, in which they act
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it.
-CONDITIONS = frozenset(
-    {ACTION_REPEAT, IMAGE_SIZE, "env.cameras", "agent.observations", "eval.sample", "eval.nominal"}
-    | {"env.renderer", "env.shadows", "env.textures", "env.depth", RANDOMIZATION}
-)
+CONDITIONS = frozenset({ACTION_REPEAT, IMAGE_SIZE, RANDOMIZATION, "agent.observations", "eval.sample", "eval.nominal"})
+CONDITIONS |= {f"env.{key}" for key in ("cameras", "renderer", "shadows", "textures", "depth")}
 _LARGEST = sys.float_info.max  # an integer of JSON can be larger
 _CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}")
 _NUMBERED = re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE)
@@ -160,9 +158,8 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
 def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs that differ in nothing but their seed, under a name that tells them from the other groups.
 
-    Where runs of one agent and recipe have other settings, they are no seeds of one experiment: they come apart, and
-    the settings that differ are in the names. So are options of the task and what else makes a comparison unequal, such
-    as what the agents see, where they differ between any two groups.
+    Where runs of one agent and recipe have other settings, they come apart, and the settings that differ are in the
+    names. So are options of the task, and what else makes a comparison unequal, where any two groups differ in it.
 
     Raises:
         RunError: two runs of one group have the same seed.
@@ -170,18 +167,18 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
     telling = {key for key in _differing(configured) if key.startswith("env.options.") or key in CONDITIONS}
+    unclear = _unclear(configured)
     groups: dict[str, list[Run]] = {}
     for name in sorted({run.name for run in runs}):
         family: dict[str, list[Run]] = {}
-        for run in runs:
-            if run.name == name:
-                family.setdefault(json.dumps(run.settings, sort_keys=True, default=str), []).append(run)
+        for run in (run for run in runs if run.name == name):
+            family.setdefault(json.dumps(run.settings, sort_keys=True, default=str), []).append(run)
         firsts = [members[0] for members in family.values()]
         keys = _differing(firsts) | {key for key in telling if any(key in run.settings for run in firsts)}
-        labels = [_label(run, _brief(keys)) for run in firsts]
+        labels = [_label(run, _brief(keys), unclear) for run in firsts]
         if len(set(labels)) < len(labels):
-            labels = [_label(run, {key: key for key in sorted(keys)}, *_apart(firsts)) for run in firsts]
-        groups |= dict(sorted(zip(labels, family.values(), strict=True)))
+            labels = [_label(run, {key: key for key in sorted(keys)}, unclear) for run in firsts]
+        groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
     for label, members in groups.items():
         members.sort(key=_by_seed)
         for first, second in itertools.pairwise(members):
@@ -329,8 +326,8 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Full dotted key to value."""
     found: dict[str, Any] = {}
     for key, value in section.items():
-        if f"{prefix}{key}" == RANDOMIZATION and isinstance(value, dict):
-            found[RANDOMIZATION] = [[name, line] for name, line in value.items()]
+        if f"{prefix}{key}" == RANDOMIZATION:
+            found[RANDOMIZATION] = [[name, line] for name, line in value.items()] if isinstance(value, dict) else []
         elif isinstance(value, dict) and f"{prefix}{key}" != IMAGE_SIZE:
             found |= _flat(value, f"{prefix}{key}.")
         else:
@@ -344,7 +341,7 @@ def _incidental(key: str) -> bool:
 
 def _differing(runs: list[Run]) -> set[str]:
     """Keys whose values are not the same in all runs; having none is a value too."""
-    keys = {key for run in runs for key in run.settings}
+    keys = set().union(*(run.settings for run in runs))
     return {key for key in keys if len({json.dumps(run.settings.get(key), default=str) for run in runs}) > 1}
 
 
@@ -361,30 +358,34 @@ def _brief(keys: set[str]) -> dict[str, str]:
     return shown
 
 
-def _label(run: Run, shown: Mapping[str, str], *lines: str) -> str:
-    """A run's name and settings; of its randomization the first lines, or the numbers at the paths in ``lines``."""
-    settings = run.settings | {RANDOMIZATION: _summary(run.settings.get(RANDOMIZATION))}
-    texts = [f"{short}={_say(settings.get(key))}" for key, short in shown.items()]
-    varied = _varied(run)
-    return ", ".join([run.name, *texts, *(f"{path}={_say(varied[path])}" for path in lines if path in varied)])
+def _label(run: Run, shown: Mapping[str, str], paths: Collection[str]) -> str:
+    """A run's name and settings; of its randomization the first lines, and the numbers at ``paths``."""
+    settings = run.settings | {RANDOMIZATION: _summary(run)}
+    varied = _varied(run) if RANDOMIZATION in shown else {}
+    told = [(short, settings.get(key)) for key, short in shown.items()]
+    told += [(path, varied[path]) for path in paths if path in varied]
+    return ", ".join([run.name, *(f"{short}={_say(value)}" for short, value in told)])
 
 
-def _summary(lines: list[list[Any]] | None) -> str | None:
-    names = [name for name, _ in lines or ()]
+def _summary(run: Run) -> str | None:
+    names = [name for name, _ in run.settings.get(RANDOMIZATION) or ()]
     return "+".join(names[:2]) + f"+{len(names) - 2} more" * (len(names) > 2) if names else None
 
 
 def _varied(run: Run) -> dict[str, Any]:
     """The lines of a run by path, and their order."""
-    lines = run.settings.get(RANDOMIZATION) or []
-    return {"order of lines": [name for name, _ in lines], **_flat(dict(lines))}
+    lines = dict(run.settings.get(RANDOMIZATION) or ())
+    return {"order of lines": list(lines), **_flat(lines)}
 
 
-def _apart(runs: list[Run]) -> list[str]:
-    """Paths in which the lines of these runs differ."""
-    varied = [_varied(run) for run in runs]
-    paths = dict.fromkeys(path for one in varied for path in one)
-    return [path for path in paths if len({json.dumps(one.get(path), default=str) for one in varied}) > 1]
+def _unclear(runs: list[Run]) -> list[str]:
+    """Paths in which lines differ between runs whose summaries are the same."""
+    alike: dict[str | None, list[dict[str, str]]] = {}
+    for run in runs:
+        texts = {path: json.dumps(value, default=str) for path, value in _varied(run).items()}
+        alike.setdefault(_summary(run), []).append(texts)
+    paths = dict.fromkeys(path for group in alike.values() for one in group for path in one)
+    return [path for path in paths if any(len({one.get(path) for one in group}) > 1 for group in alike.values())]
 
 
 def _say(value: Any) -> str:

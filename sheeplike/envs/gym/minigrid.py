@@ -43,7 +43,7 @@ class PartialView(gymnasium.Wrapper):
         self._tile = tile or tile_size(image_size, self._view)
         side = self._view * self._tile
         if tile and side > min(image_size):
-            most = tile_size(image_size, self._view)
+            most = min(image_size) // self._view
             fits = (
                 f"at most {most}, with which {self._view}x{self._view} cells fit into {image_size[0]}x{image_size[1]}"
             )

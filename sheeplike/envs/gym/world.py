@@ -204,7 +204,11 @@ class Unmade(gymnasium.Env):
         self._error, self.observation_space, self.action_space = error, observation_space, action_space
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        raise sendable(self._error)
+        error = sendable(self._error)
+        if isinstance(error, MemoryError):
+            raise error
+        kind = "" if isinstance(self._error, Unusable | InvalidOption) else f"{type(self._error).__name__}: "
+        raise Unusable(f"{kind}{first_line(self._error)}")
 
 
 class MakeWorld:

@@ -44,20 +44,18 @@ def parse(options: Mapping[str, Any], simulator: Simulator, variation: Variation
             expected = one_of(name, known) if known else "none, as nothing varies in these worlds"
             raise ValueError(f"options['variation'][{name!r}]: expected {expected}")
         of, forced = (variation.drawn, lines) if name in variation.drawn else (variation.model, fields)
-        chosen, values = _forced(f"options['variation'][{name!r}]", value, of[name], worlds)
-        expected = simulator.randomization.check(name, values[chosen]) if forced is lines and chosen.any() else None
-        if expected:
-            raise ValueError(f"options['variation'][{name!r}]={value!r}: expected {expected}")
-        forced[name] = jax.device_put((chosen, values), simulator.device)
+        forced[name] = _forced(f"options['variation'][{name!r}]", value, of[name], worlds)
+    if wrong := simulator.randomization.check({name: values[chosen] for name, (chosen, values) in lines.items()}):
+        name, expected = wrong
+        raise ValueError(f"options['variation'][{name!r}]={options['variation'][name]!r}: expected {expected}")
     memory, known = {}, memory_fields(state.memory)
     for name, value in _section(options, "memory").items():
         if name not in known or not isinstance(known[name], jax.Array):
             names = [field for field, leaf in known.items() if isinstance(leaf, jax.Array)]
             expected = one_of(name, names) if names else "none, as this task remembers nothing"
             raise ValueError(f"options['memory'][{name!r}]: expected {expected}")
-        new = _forced(f"options['memory'][{name!r}]", value, known[name], worlds)
-        memory[name] = jax.device_put(new, simulator.device)
-    return Forced(lines, fields, memory)
+        memory[name] = _forced(f"options['memory'][{name!r}]", value, known[name], worlds)
+    return Forced(*jax.device_put((lines, fields, memory), simulator.device))
 
 
 def _section(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:

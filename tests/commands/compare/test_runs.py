@@ -121,6 +121,27 @@ def test_recipes_of_randomization_are_told_in_a_few_words(compared, trained, rec
     ]
 
 
+def test_agents_in_worlds_that_differ_in_one_number_are_told_apart(compared, trained, record, begin):
+    lines = yaml.safe_load((CONFIGS / "randomization" / "franka_physics.yaml").read_text())
+    wider = {**lines, "gravity": {**lines["gravity"], "distribution": {"uniform": [0.5, 1.5]}, "shared": None}}
+    trained({0: [1]}, randomization=lines)
+    logs = trained({0: [1]}, agent="ppo", randomization=wider)
+    record(begin(logs / "fast/seed_0", agent="ppo", seed=0, randomization=wider, agent__learning_rate=0.1), [1])
+    first, *others = sorted(compared(str(logs)).rows)
+    assert first.startswith(
+        "dreamer_v3, randomization=gravity+box_mass+6 more, gravity.distribution.uniform=[0.95,1.05]"
+    )
+    assert all("gravity.distribution.uniform=[0.5,1.5]" in label for label in others)
+
+
+def test_a_key_that_is_null_is_not_one_that_lacks(compared, trained, record, begin):
+    lines = yaml.safe_load((CONFIGS / "randomization" / "franka_physics.yaml").read_text())
+    logs = trained({0: [1]}, randomization=lines)
+    same = {**lines, "box_mass": {**lines["box_mass"], "shared": None}}
+    record(begin(logs / "null/seed_1", seed=1, randomization=same), [1])
+    assert len(compared(str(logs)).rows) == 2
+
+
 def test_lines_of_randomization_in_another_order_are_another_experiment(compared, trained, record, begin):
     lines = yaml.safe_load((CONFIGS / "randomization" / "franka_physics.yaml").read_text())
     logs = trained({0: [1]}, randomization=lines)

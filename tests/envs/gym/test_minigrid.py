@@ -77,7 +77,7 @@ def test_the_view_is_padded() -> None:
 
 
 def test_cells_that_do_not_fit_are_refused_at_once() -> None:
-    told = "tile_size=20: expected at most 8, with which 7x7 cells fit into 64x64; nearest: 8"
+    told = "tile_size=20: expected at most 9, with which 7x7 cells fit into 64x64; nearest: 9"
     with pytest.raises(InvalidOption, match=re.escape(told)):
         sheeplike.envs.make("minigrid", num_envs=1, tile_size=20)
     env = sheeplike.envs.make("minigrid", num_envs=1, tile_size=9)

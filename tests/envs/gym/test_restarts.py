@@ -300,7 +300,7 @@ def test_what_fails_to_be_made_in_a_process_of_its_own_says_why() -> None:
     env = GymVectorEnv(
         lambda render_mode: Exclusive(), name="e", num_envs=2, frames="none", episode_length=9, vectorization="async"
     )
-    with pytest.raises(RuntimeError, match=re.escape("FileNotFoundError: [Errno 2] gone")):
+    with pytest.raises(Unusable, match=re.escape("FileNotFoundError: [Errno 2] gone")):
         env.reset()
     env.close()
 

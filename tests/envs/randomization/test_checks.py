@@ -107,6 +107,9 @@ def test_colours_of_materials_that_nobody_sees():
     model = mjx.put_model(scene, impl="warp")
     lines = {"m": spec("mat_rgba", "set", UNIFORM, of=["red"])}
     assert Randomization(lines, scene, model).shapes == {"m": (1, 4)}
+    anybodys = {**lines, "g": spec("geom_matid", "set", {"choice": ["red", "hidden"]})}
+    anybodys["m"] = spec("mat_rgba", "set", UNIFORM, of=["hidden"])
+    assert "m" in Randomization(anybodys, scene, model).names
     for line in (
         {"m": spec("mat_rgba", "set", UNIFORM, of=["hidden"])},
         {**lines, "c": spec("geom_rgba", "set", UNIFORM)},

@@ -9,8 +9,10 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from mujoco import mjx
 
 from sheeplike.envs.mjx.forced import memory_fields, replaced
+from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -239,6 +241,26 @@ def test_options_that_do_not_fit_leave_the_worlds_alone(hover, given, message):
         hover.reset(seed=2, options=given)
     after = hover.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("mass", "more", "message"),
+    [
+        (1.0, 0.0, None),
+        ([1.0, 0.5], [-1.5, 0.0], None),  # of 2 kg, 0.5 and 1
+        ([1.0, 0.5], [-0.5, -1.5], "body_mass of drone stays above 0; it can become -0.5"),
+        (0.1, 0.0, None),  # though not everything that could be drawn goes with it
+        (0.1, None, "body_mass of drone stays above 0; it can become -0.8"),
+    ],
+)
+def test_values_of_several_lines_are_checked_together(mass, more, message):
+    scene = Hover().model
+    lines = {"mass": scaled("body_mass", of="drone"), "load": chosen("body_mass", "add", [-1.0, 0.0], of="drone")}
+    lines["mass"]["distribution"] = {"uniform": [0.75, 2.0]}
+    randomization = Randomization(lines, scene, mjx.put_model(scene, impl="warp"))
+    forced = {"mass": mass} if more is None else {"mass": mass, "load": more}
+    found = randomization.check({name: np.float32(value).reshape(-1, 1, 1) for name, value in forced.items()})
+    assert found is None if message is None else message in found[1]
 
 
 def test_dictionaries_in_a_memory_are_reached_by_path():

@@ -157,16 +157,30 @@ class Randomization:
             else:
                 frames[name] = before.at[1, components].add(numbers[index])
 
-    def check(self, name: str, values: np.ndarray) -> str | None:
-        """What was expected of a line in place of ``values``, float32 (M, R, C), or None: they are as good as drawn."""
-        (bound,) = (bound for bound in self._lines if bound.line.name == name)
-        if DELAY in bound.line.fields:
-            good = (values == np.round(values)) & (values >= 0) & (values <= self.max_delay)
-            return None if good.all() else f"whole control steps from 0 to {self.max_delay}"
-        if found := unfit_index(bound.targets, values, self._scene):
-            return found[1]
-        found = unfit_sign(self._reaches({name: (values.min(0), values.max(0))}))
-        return found[1] if found else None
+    def check(self, forced: Mapping[str, np.ndarray]) -> tuple[str, str] | None:
+        """What is wrong with values that lines are to take instead of drawing.
+
+        Args:
+            forced: float32 (M, R, C) by name of line, in the same M worlds.
+
+        Returns:
+            A line's name and what was expected of it, or None: the values are as good as drawn.
+        """
+        for bound in self._lines:
+            name, values = bound.line.name, forced.get(bound.line.name)
+            if values is None:
+                continue
+            if DELAY in bound.line.fields:
+                if not ((values == np.round(values)) & (values >= 0) & (values <= self.max_delay)).all():
+                    return name, f"whole control steps from 0 to {self.max_delay}"
+            elif found := unfit_index(bound.targets, values, self._scene):
+                return name, found[1]
+        each = zip(*forced.values(), strict=True)
+        for world in {tuple(value.tobytes() for value in values): values for values in each}.values():
+            reaches = self._reaches({name: (value, value) for name, value in zip(forced, world, strict=True)})
+            if found := unfit_sign(reaches):
+                return (found[0].name if found[0].name in forced else next(iter(forced))), found[1]
+        return None
 
     def _reaches(self, forced: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None) -> list[Reach]:
         forced = forced or {}
@@ -207,6 +221,8 @@ class Randomization:
             self._fields["geom_rgba"] = replace(field, nominal=jnp.asarray(looks, jnp.float32))
             marked &= ~changed
         self._shown = set(material[marked].tolist())
+        if any("geom_matid" in line.fields for line in lines):
+            self._shown = set(range(self._scene.nmat))  # which may be anybody's
 
     def _target(self, line: Line, field: Field) -> Target:
         if field.elements is None and line.of != ("*",):
@@ -233,7 +249,10 @@ class Randomization:
                     )
         if path == "mat_rgba" and self._shown.isdisjoint(target.rows.tolist()):
             raise InvalidLine(
-                line.name, "of", list(line.of), "a material whose colour is seen: its geoms have colours of their own"
+                line.name,
+                "of",
+                list(line.of),
+                "a material whose colour is seen: no geom shows it",
             )
         if path in KEPT and not self.is_nominal:
             self.remarks.append(
