@@ -1,0 +1,220 @@
+"""Worlds in processes of their own: what fails there, and processes that die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+import sheeplike.envs
+from sheeplike.envs import Unusable
+from sheeplike.envs.gym.vector_env import GymVectorEnv
+from sheeplike.envs.gym.world import derive_seed
+from sheeplike.loop import evaluate
+
+Make = Callable[..., Any]
+# Other processes cannot import a module of the tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Broken(Exception):
+    """What only these environments raise."""
+
+
+def test_in_processes_of_their_own_too(
+    worlds: Make, row: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flag = tmp_path / "failed"
+
+    def trouble(call: str, count: int, env: Any) -> Exception | None:
+        if call == "step" and count == 3 and not flag.exists():
+            flag.touch()
+            return Broken("in there")
+        return None
+
+    env = worlds(trouble, vectorization="async", length=9)
+    env.reset(seed=1)
+    outputs = [row(*env.step(torch.zeros(1, dtype=torch.int64))) for _ in range(5)]
+    assert [output[:5] for output in outputs] == [
+        [1, 1, 0, 0, 0],
+        [2, 1, 0, 0, 0],
+        [2, 0, 0, 1, 1],
+        [0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+    ]
+    assert "sheeplike: world 0 of Failing was restarted: Broken: in there\n" in capfd.readouterr().err
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("bad"), "^bad$"),
+        (Broken("odd"), "^Broken: odd$"),
+        # What a connection raises when a process has died, which this one has not.
+        (FileNotFoundError(2, "gone"), r"^FileNotFoundError: \[Errno 2\] gone$"),
+        (EOFError("no more"), "^EOFError: no more$"),
+    ],
+)
+def test_given_up_in_processes_of_their_own(
+    worlds: Make, error: Exception, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    env = worlds(lambda call, count, env: error if count == 1 else None, vectorization="async", max_restarts=1)
+    env.reset()
+    action = torch.zeros(1, dtype=torch.int64)
+    assert env.step(action)[4]["restarted"].all()
+    env.step(action)
+    with pytest.raises(ValueError if type(error) is ValueError else RuntimeError, match=told):
+        env.step(action)
+    assert env.counters == {"env/restarts": 1.0}
+    assert "all worlds" not in capfd.readouterr().err
+    env.close()
+
+
+def test_what_fails_to_be_made_in_a_process_of_its_own_says_why(failing: type) -> None:
+    class Exclusive(failing):
+        def __init__(self) -> None:
+            super().__init__(lambda *_: None)
+            if multiprocessing.current_process().name.endswith("-1"):
+                raise FileNotFoundError(2, "gone")
+
+    env = GymVectorEnv(
+        lambda render_mode: Exclusive(), name="e", num_envs=2, frames="none", episode_length=9, vectorization="async"
+    )
+    with pytest.raises(Unusable, match=re.escape("FileNotFoundError: [Errno 2] gone")):
+        env.reset()
+    env.close()
+
+
+def test_a_process_that_dies_cuts_all_worlds_and_all_begin_anew(
+    worlds: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    env = worlds(lambda *_: None, num_envs=3, vectorization="async", length=99)
+    env.reset(seed=4)
+    action = torch.zeros(3, dtype=torch.int64)
+    before = [env.step(action) for _ in range(3)][-1]
+    os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+    obs, reward, terminated, truncated, info = env.step(action)
+    assert torch.equal(obs["state"], before[0]["state"])
+    assert (reward.tolist(), terminated.tolist(), truncated.tolist()) == ([0] * 3, [False] * 3, [True] * 3)
+    assert info["restarted"].tolist() == [True] * 3
+    assert info["episode"]["return"].tolist() == [3, 3, 3]
+    first = env.step(action)
+    assert first[0]["state"][:, 0].tolist() == [0, 0, 0]
+    assert not first[3].any()
+    seeds = [derive_seed(4, world, 1) % 2**20 for world in range(3)]
+    assert first[0]["state"][:, 1].tolist() == seeds  # of which none was there before
+    assert env.step(action)[0]["state"][:, 0].tolist() == [1, 1, 1]
+    assert env.counters == {"env/restarts": 1.0}
+    told = "all worlds of Failing were restarted, since a process has died: that of world 1 ended with status -9"
+    assert f"sheeplike: {told}\n" in capfd.readouterr().err
+    env.close()
+
+
+def test_a_world_that_was_about_to_begin_when_a_process_dies_shows_how(worlds: Make) -> None:
+    def trouble(call: str, count: int, env: Any) -> None:
+        env.length = 3 if multiprocessing.current_process().name.endswith("-0") else 9
+
+    env = worlds(trouble, num_envs=2, vectorization="async", frames="render", image_size=48)
+    env.reset(seed=4)
+    action = torch.zeros(2, dtype=torch.int64)
+    before = [env.step(action) for _ in range(3)][-1]
+    assert before[2].tolist() == [True, False]
+    os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+    obs, _, terminated, truncated, info = env.step(action)
+    assert obs["state"][:, 0].tolist() == [0, 3]
+    assert torch.equal(obs["state"][1], before[0]["state"][1])
+    assert obs["pixels/render"].amax((1, 2, 3)).tolist() == [0, 3]
+    assert (terminated.tolist(), truncated.tolist()) == ([False] * 2, [True] * 2)
+    assert info["episode"]["length"].tolist() == [0, 3]
+    assert info["restarted"].all()
+    first = env.step(action)
+    assert torch.equal(first[0]["state"][0], obs["state"][0])
+    assert first[0]["state"][:, 0].tolist() == [0, 0]
+    assert not (first[3] | first[4]["restarted"]).any()
+    env.close()
+
+
+def test_processes_that_go_on_dying_end_the_run(worlds: Make) -> None:
+    env = worlds(lambda *_: None, vectorization="async", length=99, max_restarts=1)
+    env.reset()
+    action = torch.zeros(1, dtype=torch.int64)
+    for _ in range(2):
+        os.kill(env._worlds.processes[0].pid, signal.SIGKILL)
+        if env._deaths.any():
+            with pytest.raises(RuntimeError, match=r"Failing: processes died 2 times in a row \(max_restarts\)"):
+                env.step(action)
+        else:
+            env.step(action)
+            env.step(action)
+    env.close()
+
+
+def test_a_process_that_goes_on_dying_ends_the_run_however_well_the_others_do(worlds: Make) -> None:
+    def trouble(call: str, count: int, env: Any) -> None:
+        env.length = 2 if multiprocessing.current_process().name.endswith("-0") else 9
+        if count == 3 and multiprocessing.current_process().name.endswith("-1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    env = worlds(trouble, num_envs=2, vectorization="async", max_restarts=2)
+    env.reset()
+    for _ in range(10):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match=r"processes died 3 times in a row .*that of world 1 ended with status -9"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    env.close()
+
+
+class Idle:
+    """An agent and a player whose actions are zeros; each time it acts, ``before`` is called with how often it has."""
+
+    def __init__(self, before: Callable[[int], None] = lambda acted: None) -> None:
+        self.before, self.acted = before, 0
+
+    def player(self, num_envs: int) -> Idle:
+        return self
+
+    def act(self, obs: Any, is_first: torch.Tensor, *, sample: bool = True) -> torch.Tensor:
+        self.before(self.acted)
+        self.acted += 1
+        return torch.zeros(len(is_first), dtype=torch.int64)
+
+
+def test_nor_does_it_count_what_the_death_of_a_process_cut(worlds: Make) -> None:
+    """World 0 has long finished its first episode then, which stays the one that counts."""
+
+    def trouble(call: str, count: int, env: Any) -> None:
+        env.length = 3 if multiprocessing.current_process().name.endswith("-0") else 9
+
+    def kill(acted: int) -> None:
+        if acted == 5:
+            os.kill(env._worlds.processes[1].pid, signal.SIGKILL)
+
+    env = worlds(trouble, num_envs=3, vectorization="async")
+    agent = Idle(kill)
+    result = evaluate(agent, env, episodes=3, seed=0)
+    assert env.counters == {"env/restarts": 1.0}
+    assert (result.lengths.tolist(), result.returns.tolist()) == ([3, 9, 9], [3, 9, 9])
+    assert agent.acted == 5 + 1 + 1 + 9  # the cut, the reset and a whole episode
+    env.close()
+
+
+def test_processes_are_deaf_to_what_asks_a_run_to_stop() -> None:
+    env = sheeplike.envs.make("gym", id="CartPole-v1", num_envs=2, frames="none", vectorization="async")
+    env.reset()
+    processes = env._worlds.processes
+    for process in processes:
+        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGUSR1)
+    assert not env.step(torch.zeros(2, dtype=torch.int64))[4]["restarted"].any()
+    env.close()
+    assert not any(process.is_alive() for process in processes)
