@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -72,6 +73,9 @@ def _as_typed(value: Any, annotation: Any) -> Any:
         return value
     if int in kinds and float not in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
+    if float in kinds and str not in kinds and isinstance(value, str):
+        with suppress(ValueError):  # 1e-5 is a text to YAML 1.1
+            return float(value)
     if str in kinds and int not in kinds and isinstance(value, int):
         return str(value)
     if len(tuples) == len(kinds) and not isinstance(value, BaseModel):

@@ -7,24 +7,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sheeplike.commands import kinds
-from sheeplike.commands.errors import CommandError
-from sheeplike.envs import list_envs
+from sheeplike import envs
+from sheeplike.agents import registry
+from sheeplike.config.errors import CommandError
 
-GROUPS = (
-    "exp",
-    "env",
-    "randomization",
-    "agent",
-    "agent/size",
-    "profile",
-    "hyperparameters",
-    "scale",
-    "worlds",
-    "fabric",
-    "logger",
-    "checkpoint",
-)
+GROUPS = ("exp", "env", "randomization", "agent", "profile")
 PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel carries configs/ inside the package; in a clone and an editable install it lies beside it.
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
@@ -52,15 +39,19 @@ class Sources:
                 self.directories.append(directory)
 
     def choices(self, group: str) -> list[str]:
-        """What can be chosen from a group, sizes from small to large; ``auto`` is no file but chooses a profile."""
-        names = {*self._files(group), *self.without_file(group)}
-        names_in_order = sorted(names, key=lambda name: (len(name), name) if group == "agent/size" else (0, name))
-        return ["auto", *names_in_order] if group == "profile" else names_in_order
+        """What can be chosen from a group; ``auto`` is no file but chooses a profile."""
+        names = sorted({*self._files(group), *self.without_file(group)})
+        return ["auto", *names] if group == "profile" else names
 
     def without_file(self, group: str) -> list[str]:
         """Environments and agents that have no file: their name says it all, and an agent's is that of a recipe too."""
-        registered = {"env": list_envs, "agent": kinds.list_agents, "exp": kinds.list_agents}.get(group, list)()
-        return [name for name in registered if name not in self._files(group)]
+        registered = {"env": envs.list_envs, "agent": registry.list_agents, "exp": registry.list_agents}
+        return [name for name in registered.get(group, list)() if name not in self._files(group)]
+
+    def find(self, config_path: str) -> Path | None:
+        """The file of ``<group>/<name>``, or None where that has none."""
+        files = (directory / f"{config_path}.yaml" for directory in self.directories)
+        return next((file for file in files if file.is_file()), None)
 
     def _files(self, group: str) -> set[str]:
         return {path.stem for directory in self.directories for path in (directory / group).glob("*.yaml")}

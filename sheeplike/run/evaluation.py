@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import dataclass
 
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent
+from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
 from sheeplike.monitor.intervals import mean_interval, wilson_interval
 from sheeplike.monitor.video import tile_worlds
+from sheeplike.run.build import make_envs
 
 EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
 MOST_EPISODES = 2**16  # of one evaluation; as far apart are the seeds of two, whose worlds are then all different
@@ -19,9 +23,9 @@ FILMED = 9  # worlds, at most
 
 
 def play(
-    agent: Agent, worlds: VectorEnv, *, episodes: int, sample: bool = True, video: bool = True, seed: int = 0
+    agent: Agent, envs: VectorEnv, *, episodes: int, sample: bool = True, video: bool = True, seed: int = 0
 ) -> Evaluation:
-    """Evaluate ``agent`` in ``worlds`` of its own; the same arguments give the same episodes.
+    """Evaluate ``agent`` in ``envs`` of its own; the same arguments give the same episodes.
 
     Args:
         episodes: at most :data:`MOST_EPISODES`.
@@ -31,10 +35,10 @@ def play(
     """
     seed = EVALUATION_SEED + seed * MOST_EPISODES
     # Evaluation must not move the stream of random numbers that training draws from.
-    with torch.random.fork_rng(devices=[worlds.device] if worlds.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[envs.device] if envs.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        filmed = min(worlds.num_envs, FILMED) if video else 0
-        return evaluate(agent, worlds, episodes=episodes, seed=seed, sample=sample, filmed=filmed)
+        filmed = min(envs.num_envs, FILMED) if video else 0
+        return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, filmed=filmed)
 
 
 def summarize(result: Evaluation) -> dict[str, float]:
@@ -56,10 +60,33 @@ def summarize(result: Evaluation) -> dict[str, float]:
     }
 
 
-def films(result: Evaluation) -> dict[str, Tensor]:
-    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the filmed worlds side by side."""
-    videos = {}
+def videos(result: Evaluation) -> dict[str, Tensor]:
+    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the filmed environments side by side."""
+    found = {}
     for camera, frames in result.frames.items():
         columns = math.ceil(math.sqrt(frames.shape[1]))
-        videos[camera] = tile_worlds(frames, math.ceil(frames.shape[1] / columns), columns)
-    return videos
+        found[camera] = tile_worlds(frames, math.ceil(frames.shape[1] / columns), columns)
+    return found
+
+
+@dataclass
+class Evaluator:
+    """Evaluates an agent in environments of its own, which are built when they are first needed."""
+
+    config: Config
+    agent: Agent
+    device: torch.device
+    envs: VectorEnv | None = None
+
+    def __call__(self) -> Evaluation:
+        """Run the evaluation that the configuration asks for."""
+        asked = self.config.eval
+        if self.envs is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # shown when the training environments were built
+                self.envs = make_envs(self.config, asked.num_envs, self.device, randomize=asked.randomize)
+        return play(self.agent, self.envs, episodes=asked.episodes, sample=asked.sample, video=asked.video)
+
+    def close(self) -> None:
+        if self.envs is not None:
+            self.envs.close()

@@ -12,13 +12,13 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.commands import STARTED
-from sheeplike.commands.evaluation import films, summarize
 from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, Taken
+from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, PendingMetrics
 from sheeplike.monitor.progress import Progress
 from sheeplike.monitor.video import open_loop_video
+from sheeplike.run import STARTED
+from sheeplike.run.evaluation import summarize, videos
 
 SKIPPED, SKIPPED_TOTAL = "health/skipped_in_a_row", "health/skipped_updates_total"
 
@@ -37,7 +37,7 @@ class Row:
     gradient_steps: int
     seconds: float
     known: dict[str, float]
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[PendingMetrics, ...] = ()
 
 
 class Recorder:
@@ -45,7 +45,7 @@ class Recorder:
 
     Args:
         agent: what learns.
-        envs: the training worlds.
+        envs: the training environments.
         progress: the line in the terminal.
         logger: where curves and videos go; there must be one by the time that something is written.
 
@@ -99,7 +99,7 @@ class Recorder:
         known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
         known |= getattr(self.envs, "counters", {})
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
-        skipped = Taken(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
+        skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
         row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())
         self.flush()
         self.pending = row
@@ -112,10 +112,10 @@ class Recorder:
             self._put(row)
 
     def evaluated(self, result: Evaluation, state: LoopState) -> dict[str, float]:
-        """Write the outcome of an evaluation, and its video where it was filmed; returns its metrics."""
+        """Write the outcome of an evaluation, and its video where there is one; returns its metrics."""
         metrics = summarize(result)
         self._write(metrics, state)
-        for camera, video in films(result).items():
+        for camera, video in videos(result).items():
             self.logger.log_video(f"eval/{camera}", video, step=state.policy_steps, fps=self.fps)
         return metrics
 
@@ -125,7 +125,7 @@ class Recorder:
         self._write({name: float(value) for name, value in metrics.items()}, state)
         for camera, (truth, model, context) in predictions.items():
             video = open_loop_video(truth, model, context)
-            # At half speed: these films are short.
+            # At half speed: these videos are short.
             self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
 
     def paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
@@ -143,7 +143,7 @@ class Recorder:
         """Wall-clock time of the run, earlier parts of it included."""
         return time.monotonic() - self.started
 
-    def _variation(self) -> list[Taken]:
+    def _variation(self) -> list[PendingMetrics]:
         """Of each line of randomization, the mean and the deviation over the worlds as they are now."""
         drawn = getattr(self.envs, "variation", {})
         if not drawn:
@@ -151,9 +151,9 @@ class Recorder:
         values = [value.flatten() for value in drawn.values()]
         moments = torch.stack([part for value in values for part in (value.mean(), value.std(correction=0))])
         names = [f"variation/{name}_{moment}" for name in drawn for moment in ("mean", "std")]
-        return [Taken(moments, lambda numbers: dict(zip(names, numbers, strict=True)))]
+        return [PendingMetrics(moments, lambda numbers: dict(zip(names, numbers, strict=True)))]
 
-    def _row(self, state: LoopState, known: dict[str, float], *taken: Taken) -> Row:
+    def _row(self, state: LoopState, known: dict[str, float], *taken: PendingMetrics) -> Row:
         return Row(state.policy_steps, state.gradient_steps, self.seconds, known, taken)
 
     def _write(self, metrics: dict[str, float], state: LoopState) -> None:

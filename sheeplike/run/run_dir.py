@@ -6,11 +6,11 @@
         config.yaml      the configuration, every value in full
         metrics.jsonl
         checkpoints/
+        replay/
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,20 +20,21 @@ from typing import Any, NamedTuple, TextIO
 
 import yaml
 
-from sheeplike.commands.config import RESUMABLE, changes, load, load_saved, to_yaml
-from sheeplike.commands.errors import CommandError, nearest, show
-from sheeplike.commands.saved import refuse_links
-from sheeplike.commands.schema import Config
-from sheeplike.commands.sources import Sources
-from sheeplike.files import CHECKPOINT, sync_directory
+from sheeplike import host
+from sheeplike.config.compose import Composed, load, start_of
+from sheeplike.config.errors import CommandError, InvalidValue, nearest
+from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_links, to_yaml
+from sheeplike.config.schema import Config
+from sheeplike.config.sources import Sources
+from sheeplike.files import CHECKPOINT, sync_directory, write_atomically
 from sheeplike.files import lock as lock_file
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
+REPLAY = "replay"
 LOCK_FILE = ".lock"
 EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
-LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, "metrics.jsonl"}  # of a run that came to no checkpoint; batches of faults stay
-SHOWN = 8  # changes, at most
+LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, REPLAY, "metrics.jsonl"}  # of a run that came to no checkpoint
 
 
 class Plan(NamedTuple):
@@ -44,6 +45,7 @@ class Plan(NamedTuple):
         resume: it goes on from its newest checkpoint.
         replace: what the directory holds never came to a checkpoint and makes room.
         changed: keys whose values differ from those that the run has had, with both.
+        files: configs that changed a value, for the banner.
     """
 
     config: Config
@@ -51,6 +53,7 @@ class Plan(NamedTuple):
     resume: bool = False
     replace: bool = False
     changed: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+    files: Sequence[str] = ()
 
     @property
     def finished(self) -> bool:
@@ -58,8 +61,8 @@ class Plan(NamedTuple):
         return self.resume and checkpoint_steps(self.run_dir)[-1] >= self.config.total_steps
 
 
-def plan(overrides: Iterable[str], sources: Sources) -> Plan:
-    """The run that ``overrides`` describe: a new one, or with ``resume=`` one that goes on.
+def plan(arguments: Iterable[str], sources: Sources) -> Plan:
+    """The run that a command line describes: a new one, or with ``resume=`` one that goes on.
 
     ``resume=<run_dir>`` takes everything from there; ``resume=auto`` composes the configuration as for a new run, and
     goes on if its ``run_dir`` holds that run.
@@ -67,37 +70,15 @@ def plan(overrides: Iterable[str], sources: Sources) -> Plan:
     Raises:
         CommandError: the run cannot begin, or not go on like this; nothing was changed.
     """
-    overrides = list(overrides)
-    resumed = [override for override in overrides if override.startswith("resume=")]
-    others = [override for override in overrides if override not in resumed]
-    if not resumed:
-        config = load(others, sources)
-        return Plan(config, check(config))
-    place = resumed[-1].partition("=")[2].strip("'\"")
-    if place != "auto":
-        return resume(Path(place).expanduser(), others)
-    config = load(others, sources)
-    path = Path(config.run_dir or "").expanduser()
-    if not (path / CONFIG_FILE).is_file():
-        return Plan(config, check(config))
-    saved = load_saved(config_file(path, "run_dir"), [])
-    changed = changes(saved, config)
-    refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
-    if refused:
-        raise CommandError(
-            f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "
-            f"that began it, changes of {', '.join(sorted(RESUMABLE))} apart, or another run_dir"
-        )
-    if not checkpoint_steps(path):
-        return Plan(config, path, replace=True)
-    return Plan(config, path, resume=True, changed=changed)
-
-
-def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """``total_steps 1000 -> 2000, log_every 10 -> 20``; of many the first few."""
-    told = [f"{key} {show(before)} -> {show(after)}" for key, (before, after) in changed.items()]
-    more = [f"and {len(told) - SHOWN} more"] if len(told) > SHOWN else []
-    return ", ".join(told[:SHOWN] + more)
+    start, rest = start_of(arguments)
+    if start.resume not in (None, "auto"):
+        planned = _resumed(Path(start.resume).expanduser(), rest)
+    else:
+        composed = load(rest, sources)
+        planned = _auto(composed) if start.resume == "auto" else None
+        planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
+    _check_accelerator(planned.config)
+    return planned
 
 
 def check(config: Config) -> Path:
@@ -136,15 +117,17 @@ def create(run_dir: Path, config: Config, *, replace: bool = False) -> TextIO:
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        held = lock(run_dir)
+        locked = lock(run_dir)
         if config.dry_run and _holds_dry_run(run_dir):
             _empty(run_dir, lambda name: name != LOCK_FILE)
         elif replace and not checkpoint_steps(run_dir):
             _empty(run_dir, lambda name: name in LEFTOVERS or name.startswith(EVENTS))
         with (run_dir / CONFIG_FILE).open("x", encoding="utf-8") as file:  # whoever creates it owns the directory
-            _write(file, to_yaml(config))
+            file.write(to_yaml(config))
+            file.flush()
+            os.fsync(file.fileno())  # without its configuration no checkpoint is of any use
         sync_directory(run_dir)
-        return held
+        return locked
     except FileExistsError:
         raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
     except OSError as error:
@@ -175,29 +158,7 @@ def lock(run_dir: Path) -> TextIO:
 
 def update(run_dir: Path, config: Config) -> None:
     """Save the configuration of a resumed run, so that the next one to resume it keeps what has changed."""
-    fresh = run_dir / f".{CONFIG_FILE}.{os.getpid()}"
-    with fresh.open("w", encoding="utf-8") as file:
-        _write(file, to_yaml(config))
-    fresh.replace(run_dir / CONFIG_FILE)  # whole or not at all
-    sync_directory(run_dir)
-
-
-def resume(run_dir: Path, arguments: Sequence[str]) -> Plan:
-    """The run in ``run_dir``, to be continued with the changes in ``arguments``.
-
-    Raises:
-        CommandError: there is no such run, it has no checkpoint, or a change is not allowed.
-    """
-    file = config_file(run_dir, "resume")
-    if not checkpoint_steps(run_dir):
-        raise CommandError(
-            f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: give the command "
-            "that began it again, with resume=auto"
-        )
-    config = load_saved(file, arguments)
-    # It may have been moved.
-    changed = changes(load_saved(file, []), config)
-    return Plan(dataclasses.replace(config, run_dir=str(run_dir)), run_dir, resume=True, changed=changed)
+    write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
 
 
 def config_file(run_dir: Path, key: str) -> Path:
@@ -222,10 +183,90 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
     return sorted({int(match[1]) for name in names if (match := CHECKPOINT.fullmatch(name))})
 
 
-def _write(file: TextIO, text: str) -> None:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())  # without its configuration no checkpoint is of any use
+def open_run(run: str | None, command: str) -> tuple[Path, Config]:
+    """The directory of the run that ``run=`` names, and its configuration, for a command that reads its checkpoints.
+
+    Raises:
+        CommandError: there is no such run with a checkpoint.
+    """
+    if run is None:
+        raise CommandError(
+            f"run= is missing: expected the directory of a run: python -m sheeplike {command} run=<run_dir>"
+        )
+    run_dir = Path(run).expanduser()
+    config = load_saved(config_file(run_dir, "run"))
+    if not checkpoint_steps(run_dir):
+        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
+    return run_dir, config
+
+
+def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
+    """The directory that ``checkpoint=`` means; None: the newest that is whole.
+
+    Raises:
+        InvalidValue: there is no such checkpoint.
+    """
+    if name == "last":
+        return None
+    from sheeplike.checkpoint import best, list_checkpoints  # torch takes seconds
+
+    steps = checkpoint_steps(run_dir)
+    found = list_checkpoints(run_dir / CHECKPOINTS)
+    if name == "best":
+        path = best(run_dir / CHECKPOINTS)
+        if path is None:
+            raise InvalidValue("checkpoint", name, "one that was saved after an evaluation; here is none", "last")
+        return path
+    expected = f"best, last, or one of {', '.join(map(str, steps))}"
+    step = name.removeprefix("step_")
+    if not step.isdecimal():
+        raise InvalidValue("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
+    if int(step) not in steps:
+        raise InvalidValue("checkpoint", name, expected, min(steps, key=lambda other: abs(other - int(step))))
+    return next(path for path in found if int(path.name.rpartition("_")[2]) == int(step))
+
+
+def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
+    """The run in ``run_dir``, to be continued with the changes in ``arguments``."""
+    file = config_file(run_dir, "resume")
+    if not checkpoint_steps(run_dir):
+        raise CommandError(
+            f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: give the command "
+            "that began it again, with resume=auto"
+        )
+    config = load_saved(file, arguments)
+    # It may have been moved.
+    return Plan(config.replace(run_dir=str(run_dir)), run_dir, resume=True, changed=changes(load_saved(file), config))
+
+
+def _auto(composed: Composed) -> Plan | None:
+    """The run that ``run_dir`` holds, to be continued, or begun again where it has no checkpoint; None: there is none."""
+    config = composed.config
+    path = Path(config.run_dir or "").expanduser()
+    if config.dry_run or not (path / CONFIG_FILE).is_file():
+        return None
+    changed = changes(load_saved(config_file(path, "run_dir")), config)
+    refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
+    if refused:
+        raise CommandError(
+            f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "
+            f"that began it, changes of {', '.join(sorted(RESUMABLE))} apart, or another run_dir"
+        )
+    if not checkpoint_steps(path):
+        return Plan(config, path, replace=True, files=composed.files)
+    return Plan(config, path, resume=True, changed=changed, files=composed.files)
+
+
+def _check_accelerator(config: Config) -> None:
+    """Raise where the run asks for a GPU that is not there."""
+    if config.compile == "graph" and config.fabric.accelerator == "cpu":
+        raise InvalidValue("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")
+    problem = host.gpu_problem() if config.fabric.accelerator == "cuda" else None
+    if problem:
+        raise CommandError(
+            f"fabric.accelerator=cuda, profile={config.profile}: expected a GPU, but {problem}; "
+            "nearest: fabric.accelerator=cpu profile=cpu"
+        )
 
 
 def _empty(run_dir: Path, chosen: Callable[[str], bool]) -> None:
