@@ -219,7 +219,7 @@ def make_envs(config: Config, num_envs: int, device: torch.device, *, nominal: b
         action_repeat=env.action_repeat,
         seed=config.seed,
         randomization=config.randomization,
-        nominal=nominal,
+        randomize=not nominal,
         **({} if env.id is None else {"id": env.id}),
         **env.options,
     )

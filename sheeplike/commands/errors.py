@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sheeplike import names
-from sheeplike.envs.errors import InvalidOption
+from sheeplike.options import InvalidOption
 
 
 class CommandError(Exception):

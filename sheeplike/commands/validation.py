@@ -10,7 +10,6 @@ from sheeplike.commands import kinds
 from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, nearest, show, unknown
 from sheeplike.commands.schema import Config, Key, Rule, all_keys, defaults_of, keys_of
 from sheeplike.envs import (
-    RENDERING,
     InvalidOption,
     Unusable,
     check,
@@ -21,6 +20,7 @@ from sheeplike.envs import (
     task_options,
 )
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
+from sheeplike.envs.registry import RENDERING
 
 # How the names of observations begin that are rendered.
 IMAGES = ("pixels/", "depth/", "segmentation/")
