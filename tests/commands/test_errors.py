@@ -168,7 +168,7 @@ def test_madrona_draws_training_and_evaluation_with_as_many_worlds(refused, shee
 def test_what_others_render_is_left_to_them(refused, sheeplike, monkeypatch, override, part):
     def elsewhere(*, num_envs, device, image_size, action_repeat, seed): ...
 
-    monkeypatch.setitem(envs._BUILDERS, "elsewhere", elsewhere)
+    monkeypatch.setitem(envs.registry.BUILDERS, "elsewhere", elsewhere)
     job = ("exp=ppo", "env=cartpole_balance", "env.name=elsewhere", "hyperparameters=none", "scale=none")
     assert sheeplike(*job).runs[0].config.env.name == "elsewhere"
     assert part in refused(*job, override)

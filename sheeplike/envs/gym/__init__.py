@@ -1,1 +1,168 @@
-"""Any Gymnasium environment as a vector environment of ours, and recipes for families of them."""
+"""Any Gymnasium environment as a vector environment of ours, and recipes for families of them.
+
+Importing this package imports neither torch nor gymnasium, and no environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sheeplike.envs.contract import ImageSize, Unusable, resolve_image_size
+from sheeplike.envs.gym.options import AtariOptions, DmcOptions, FamilyOptions, GymOptions, MinigridOptions
+from sheeplike.options import InvalidOption, nearest
+
+if TYPE_CHECKING:
+    import gymnasium
+    import torch
+    from gymnasium.envs.registration import EnvSpec
+
+FAMILIES: dict[str, type[GymOptions]] = {
+    "gym": GymOptions,
+    "minigrid": MinigridOptions,
+    "atari": AtariOptions,
+    "dmc": DmcOptions,
+}
+
+
+def check(options: GymOptions) -> None:
+    """Check the id before the environment, torch or JAX is imported.
+
+    Raises:
+        Unusable: a package is missing.
+        InvalidOption: there is no such environment.
+    """
+    if isinstance(options, FamilyOptions):
+        options.resolve()
+        return
+    module = options.id.rpartition(":")[0]
+    if not module:
+        find(options.id)
+        return
+    try:
+        found = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise Unusable(f"id={options.id!r}: there is no module {module}")
+
+
+def make(
+    options: GymOptions,
+    *,
+    num_envs: int,
+    device: torch.device | str,
+    image_size: ImageSize,
+    action_repeat: int,
+    seed: int,
+) -> gymnasium.vector.VectorEnv:
+    """Makes the vector environment of one of :data:`FAMILIES`.
+
+    - ``gym``: any registered environment.
+    - ``minigrid``: from the agent's own view, padded to the size of the image.
+    - ``atari``: a game frame by frame.
+    - ``dmc``: a task of the DeepMind Control suite.
+
+    Raises:
+        Unusable: the environment cannot be made here.
+        ValueError: a value that it cannot serve.
+    """
+    from sheeplike.envs.gym.vector_env import GymVectorEnv
+    from sheeplike.envs.gym.world import choose_backend
+
+    size = resolve_image_size(image_size)
+    if isinstance(options, FamilyOptions):
+        options = options.resolve()
+    if isinstance(options, MinigridOptions):
+        from sheeplike.envs.gym.minigrid import PartialView
+
+        own = {"tile": options.tile_size, "image_size": size}
+        make_env = functools.partial(_make_wrapped, PartialView, own, find(options.id), {})
+    elif isinstance(options, AtariOptions):
+        from sheeplike.envs.gym.atari import FRAMES, Protocol
+
+        own = {"noops": options.noops, "terminal_on_life_loss": options.terminal_on_life_loss}
+        arguments = {
+            "frameskip": 1,
+            "repeat_action_probability": 0.25 if options.sticky_actions else 0.0,
+            "full_action_space": options.all_actions,
+            "max_num_frames_per_episode": None,  # the world counts
+        }
+        make_env = functools.partial(_make_wrapped, Protocol, own, find(options.id), arguments)
+        options = replace(options, episode_length=options.episode_length or FRAMES)
+    elif isinstance(options, DmcOptions):
+        choose_backend(required=options.frames == "render")
+        from sheeplike.envs.gym.dmc import ControlSuite
+
+        own = {"camera": options.camera, "shadow_map": options.shadow_map}
+        make_env = functools.partial(ControlSuite, options.id, image_size=size, **own)
+    else:
+        choose_backend(required=False)
+        spec = find(options.id)
+        make_env = functools.partial(_make_registered, spec, dict(options.arguments or {}))
+        options = replace(options, episode_length=options.episode_length or spec.max_episode_steps)
+    return GymVectorEnv(
+        make_env,
+        options,
+        num_envs=num_envs,
+        device=device,
+        image_size=size,
+        action_repeat=action_repeat,
+        seed=seed,
+    )
+
+
+def find(id: str) -> EnvSpec:
+    """The registered environment ``Name-v1`` or ``namespace/Name-v1``.
+
+    Without a version it is the newest one; a ``module:`` in front is imported first.
+
+    Raises:
+        Unusable: the module cannot be imported.
+        InvalidOption: there is no such environment.
+    """
+    import gymnasium
+    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+
+    module, _, name = id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise Unusable(f"id={id!r}: the module {module} cannot be imported: {error}") from error
+    try:
+        namespace, short, version = parse_env_id(name)
+        if version is None and (version := find_highest_version(namespace, short)) is not None:
+            name = get_env_id(namespace, short, version)
+    except gymnasium.error.Error:
+        pass  # it is not even a name
+    if name not in gymnasium.registry:
+        elsewhere = "" if module else "; one of another package is <module>:<id>, whose import registers it"
+        near = nearest(name, gymnasium.registry)
+        prefix = f"{module}:" if module else ""
+        raise InvalidOption("id", id, f"a registered environment{elsewhere}", near and f"{prefix}{near}")
+    return gymnasium.registry[name]
+
+
+# The specification goes along to processes of their own, where nothing may have registered it.
+
+
+def _make_registered(spec: EnvSpec, arguments: Mapping[str, Any], render_mode: str | None) -> gymnasium.Env:
+    import gymnasium
+
+    # -1: no wrapper that truncates; the world counts.
+    return gymnasium.make(spec, render_mode=render_mode, max_episode_steps=-1, disable_env_checker=True, **arguments)
+
+
+def _make_wrapped(
+    wrapper: Callable[..., gymnasium.Env],
+    options: Mapping[str, Any],
+    spec: EnvSpec,
+    arguments: Mapping[str, Any],
+    render_mode: str | None,
+) -> gymnasium.Env:
+    return wrapper(_make_registered(spec, arguments, render_mode), **options)

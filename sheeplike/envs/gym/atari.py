@@ -7,6 +7,7 @@ episode, frames in RGB. Four frames an action and the brighter of the last two a
 
 from typing import Any
 
+import ale_py  # noqa: F401, registers its games
 import gymnasium
 
 FRAMES = 108_000

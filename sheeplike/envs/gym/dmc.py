@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sheeplike.envs.errors import Unusable
+from sheeplike.envs.contract import Unusable
 
 CAMERAS = {"quadruped": 2}
 """Of domains whose first camera is not the one to learn from."""

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
-from sheeplike.envs.arguments import check_seed, resolve_device
+from sheeplike.envs.contract import check_seed, resolve_device
 from sheeplike.envs.mjx import options as reset_options
 from sheeplike.envs.mjx.forced import FREE, Forced
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation

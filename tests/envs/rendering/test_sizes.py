@@ -1,6 +1,6 @@
 import pytest
 
-from sheeplike.envs.arguments import resolve_image_size
+from sheeplike.envs.contract import resolve_image_size
 from sheeplike.envs.mjx.rendering.sizes import resolve_image_sizes
 
 CAMERAS = ("front", "wrist")

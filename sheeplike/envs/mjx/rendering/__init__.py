@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import mujoco
 
-from sheeplike.envs.arguments import ImageSize
+from sheeplike.envs.contract import ImageSize
 from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
 from sheeplike.envs.mjx.rendering.none import NoRenderer
 from sheeplike.envs.mjx.rendering.protocol import Frames, Renderer

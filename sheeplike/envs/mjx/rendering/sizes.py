@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from sheeplike.envs.arguments import ImageSize, resolve_image_size
+from sheeplike.envs.contract import ImageSize, resolve_image_size
 from sheeplike.names import nearest
 
 
