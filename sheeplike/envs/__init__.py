@@ -233,7 +233,7 @@ def make(
         **common,
         **rendering,
         randomization=randomization,
-        nominal=nominal,
+        randomize=not nominal,
     )
 
 

@@ -31,9 +31,8 @@ import warp
 from mujoco import mjx
 
 from sheeplike.envs.errors import InvalidOption, Unusable
-from sheeplike.envs.mjx.capacity import least_capacity
 from sheeplike.envs.mjx.playground_ids import IDS, check
-from sheeplike.envs.mjx.task import Outcome, Vectors
+from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.names import nearest
 
 ALLOCATED_FOR = 2048

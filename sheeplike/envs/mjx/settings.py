@@ -87,14 +87,6 @@ class Settings:
         """Copies: float32 (N,) CPU tensors by name."""
         return {name: torch.from_numpy(value.copy()) for name, value in self._on_host.items()}
 
-    def restore(self, saved: Mapping[str, Values]) -> None:
-        """Takes what ``read`` gave, and the defaults of what is missing: it was saved before the task had them.
-
-        Raises:
-            ValueError: as for ``write``.
-        """
-        self.write({**self._defaults, **saved})
-
     def check_name(self, name: str) -> str:
         """Returns the name.
 
