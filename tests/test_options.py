@@ -1,6 +1,6 @@
 import pytest
 
-from sheeplike.names import nearest, one_of
+from sheeplike.options import nearest, one_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Poses of cameras and lights of every mode, against MuJoCo's own."""
+"""Poses of cameras and lights of every mode, against MuJoCo's own; sizes of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.cameras import place_cameras_and_lights
+from sheeplike.envs.contract import resolve_image_size
+from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights, resolve_image_sizes
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -147,3 +148,38 @@ def test_they_are_fresh_in_every_step_and_after_every_reset() -> None:
             for ours, theirs in zip(found, expected(task.model, qpos, np.zeros((0, 3))), strict=True):
                 np.testing.assert_allclose(ours[world], theirs, rtol=0, atol=1e-5)
         observed, *_ = env.step(torch.zeros(2, 1))
+
+
+CAMERAS = ("front", "wrist")
+
+
+def test_one_size_is_that_of_all_cameras() -> None:
+    assert resolve_image_sizes(64, CAMERAS) == {"front": (64, 64), "wrist": (64, 64)}
+    assert resolve_image_sizes([48, 64], CAMERAS) == {"front": (48, 64), "wrist": (48, 64)}
+
+
+def test_sizes_by_name_come_in_the_order_of_the_cameras() -> None:
+    sizes = resolve_image_sizes({"wrist": (48, 64), "front": 32}, CAMERAS)
+    assert list(sizes.items()) == [("front", (32, 32)), ("wrist", (48, 64))]
+
+
+@pytest.mark.parametrize(
+    ("image_size", "message"),
+    [
+        ({"front": 64}, r"no size for camera wrist: expected one for each that is rendered, and has front; or fewer"),
+        ({}, r"no size for camera front, wrist: .* and has none"),
+        ({"front": 64, "wrst": 32}, r"camera 'wrst', which is not rendered: expected front, wrist; nearest: wrist"),
+        ({"front": 64, "wrist": 0}, r"image_size=0: expected a positive int or \(height, width\)"),
+        ({"front": 64, "wrist": {"x": 1}}, r"image_size=\{'x': 1\}: expected a positive int"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_cameras_are_refused(image_size, message) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        resolve_image_sizes(image_size, CAMERAS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [True, 64.0, "64", None, (64,), (64, 64.0), (64, -1)])
+def test_what_is_no_size(size) -> None:
+    with pytest.raises(ValueError, match=r"expected a positive int or \(height, width\), such as \(48, 64\)"):
+        resolve_image_size(size)
