@@ -226,7 +226,7 @@ def make(
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
     task = repeat_actions(builder(**options), action_repeat)
-    return MjxVectorEnv(task, **common, **rendering, randomization=randomization, nominal=not randomize)
+    return MjxVectorEnv(task, **common, **rendering, randomization=randomization, randomize=randomize)
 
 
 RENDERING: Mapping[str, object] = {

@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch import Tensor
 from sheeplike.agents.agent import Agent
 from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
-from sheeplike.monitor.intervals import mean_interval, wilson_interval
 from sheeplike.monitor.video import tile_worlds
 from sheeplike.run.build import make_envs
 
@@ -58,6 +58,23 @@ def summarize(result: Evaluation) -> dict[str, float]:
         "eval/length_mean": float(result.lengths.float().mean()),
         "eval/episodes": float(trials),
     }
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """95 % percentile-bootstrap interval of the mean of ``values (E,)``; the same values give the same interval."""
+    values = np.asarray(values, np.float64)
+    drawn = np.random.default_rng(0).choice(values, (2000, values.size))
+    low, high = np.quantile(drawn.mean(1), [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    return float(low), float(high)
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % score interval of a success rate: sensible at 0 % and 100 %, where the normal one has no width."""
+    z = 1.959964  # rounded; importing SciPy, which has more digits, would take a second
+    rate, z2 = successes / trials, z * z
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def videos(result: Evaluation) -> dict[str, Tensor]:

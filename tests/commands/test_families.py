@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from sheeplike.__main__ import main
+from sheeplike.analysis.runs import find_runs, read_run
 from sheeplike.commands.advice import memory_advice
 from sheeplike.commands.config import load, to_yaml
 from sheeplike.commands.errors import CommandError
 from sheeplike.commands.sources import Sources
 from sheeplike.envs.gym import ids
 from sheeplike.monitor.dashboard import hyperparameters
-from sheeplike.monitor.runs import find_runs, read_run
 
 
 def compose(*overrides: str):

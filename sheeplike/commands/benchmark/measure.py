@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sheeplike.monitor.comparison import number
+from sheeplike.analysis.comparison import number
 
 LEAST_ROUNDS = 3  # below that there is no spread to speak of
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from sheeplike.monitor.comparison import Comparison, Group, compact, number, seeds
+from sheeplike.analysis.comparison import Comparison, Group, compact, number, seeds
 
 # Colours that remain distinct in all common kinds of colour blindness: Okabe and Ito, in the order of Wong,
 # Nature Methods 8, 441 (2011), the dark ones first.
@@ -39,7 +39,11 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_formatter(NullFormatter())
-    _draw_threshold(axes, comparison.threshold)
+    if comparison.threshold is not None:
+        axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)))
+        style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": "0.3"}
+        place = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
+        axes.annotate(number(comparison.threshold), (1, comparison.threshold), (3, 0), **place, **style)
     _draw_end(axes, comparison, unit)
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
     axes.set_ylabel(NAMES.get(comparison.metric, comparison.metric), fontsize=11)
@@ -70,29 +74,11 @@ def encode(figure: Figure, kind: str) -> bytes:
 def _draw_group(axes: Axes, group: Group, x: str, unit: float, colour: str, dash: object) -> None:
     for curve in group.curves:
         axes.plot(curve.along(x) / unit, curve.value, color=colour, linewidth=0.8, alpha=0.4, linestyle=dash)
-    band = group.band
-    if band.low is not None:
-        axes.fill_between(band.x / unit, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
-    # A curve of one point has no line.
-    marker = "o" if len(band.x) == 1 else None
-    axes.plot(band.x / unit, band.iqm, color=colour, linewidth=2.2, linestyle=dash, marker=marker, label=_label(group))
-
-
-def _draw_threshold(axes: Axes, threshold: float | None) -> None:
-    if threshold is None:
-        return
-    axes.axhline(threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)))
-    axes.annotate(
-        number(threshold),
-        (1, threshold),
-        (3, 0),
-        xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-        color="0.3",
-        annotation_clip=False,
-    )
+    if group.band is not None:
+        axes.fill_between(group.x / unit, *group.band, color=colour, alpha=0.18, linewidth=0)
+    marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
+    style = {"color": colour, "linewidth": 2.2, "linestyle": dash, "marker": marker}
+    axes.plot(group.x / unit, group.mean, label=_label(group), **style)
 
 
 def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
@@ -103,27 +89,19 @@ def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.07 * (high - low), high)  # room for the words, below all curves
     late = comparison.end / unit > sum(axes.get_xlim()) / 2
-    axes.annotate(
-        "compared up to here",
-        (comparison.end / unit, 0.01),
-        (-4 if late else 4, 0),
-        xycoords=axes.get_xaxis_transform(),
-        textcoords="offset points",
-        ha="right" if late else "left",
-        va="bottom",
-        fontsize=9,
-        color="0.3",
-    )
+    style = {"ha": "right" if late else "left", "va": "bottom", "fontsize": 9, "color": "0.3"}
+    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+    axes.annotate("compared up to here", (comparison.end / unit, 0.01), (-4 if late else 4, 0), **place, **style)
 
 
 def _caption(comparison: Comparison) -> str:
     # Of fewer than four seeds, no quarter can be left out.
     few = all(len(group.runs) < 4 for group in comparison.groups)
     parts = ["thin: seeds", f"thick: {'mean' if few else 'interquartile mean'}"]
-    if any(group.band.low is not None for group in comparison.groups):
+    if any(group.band is not None for group in comparison.groups):
         parts.append("band: 95 % interval")
     return " · ".join(parts)
 
 
 def _label(group: Group) -> str:
-    return f"{group.label} ({seeds(group)})"
+    return f"{group.label} ({seeds(len(group.runs))})"

@@ -10,16 +10,24 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from sheeplike.commands import compare
 from sheeplike.commands.config import load, to_yaml
+from sheeplike.commands.errors import CommandError
 from sheeplike.commands.sources import Sources
 from sheeplike.monitor.logger import RunLogger
 
 
-class Told(NamedTuple):
+class Printed(NamedTuple):
     """What a comparison printed, and its table: agent to column to cell."""
 
     output: str
     rows: dict[str, dict[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _empty_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SHEEPLIKE_SEARCH_PATH", raising=False)
+    monkeypatch.chdir(tmp_path)
 
 
 @functools.cache
@@ -99,13 +107,31 @@ def read_table() -> Callable[[str], dict[str, dict[str, str]]]:
 
 
 @pytest.fixture
-def compared(sheeplike, read_table) -> Callable[..., Told]:
+def compared(capsys, read_table) -> Callable[..., Printed]:
     """Runs ``compare`` on requests that can be met."""
 
-    def call(*arguments: str) -> Told:
-        result = sheeplike("compare", *arguments)
-        assert (result.status, result.error) == (0, "")
-        return Told(result.output, read_table(result.output))
+    def call(*arguments: str) -> Printed:
+        capsys.readouterr()
+        compare.main(list(arguments))
+        output, error = capsys.readouterr()
+        assert error == ""
+        return Printed(output, read_table(output))
+
+    return call
+
+
+@pytest.fixture
+def refused(capsys, tmp_path) -> Callable[..., str]:
+    """Runs ``compare`` on a request that must be refused with one line, and without a file left behind."""
+
+    def call(*arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(CommandError) as error:
+            compare.main(list(arguments))
+        assert capsys.readouterr() == ("", "")
+        assert sorted(tmp_path.rglob("*")) == before
+        assert "\n" not in str(error.value)
+        return str(error.value)
 
     return call
 

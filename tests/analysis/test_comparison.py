@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sheeplike.monitor.comparison import compact, number
+from sheeplike.analysis.comparison import compact, number
 
 SUCCESS = "eval/success_rate"
 
@@ -86,7 +86,7 @@ def test_dreamer_is_compared_at_the_time_that_both_have(compared, trained):
 
 
 def test_runs_that_do_not_overlap(refused, two_agents):
-    line = refused("compare", str(two_agents), "x=time")
+    line = refused(str(two_agents), "x=time")
     assert "ppo/seed_0 ends at 4 s" in line
     assert "begins at 10 s: expected runs that overlap in wall-clock time" in line
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from sheeplike.monitor.comparison import Comparison, compare
-from sheeplike.monitor.figure import draw
-from sheeplike.monitor.runs import find_runs, group_runs, read_run
+from sheeplike.analysis.comparison import Comparison, compare
+from sheeplike.analysis.figure import draw
+from sheeplike.analysis.runs import find_runs, group_runs, read_run
 
 RETURN = "eval/return_mean"
 
@@ -53,12 +53,12 @@ def test_curves_between_evaluations_are_straight(trained):
     trained({0: [0, 10]}, every=1000)
     trained({1: [0, 0, 20, 20]}, every=500)
     (group,) = measured().groups
-    assert list(group.band.x) == [1000, 1500, 2000]
-    assert list(group.band.iqm) == [0, 12.5, 15]
+    assert list(group.x) == [1000, 1500, 2000]
+    assert list(group.mean) == [0, 12.5, 15]
 
 
 def test_a_curve_of_many_points_is_thinned(trained):
     trained({seed: np.linspace(0, 1, 500) for seed in range(3)})
     (group,) = measured().groups
-    assert len(group.band.x) == 200
-    assert (group.band.x[0], group.band.x[-1]) == (1000, 500_000)
+    assert len(group.x) == 200
+    assert (group.x[0], group.x[-1]) == (1000, 500_000)

@@ -1,0 +1,255 @@
+"""Several runs side by side: which agent is better, how sure that is, and the tables that say so.
+
+Curves are straight lines between evaluations, and nothing is extrapolated: what is compared across groups ends where
+the shortest run ends, a group's own curve where its shortest run ends.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sheeplike.analysis.runs import SUCCESS, Curve, Run, RunError
+from sheeplike.analysis.statistics import (
+    area_under_curve,
+    first_reached,
+    improvement_interval,
+    iqm,
+    iqm_interval,
+    permutation_test,
+    probability_of_improvement,
+    success_interval,
+)
+from sheeplike.monitor.progress import format_seconds
+
+MIN_SEEDS = 3  # with fewer, an interval over seeds would say nothing
+GRID = 200  # most points of a group's curve
+AXES = {"steps": "policy steps", "time": "wall-clock time"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ``R`` seeds of one experiment, and its own curve of ``P`` points, as far as all seeds go."""
+
+    label: str
+    runs: Sequence[Run]
+    curves: Sequence[Curve]  # of the compared metric, one per run
+    x: np.ndarray  # (P,) policy steps or seconds
+    mean: np.ndarray  # (P,) interquartile mean over seeds
+    band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, the interval of the mean; None of too few seeds
+    finals: np.ndarray  # (R,) each seed's last evaluation in the common range
+    bests: np.ndarray  # (R,) each seed's highest evaluation in the common range
+    areas: np.ndarray  # (R,) mean height of each seed's curve in the common range
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that the tables and the figure show."""
+
+    env: str | None
+    metric: str
+    x: str  # "steps" or "time"
+    threshold: float | None
+    end: float  # of the range that all runs cover, in policy steps or seconds
+    groups: Sequence[Group]
+    verdicts: Sequence[str]  # one sentence per pair of groups
+    notes: Sequence[str]  # what a reader must know beside the numbers
+
+
+def compare(
+    groups: Mapping[str, Sequence[Run]],
+    *,
+    metric: str,
+    x: str = "steps",
+    threshold: float | None = None,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Compare the seeds of one or more experiments on one task.
+
+    Args:
+        groups: label to runs, each of which has a curve of ``metric``.
+        x: ``"steps"`` or ``"time"``.
+        notes: what a reader must know about the choice of runs.
+
+    Raises:
+        RunError: one run ends before another begins.
+    """
+    runs = [run for members in groups.values() for run in members]
+    last = max(runs, key=lambda run: run.curves[metric].along(x)[0])
+    shortest = min(runs, key=lambda run: run.curves[metric].along(x)[-1])
+    start, end = last.curves[metric].along(x)[0], shortest.curves[metric].along(x)[-1]
+    if start > end:
+        raise RunError(
+            f"{metric} of {shortest.path} ends at {_position(end, x)}, before that of {last.path} begins at "
+            f"{_position(start, x)}: expected runs that overlap in {AXES[x]}; nearest: "
+            f"x={'time' if x == 'steps' else 'steps'}"
+        )
+    compared = [_group(label, members, metric, x, start, end) for label, members in groups.items()]
+    verdicts = [_verdict(a, b, metric) for a, b in itertools.combinations(compared, 2)]
+    ended = f", where {shortest.path} ends" * any(run.curves[metric].along(x)[-1] > end for run in runs)
+    notes = [*notes, f"Compared from {_position(start, x)} to {_position(end, x)}{ended}."]
+    env = next((run.env for run in runs if run.env), None)
+    if env and (unknown := sum(run.env is None for run in runs)):
+        notes.append(f"{unknown} of {len(runs)} runs do not say their task; taken to be {env}.")
+    repeats = sorted({run.settings["env.action_repeat"] for run in runs if "env.action_repeat" in run.settings})
+    if len(repeats) > 1:
+        notes.append(f"A policy step is {' or '.join(map(str, repeats))} control steps: action_repeat differs.")
+    for run in runs:
+        if count := run.nonfinite.get(metric):
+            notes.append(f"{run.path}: values of {metric} that are not finite, left out: {count}.")
+    return Comparison(env, metric, x, threshold, end, compared, verdicts, notes)
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """The table, the verdicts, and how to read them."""
+    groups, metric, x, threshold = comparison.groups, comparison.metric, comparison.x, comparison.threshold
+    columns = {
+        "agent": [group.label for group in groups],
+        "seeds": [str(len(group.runs)) for group in groups],
+        f"final {metric}": [_estimate(group.finals) for group in groups],
+        "best": [number(iqm(group.bests)) for group in groups],
+        "area under the curve": [_estimate(group.areas) for group in groups],
+    }
+    successes = [_success(group.runs, x, comparison.end) for group in groups]
+    if any(successes):
+        columns["success"] = [success or "not counted" for success in successes]
+    if threshold is not None:
+        for axis, name in AXES.items():
+            columns[f"{name} to {number(threshold)}"] = [_reach(group.curves, axis, threshold) for group in groups]
+    rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
+    explanations = {
+        "final: each seed's last evaluation up to the end of the compared range; best: its highest up to there; area: "
+        "the mean height of its curve in the range. Shown are interquartile means over seeds (of fewer than 4 seeds: "
+        "means) [95 % percentile-bootstrap intervals over seeds, with 3 to 5 seeds too narrow].": True,
+        "P(A > B): how likely the final evaluation of a seed of A is above that of a seed of B; p: how often groups "
+        "dealt out at random would differ as much (3 against 3 seeds: never less than 0.1).": len(groups) > 1,
+        "success: over the episodes of all seeds' final evaluations [95 % Wilson interval, which says nothing of how "
+        "much seeds differ].": any(successes),
+        "wall-clock time: from the first policy step on, evaluations and videos included.": x == "time",
+        "Each pair of groups is tested on its own: of many pairs, some will look different by chance.": len(groups) > 2,
+        f"to {number(threshold or 0)}: the first evaluation that is at least as high, median over seeds; a seed that "
+        "never is counts as later than all others.": threshold is not None,
+    }
+    notes = [*comparison.notes, *(text for text, shown in explanations.items() if shown)]
+    paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
+    lists = ["\n".join(f"- {line}" for line in lines) for lines in (verdicts, notes, paths)]
+    return "\n\n".join(["\n".join(table), *lists]) + "\n"
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Every point of every run: group, seed, step (policy steps), seconds, value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["group", "seed", "step", "seconds", "value"])
+    for group in comparison.groups:
+        for run, curve in zip(group.runs, group.curves, strict=True):
+            for step, seconds, value in zip(*curve, strict=True):
+                writer.writerow([group.label, run.seed, int(step), round(float(seconds), 3), float(value)])
+    return text.getvalue()
+
+
+def number(value: float) -> str:
+    """Three digits, or whole thousands with commas: ``0.912``, ``182``, ``12,345``."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def compact(value: float) -> str:
+    """Three digits with k, M or G: ``500``, ``120k``, ``1.25M``."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def seeds(count: int) -> str:
+    """A number of seeds, and whether that is enough for an interval."""
+    return f"{count} seed{'s' * (count != 1)}" + (": no interval" if count < MIN_SEEDS else "")
+
+
+def _position(value: float, x: str) -> str:
+    return f"{compact(value)} policy steps" if x == "steps" else format_seconds(value)
+
+
+def _group(label: str, runs: Sequence[Run], metric: str, x: str, start: float, end: float) -> Group:
+    curves = [run.curves[metric] for run in runs]
+    values = [curve.value[curve.along(x) <= end] for curve in curves]
+    finals, bests = np.array([one[-1] for one in values]), np.array([one.max() for one in values])
+    areas = np.array([area_under_curve(curve.along(x), curve.value, start, end) for curve in curves])
+    # The group's own curve: wherever any of the seeds was evaluated, or on a regular grid if that is very often.
+    first, last = max(curve.along(x)[0] for curve in curves), min(curve.along(x)[-1] for curve in curves)
+    grid = np.unique(np.concatenate([[first, last], *(curve.along(x) for curve in curves)]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    if len(grid) > GRID:
+        grid = np.linspace(first, last, GRID)
+    heights = np.stack([np.interp(grid, curve.along(x), curve.value) for curve in curves])
+    band = iqm_interval(heights) if len(runs) >= MIN_SEEDS else None
+    return Group(label, runs, curves, grid, iqm(heights), band, finals, bests, areas)
+
+
+def _estimate(values: np.ndarray) -> str:
+    """The interquartile mean over seeds, with its interval where there are seeds enough for one."""
+    if len(values) < MIN_SEEDS:
+        return f"{number(iqm(values))} ({seeds(len(values))})"
+    low, high = iqm_interval(values)
+    return f"{number(iqm(values))} [{number(low)}, {number(high)}]"
+
+
+def _reach(curves: Sequence[Curve], axis: str, threshold: float) -> str:
+    """When the threshold is reached: the median over seeds, of which those that never reach it count as infinite."""
+    times = np.array([first_reached(curve.along(axis), curve.value, threshold) for curve in curves])
+    median, count = float(np.median(times)), f"({np.isfinite(times).sum()} of {len(times)})"
+    if math.isinf(median):
+        return f"not reached {count}"
+    # A seed that ended before the median without reaching it might have done so earlier than the median.
+    ended = any(curve.along(axis)[-1] < min(median, time) for curve, time in zip(curves, times, strict=True))
+    return f"{'at most ' * ended}{compact(median) if axis == 'steps' else format_seconds(median)} {count}"
+
+
+def _success(runs: Sequence[Run], x: str, end: float) -> str | None:
+    """Success over all episodes of every run's last evaluation up to ``end``; None where a run has not counted them."""
+    successes = episodes = 0
+    for run in runs:
+        if not run.curves.keys() >= set(SUCCESS):
+            return None
+        rates, counts = (run.curves[name] for name in SUCCESS)
+        until = int((rates.along(x) <= end).sum())
+        count = counts.value[counts.step == rates.step[until - 1]] if until else np.zeros(0)
+        if not count.size:
+            return None
+        successes += round(float(rates.value[until - 1] * count[0]))
+        episodes += round(float(count[0]))
+    if not episodes:
+        return None
+    low, high = success_interval(successes, episodes)
+    return f"{successes / episodes:.0%} [{low:.0%}, {high:.0%}] of {episodes:,} episodes"
+
+
+def _verdict(a: Group, b: Group, metric: str) -> str:
+    """Which of two groups is better, in one sentence."""
+    better = "better" if any(word in metric for word in ("return", "success", "reward", "score")) else "higher"
+    if probability_of_improvement(a.finals, b.finals) < 0.5:
+        a, b = b, a
+    x, y = a.finals, b.finals
+    text = f"P({a.label} > {b.label}) = {probability_of_improvement(x, y):.2f}"
+    if min(len(x), len(y)) < MIN_SEEDS:
+        return (
+            f"Not enough seeds to say which of {a.label} and {b.label} is {better}: {len(x)} and {len(y)}, "
+            f"expected at least {MIN_SEEDS} each; {text}, no interval"
+        )
+    low, high = improvement_interval(x, y)
+    chance = permutation_test(x, y)
+    # An interval without width would claim a certainty that a few seeds cannot give.
+    text += f" [{low:.2f}, {high:.2f}]" * (low < high) + f", permutation test p = {chance:.2g}"
+    if low <= 0.5:
+        return f"No clear difference between {a.label} and {b.label}: {text}"
+    if chance > 0.05:
+        return f"{a.label} looks {better} than {b.label}, but more seeds are needed to be sure: {text}"
+    return f"{a.label} is {better} than {b.label}: {text}"

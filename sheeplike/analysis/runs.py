@@ -1,0 +1,374 @@
+"""Reading finished runs: what was configured, and the curves. No torch, no JAX, no Hydra.
+
+A run is a directory with ``config.yaml`` and ``metrics.jsonl``, as :mod:`sheeplike` writes them, or with TensorBoard's
+event files alone, as other tools write them. It may come from anybody: links are not followed, pipes not waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from sheeplike import names
+from sheeplike.files import open_regular, read_text
+
+CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
+SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
+LARGEST_CONFIG = 2**20  # bytes; one takes about three thousand
+# Keys and sections that do not make another experiment: runs that differ in these alone are averaged.
+INCIDENTAL = frozenset({"seed", "seeds", "resume", "run_dir", "dry_run", "profile", "compile", "total_steps"})
+INCIDENTAL |= {"log_every", "video_every", "watchdog", "faults", "checkpoint", "logger"}
+INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
+# Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it. The number
+# of environments is each agent's own choice.
+CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observations$")
+# How other tools name the directories of their runs. The first is CleanRL's form.
+_EXTERNAL_NAMES = (
+    re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}"),
+    re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE),
+    re.compile(r"(?P<name>.+)"),
+)
+
+Rows = Iterator[tuple[float, float, Mapping[str, Any]]]  # policy steps, seconds, metrics
+
+
+class RunError(ValueError):
+    """A directory cannot be read as a run, or runs cannot be compared. The text is one line."""
+
+
+class Curve(NamedTuple):
+    """One metric of one run, in the order of its policy steps: ``P`` points, all finite; three ``(P,)`` float64."""
+
+    step: np.ndarray  # policy steps
+    seconds: np.ndarray  # wall-clock time since the run began
+    value: np.ndarray
+
+    def along(self, x: str) -> np.ndarray:
+        """The positions of the points on the axis ``"steps"`` or ``"time"``."""
+        return {"steps": self.step, "time": self.seconds}[x]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on the disk."""
+
+    path: Path  # its directory
+    env: str | None  # the task; None where the files do not say
+    name: str  # agent and recipe; runs of one name may still differ in their settings
+    seed: str
+    settings: Mapping[str, Any]  # what tells it from other runs of its name: full dotted key to value
+    dry_run: bool
+    metrics: frozenset[str]  # names of all recorded metrics
+    curves: Mapping[str, Curve]  # of the metrics that were read and have a finite value
+    nonfinite: Mapping[str, int]  # of the metrics that were read, how many values are not finite, and in no curve
+
+
+def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """Read the runs in and below some directories, all of one task; dry runs are left out.
+
+    Args:
+        metrics: names of the metric to compare. Each run's first one is in its curves under the first of the names.
+
+    Returns:
+        The runs, and notes on how they were chosen.
+
+    Raises:
+        RunError: there are no runs, a file is damaged, the runs are of several tasks, or one lacks the metric.
+    """
+    found = [read_run(path, {*metrics, *SUCCESS}) for path in find_runs(places)]
+    runs = [run for run in found if not run.dry_run]
+    if not runs:
+        raise RunError(f"{found[0].path} is a dry run, which shows nothing of what an agent learns: expected others")
+    dry = len(found) - len(runs)
+    notes = [f"{dry} dry run{'s' * (dry > 1)} left out."] * (dry > 0)
+    tasks = {run.env: run.path for run in reversed(runs) if run.env}
+    if len(tasks) > 1:
+        listed = " and ".join(f"{task} ({path})" for task, path in sorted(tasks.items()))
+        raise RunError(f"expected runs of one task, and found {listed}; nearest: the directory of one of them")
+    metric = metrics[0]
+    for index, run in enumerate(runs):
+        first = next((name for name in metrics if name in run.curves), None)
+        if first is None:
+            raise _lacks(run, metric, any(metric in other.curves for other in runs))
+        if first != metric:
+            runs[index] = replace(run, curves={**run.curves, metric: run.curves[first]})
+            notes.append(f"{run.path}: {first} stands for {metric}, and its steps for policy steps.")
+    return runs, notes
+
+
+def find_runs(places: Iterable[Path]) -> list[Path]:
+    """The directories of runs in and below some directories, each once; links to directories are not followed.
+
+    Raises:
+        RunError: a directory does not exist, has no run in it, or cannot be read.
+    """
+    found: dict[Path, Path] = {}
+    for place in places:
+        if not place.is_dir():
+            beside = map(str, place.parent.iterdir()) if place.parent.is_dir() else []
+            problem, hint = ("is a file", "") if place.exists() else ("does not exist", _nearest(str(place), beside))
+            raise RunError(f"{place} {problem}: expected a directory of runs{hint}")
+        runs = list(_walk(place))
+        if not runs:
+            raise RunError(
+                f"{place}: expected runs in it, directories with {CONFIG_FILE} and {METRICS_FILE} or with "
+                f"{EVENT_FILES}*, and found none"
+            )
+        for run in runs:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def read_run(path: Path, wanted: Collection[str]) -> Run:
+    """Read some metrics of a directory of :func:`find_runs`.
+
+    A last line of ``metrics.jsonl`` that was cut short is left out: the run may be writing it just now.
+
+    Args:
+        wanted: the metrics to read; a run has dozens, and reading all of them would take seconds.
+
+    Raises:
+        RunError: a file cannot be read or is damaged.
+    """
+    config = _config(path / CONFIG_FILE)
+    if (path / METRICS_FILE).exists():
+        if config is None:
+            raise RunError(
+                f"{path}: expected {CONFIG_FILE} of a run beside {METRICS_FILE}, with exp, agent.name, env.name"
+            )
+        recorded = _collect(_rows(path / METRICS_FILE), wanted)
+    else:
+        recorded = _collect(_events(path), wanted)
+    if config is None:
+        return Run(path, *_named_by_directory(path), False, *recorded)
+    agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
+    if isinstance(config["env"].get("id"), str):
+        env = f"{env} {config['env']['id']}"  # of a family of environments each is a task of its own
+    name = agent if agent == exp else f"{agent}/{exp}"
+    return Run(path, env, name, str(config.get("seed")), _settings(config), config.get("dry_run") is True, *recorded)
+
+
+def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in nothing but their seed, under a label that tells them from the other groups.
+
+    A label shows the settings in which runs of one agent and recipe differ, and the conditions of the comparison in
+    which any two groups differ.
+
+    Raises:
+        RunError: two runs of one group have the same seed.
+    """
+    runs = list(runs)
+    configured = [run for run in runs if "env.name" in run.settings]
+    conditions = {key for key in _differing(configured) if CONDITIONS.match(key)}
+    families: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        families[run.name][json.dumps(run.settings, sort_keys=True, default=str)].append(run)
+    groups: dict[str, list[Run]] = {}
+    for _, family in sorted(families.items()):
+        firsts = [members[0] for members in family.values()]
+        keys = sorted(_differing(firsts) | conditions)
+        labels = [_label(run, _abbreviated(keys)) for run in firsts]
+        if len(set(labels)) < len(labels):
+            labels = [_label(run, {key: key for key in keys}) for run in firsts]
+        groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
+    for label, members in groups.items():
+        members.sort(key=lambda run: (len(run.seed), run.seed))  # in the order of numbers
+        for first, second in itertools.pairwise(members):
+            if first.seed == second.seed:
+                raise RunError(
+                    f"seed {first.seed} of {label} is there twice, in {first.path} and {second.path}: "
+                    "expected one run for each seed"
+                )
+    return groups
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str:
+    """The end of an error: the choice most like ``word``, if there is one."""
+    choices = sorted(choices)
+    match = names.nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
+    return f"; nearest: {match}" if match else ""
+
+
+def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
+    """The error for a run that has no value of a metric."""
+    others = sorted(run.metrics - {metric})
+    found = "none of them is finite" if metric in run.metrics else "there are none"
+    hint = f"; there are {', '.join(others)}" if others else "; there are no rows at all yet"
+    hint = _nearest(metric, others).replace("nearest: ", "nearest: metric=") or hint
+    hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
+    return RunError(f"{run.path}: expected values of metric={metric}, and {found}{hint}")
+
+
+def _walk(place: Path) -> Iterator[Path]:
+    """The directories of runs, in order; what is below one of them, such as its checkpoints, is left alone."""
+
+    def refuse(error: OSError) -> None:
+        raise RunError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    for folder, inside, files in os.walk(place, onerror=refuse):
+        inside.sort()
+        if METRICS_FILE in files or any(name.startswith(EVENT_FILES) for name in files):
+            inside.clear()
+            yield Path(folder)
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    """The configuration of a run as plain data, or None where there is none of ours."""
+    try:
+        text = read_text(path, LARGEST_CONFIG)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            return None  # which we never write; a few lines of it can stand for more than any memory holds
+        data = yaml.safe_load(text)
+        required = data["exp"], data["agent"]["name"], data["env"]["name"]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return data if all(isinstance(name, str) for name in required) else None
+
+
+def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any]]:
+    """Task, name, seed and settings of a run of another tool.
+
+    ``ppo/seed_3``, ``ppo/3``, ``PPO_3`` and CleanRL's ``<env>__ppo__3__<time>`` are seed 3 of ``ppo``; a directory
+    without a number is the only run of its name.
+    """
+    place = path.resolve()
+    found = next(match for form in _EXTERNAL_NAMES if (match := form.fullmatch(place.name))).groupdict()
+    name, parent = found["name"], place.parent
+    if name is None:
+        name, parent = parent.name, parent.parent
+    shown = parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
+    return found.get("env"), f"{name} (TensorBoard)", found.get("seed", "none"), {"directory": str(shown)}
+
+
+def _rows(path: Path) -> Rows:
+    """The rows of ``metrics.jsonl``."""
+    try:
+        with open_regular(path) as file:
+            lines = file.readlines()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError
+            step, seconds = float(row.pop("step")), float(row.pop("seconds"))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            if not line.endswith(b"\n"):  # the last one
+                return
+            raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds") from None
+        row.pop("gradient_steps", None)
+        yield step, seconds, row
+
+
+def _events(path: Path) -> Rows:
+    """The same of TensorBoard's event files; seconds count from the first event."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    for file in path.glob(f"{EVENT_FILES}*"):  # the reader opens whatever has the name
+        if file.is_symlink() or not file.is_file():
+            raise RunError(f"{file}: cannot be read: is no regular file")
+    reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})  # 0: all of them
+    reader.Reload()
+    tags = reader.Tags()
+    found = [(event, tag, event.value) for tag in tags["scalars"] for event in reader.Scalars(tag)]
+    for tag in tags["tensors"]:  # TensorFlow 2 and JAX tools write scalars so
+        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+            found += [(event, tag, make_ndarray(event.tensor_proto).item()) for event in reader.Tensors(tag)]
+    if found:
+        # The first event says when the file was begun; of a converted log, that may be after all that it tells.
+        start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, _, _ in found))
+        yield from ((event.step, event.wall_time - start, {tag: value}) for event, tag, value in found)
+
+
+def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[str, Curve], dict[str, int]]:
+    """All names; of the wanted ones the curves, where of several values at one step the last counts, and how many
+    values were not finite."""
+    metrics: set[str] = set()
+    points: dict[str, dict[float, tuple[float, float]]] = defaultdict(dict)
+    nonfinite: dict[str, int] = defaultdict(int)
+    for step, seconds, row in rows:
+        metrics.update(row)
+        for name in row.keys() & wanted:
+            value = row[name]
+            if isinstance(value, int | float) and abs(value) <= sys.float_info.max:  # JSON's integers have no limit
+                points[name][step] = (seconds, value)
+            else:
+                nonfinite[name] += 1
+    curves = {}
+    for name, found in points.items():
+        step, seconds, value = np.array([(step, *found[step]) for step in sorted(found)], np.float64).T
+        curves[name] = Curve(step, np.maximum.accumulate(seconds), value)  # clocks are set back at times
+    return frozenset(metrics), curves, nonfinite
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Full dotted key to value, without what is incidental; of randomization also a summary, and the order of lines."""
+
+    def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in section.items():
+            path = f"{prefix}{key}"
+            if path in INCIDENTAL:
+                continue
+            # One value, also where each camera has its own.
+            flat |= (
+                flatten(value, f"{path}.") if isinstance(value, dict) and path != "env.image_size" else {path: value}
+            )
+        return flat
+
+    lines = list(map(str, config.get("randomization") or ()))
+    more = f"+{len(lines) - 2} more" * (len(lines) > 2)
+    return flatten(config) | {"randomization": "+".join(lines[:2]) + more or "none", "randomization.lines": lines}
+
+
+def _differing(runs: Sequence[Run]) -> set[str]:
+    """Keys whose values are not the same in all runs; having none is a value too.
+
+    The numbers of randomization count only where they tell runs apart whose summaries are the same.
+    """
+    values: dict[tuple[str, Any], set[str]] = defaultdict(set)
+    for key in set().union(*(run.settings for run in runs)):
+        for run in runs:
+            alike = run.settings.get("randomization") if key.startswith("randomization.") else None
+            text = json.dumps(run.settings[key], default=str) if key in run.settings else ""
+            values[key, alike].add(text)
+    return {key for (key, _), found in values.items() if len(found) > 1}
+
+
+def _abbreviated(keys: Iterable[str]) -> dict[str, str]:
+    """Which keys a label shows, and how: a preset's name stands for all that it sets."""
+    presets = {key.rpartition(".")[0] for key in keys if key.endswith(".name")}
+    shown = {}
+    for key in keys:
+        section, _, last = key.rpartition(".")
+        if key.startswith("randomization."):
+            shown[key] = key
+        elif last == "name":
+            shown[key] = section.rpartition(".")[2]
+        elif section not in presets:
+            shown[key] = last
+    return shown
+
+
+def _label(run: Run, shown: Mapping[str, str]) -> str:
+    """A run's name and those of the settings that it has, as they would be typed."""
+    settings = {short: run.settings[key] for key, short in shown.items() if key in run.settings}
+    texts = {short: json.dumps(value, separators=(",", ":"), default=str) for short, value in settings.items()}
+    return ", ".join([run.name, *(f"{short}={text}" for short, text in texts.items())]).replace('"', "")
