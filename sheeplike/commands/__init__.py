@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sheeplike.config.errors import CommandError
+
 
 class Request(NamedTuple):
     """What stands behind a command's name.
@@ -17,3 +19,13 @@ class Request(NamedTuple):
     arguments: list[str]
     config_dirs: list[str]
     help: bool
+
+    def about_run(self) -> list[str]:
+        """The arguments of a command about a run, whose directory may stand there without ``run=``.
+
+        Raises:
+            CommandError: configs are of no use beside a run, which holds its whole configuration.
+        """
+        if self.config_dirs:
+            raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
+        return [argument if "=" in argument else f"run={argument}" for argument in self.arguments]

@@ -47,7 +47,9 @@ def main(request: Request) -> None:
         if start.resume == "auto":
             info(f"finished before: {planned.run_dir}, at policy step {steps:,}")
             return
-        raise CommandError(f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps=")
+        raise CommandError(
+            f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps="
+        )
     info("loading torch and JAX")
     with stops_at_once():
         from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds
@@ -111,7 +113,9 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
     try:
         for number, (seed, line) in enumerate(lines.items(), 1):
             info(f"seed {seed} ({number} of {len(lines)}): {plans[seed].run_dir}")
-            child = subprocess.Popen([sys.executable, "-m", "sheeplike", "train", *flags, *line], stdin=subprocess.DEVNULL)
+            child = subprocess.Popen(
+                [sys.executable, "-m", "sheeplike", "train", *flags, *line], stdin=subprocess.DEVNULL
+            )
             if signals:  # it came while the process was being made
                 child.send_signal(signals[-1])
             status = child.wait()

@@ -356,7 +356,9 @@ def explain(composed: Composed) -> str:
     """Every value of a configuration as ``key: value``, with the file that it comes from."""
     lines = []
     for key, value in flat(to_data(composed.config)):
-        source = next((found for path, found in composed.sources.items() if key == path or path.startswith(f"{key}.")), "")
+        source = next(
+            (found for path, found in composed.sources.items() if key == path or path.startswith(f"{key}.")), ""
+        )
         lines.append(f"{key}: {show(value)}" + (f"  # {source}" if source else ""))
     return "\n".join(lines)
 

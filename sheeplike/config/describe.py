@@ -43,7 +43,9 @@ class Key(NamedTuple):
         return type(None) in get_args(self.field.annotation)
 
 
-def keys_of(options: type[Options], prefix: str = "", variants: Mapping[str, type[Options]] | None = None) -> Iterator[Key]:
+def keys_of(
+    options: type[Options], prefix: str = "", variants: Mapping[str, type[Options]] | None = None
+) -> Iterator[Key]:
     """Every key of a class of options, sections before what is below them.
 
     Args:
@@ -53,7 +55,9 @@ def keys_of(options: type[Options], prefix: str = "", variants: Mapping[str, typ
     for name, field in options.model_fields.items():
         path = prefix + (field.alias or name)
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        key = Key(path, field, default.model_dump(mode="json", by_alias=True) if isinstance(default, Options) else default)
+        key = Key(
+            path, field, default.model_dump(mode="json", by_alias=True) if isinstance(default, Options) else default
+        )
         yield key
         if below := (variants or {}).get(path, key.section):
             yield from keys_of(below, f"{path}.")
@@ -171,7 +175,11 @@ def _closest_of_union(value: Any, annotation: Any) -> Any:
 def _closest_list(value: Any, kind: Any) -> list[Any] | None:
     inner, given = get_args(kind), value if isinstance(value, list | tuple) else [value]
     fixed = inner[-1] is not Ellipsis
-    if not given or (fixed and len(given) != len(inner)) or (not fixed and get_origin(_plain(inner[0])[0]) is not Literal):
+    if (
+        not given
+        or (fixed and len(given) != len(inner))
+        or (not fixed and get_origin(_plain(inner[0])[0]) is not Literal)
+    ):
         return None
     found = [_closest(entry, inner[0], ()) for entry in given]
     return None if None in found else found

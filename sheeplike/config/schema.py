@@ -66,16 +66,16 @@ class Eval(Options):
 class Checkpoint(Options):
     every: int | None = Field(20_000, ge=1, description="policy steps between two checkpoints; null: only at the end")
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
-    keep_best: int = Field(
-        1, ge=0, description="checkpoints kept beside them for having the highest eval/return_mean"
-    )
+    keep_best: int = Field(1, ge=0, description="checkpoints kept beside them for having the highest eval/return_mean")
     replay: bool = Field(
         True, description="save the replay or the rollout too; without it a resumed run starts with an empty one"
     )
 
 
 class Fabric(Options):
-    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field("auto", description="auto, cpu, or cuda, also called gpu")
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
+        "auto", description="auto, cpu, or cuda, also called gpu"
+    )
     precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="of the learner's arithmetic")
     threads: int | None = Field(
         None, ge=1, description="torch's threads on a CPU; null: all cores but one, which the simulation has"

@@ -33,7 +33,7 @@ from sheeplike.run import snapshot
 from sheeplike.run.build import build, describe_device, explain_oom, make_writer
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_dir import CHECKPOINTS, Plan, checkpoint_steps, create, discard, plan, update
+from sheeplike.run.run_dir import Plan, checkpoint_steps, create, discard, plan, update
 from sheeplike.run.signals import StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
 
