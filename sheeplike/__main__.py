@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import sheeplike
-from sheeplike import commands, envs
-from sheeplike.agents import registry
+from sheeplike import commands
 from sheeplike.commands import Request
 from sheeplike.config.errors import CommandError, unknown
-from sheeplike.config.sources import GROUPS, Sources
+from sheeplike.config.sources import Sources
 
 FLAGS = {
     "--help": "this text",
@@ -97,7 +96,6 @@ def parse(arguments: Iterable[str]) -> Request:
 
 def overview() -> str:
     """The text of ``python -m sheeplike --help``."""
-    sources = Sources()
     lines = [
         "python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]",
         "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
@@ -109,9 +107,7 @@ def overview() -> str:
         "commands",
         *(f"  {name:<13} {text}" for name, text in list_commands().items()),
         "",
-        "choices, as in exp=dreamer_v3",
-        *(f"  {group:<13} {', '.join(sources.choices(group))}" for group in GROUPS),
-        *_of_other_packages(),
+        Sources().describe(),
         "",
         "flags",
         *(f"  {flag:<13} {text}" for flag, text in FLAGS.items()),
@@ -119,18 +115,6 @@ def overview() -> str:
         "python -m sheeplike train --help lists every key; the other commands have a --help too",
     ]
     return "\n".join(lines)
-
-
-def _of_other_packages() -> list[str]:
-    """Which of the choices are of other packages; none of these is imported for it."""
-    found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
-    found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
-    lines = [
-        f"  {choice:<24} {', '.join(origins)}{': refused, since one package must have it' * (len(origins) > 1)}"
-        for choice, origins in found.items()
-        if origins
-    ]
-    return ["", "of other packages", *lines] if lines else []
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import difflib
 import types
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -60,16 +60,15 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 def _as_typed(value: Any, annotation: Any) -> Any:
     """``value`` as YAML has it, in the types of ``annotation`` where that loses nothing."""
-    kinds = alternatives(annotation)
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(annotation)]
     tuples = [kind for kind in kinds if get_origin(kind) is tuple]
     mappings = [kind for kind in kinds if get_origin(kind) is dict]
     if isinstance(value, list | tuple):
         inner = get_args(tuples[0])[0] if tuples else Any
-        return tuple(_as_typed(entry, inner) for entry in value)
-    if isinstance(value, dict):
-        inner = get_args(mappings[0])[1] if mappings else Any
+        return tuple(_as_typed(entry, inner) if inner is not str else entry for entry in value)
+    if isinstance(value, dict) and mappings and (inner := get_args(mappings[0])[1]) is not Any:
         return {name: _as_typed(entry, inner) for name, entry in value.items()}
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool | dict | BaseModel):
         return value
     if int in kinds and float not in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -78,7 +77,7 @@ def _as_typed(value: Any, annotation: Any) -> Any:
             return float(value)
     if str in kinds and int not in kinds and isinstance(value, int):
         return str(value)
-    if len(tuples) == len(kinds) and not isinstance(value, BaseModel):
+    if len(tuples) == len(kinds):
         return (_as_typed(value, get_args(tuples[0])[0]),)
     return value
 

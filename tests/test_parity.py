@@ -10,14 +10,14 @@ import pytest
 import torch
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
+from sheeplike.commands.agents import make_agent
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.commands import building, evaluation
-from sheeplike.commands.agents import make_agent
-from sheeplike.commands.config import load
-from sheeplike.commands.schema import Config
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.schema import Config
+from sheeplike.config.sources import Sources
 from sheeplike.loop import Every, LoopState, train
 
 ROOT = Path(__file__).parents[1]

@@ -46,6 +46,11 @@ def _ppo(*args: Any, **kwargs: Any) -> Any:
 _BUILT_IN = {"dreamer_v3": AgentSpec(DreamerV3Config, _dreamer_v3), "ppo": AgentSpec(PPOConfig, _ppo)}
 
 
+def built_in() -> list[type[AgentConfig]]:
+    """The options of the agents of this package."""
+    return [spec.config for spec in _BUILT_IN.values()]
+
+
 def list_agents() -> list[str]:
     """The names of all agents, sorted; nothing is imported."""
     return sorted({*_BUILT_IN, *entry_points.plugins(GROUP)})

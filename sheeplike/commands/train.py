@@ -32,7 +32,7 @@ def main(request: Request) -> None:
     """
     sources = Sources(request.config_dirs)
     if request.help:
-        print(usage(request.arguments))
+        print(usage(request.arguments, sources))
         return
     start, rest = start_of(request.arguments)
     if start.show == "config":
@@ -59,17 +59,18 @@ def main(request: Request) -> None:
     info(f"finished: {planned.run_dir}")
 
 
-def usage(arguments: Sequence[str]) -> str:
+def usage(arguments: Sequence[str], sources: Sources) -> str:
     """The text of ``python -m sheeplike train --help``; with ``agent=<name>``, an agent of another package too."""
-    agents = {name: registry.find(name).config for name in ("dreamer_v3", "ppo")}
+    agents = registry.built_in()
     for argument in arguments:
         group, _, name = argument.partition("=")
         if group in ("agent", "exp") and name in registry.list_agents():
-            agents[name] = registry.find(name).config
-    keys = [*keys_of(Start), *(key for key in all_keys({}) if key.path != "agent")]
-    parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", explain_keys(keys)]
-    for name, options in agents.items():
-        parts += ["", f"with exp={name}", explain_keys(keys_of(options, "agent."))]
+            agents.append(registry.find(name).config)
+    parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
+    parts.append(explain_keys([*keys_of(Start), *(key for key in all_keys() if key.path != "agent")]))
+    for options in dict.fromkeys(agents):
+        name = options.model_fields["name"].default
+        parts += ["", f"keys with agent.name={name}", explain_keys(keys_of(options, "agent."))]
     return "\n".join(parts)
 
 

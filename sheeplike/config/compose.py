@@ -33,6 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sheeplike import envs, host
 from sheeplike.agents import registry
+from sheeplike.agents.config import AgentConfig
 from sheeplike.config.describe import Key, keys_of, show
 from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown, unknown_key, validated
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
@@ -85,12 +86,13 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     files, choices = _list_files(line, sources)
     for file in files:
         merged.add_file(file, {other.choice for other in files})  # one that builds on another counts as that one too
-    agents = _agents(merged.data)
-    known = {key.path: key for key in all_keys(agents)}
+    with as_command_errors(ValueError):
+        agent = registry.find(merged.data["agent"].get("name")).config
+    known = {key.path: key for key in all_keys(*{*registry.built_in(), agent})}
     for override in changes:
         _check_key(override, known)
     if _value_of("dry_run", changes, merged.data) is True:
-        _add_dry_run(merged, agents, sources)
+        _add_dry_run(merged, agent)
     before = merged.copy()
     for override in changes:
         merged.set(override.key_or_group, override.value(), COMMAND_LINE)
@@ -244,18 +246,12 @@ def _read(entry: ResultDefault, sources: Sources) -> _File:
         source = f"{group}={name}"
     else:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
+        if not isinstance(content, dict):
+            raise CommandError(f"{path}: expected keys with their values, and found a list")
     content = {name: value for name, value in content.items() if name != "defaults"}
     for name in reversed((entry.package or "").split(".") if entry.package else []):
         content = {name: content}
     return _File(entry.config_path, source, content)
-
-
-def _agents(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the built-in agents, and of the one that is chosen, where it is another."""
-    names = ["dreamer_v3", "ppo"]
-    chosen = data["agent"].get("name")
-    with as_command_errors(ValueError):
-        return {name: registry.find(name).config for name in (*names, *[chosen] * (chosen not in names))}
 
 
 def _check_choice(override: Override, sources: Sources) -> None:
@@ -288,13 +284,13 @@ def _profile(changes: Iterable[Override]) -> str:
     return "cpu" if host.gpu_problem() else "gpu"
 
 
-def _add_dry_run(merged: _Merged, agents: Mapping[str, Any], sources: Sources) -> None:
+def _add_dry_run(merged: _Merged, agent: type[AgentConfig]) -> None:
     """Add what makes a run of this agent, in these environments, short."""
     content = OmegaConf.to_container(OmegaConf.load(CONFIGS / "dry_run.yaml"))
     with as_command_errors(ValueError):
         if "episode_length" not in envs.task_options(merged.data["env"]["name"]):
             del content["env"]["options"]
-    content["agent"] = agents[merged.data["agent"]["name"]].dry_run
+    content["agent"] = agent.dry_run
     merged.add(content, "dry_run.yaml")
 
 

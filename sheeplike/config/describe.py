@@ -43,14 +43,11 @@ class Key(NamedTuple):
         return type(None) in get_args(self.field.annotation)
 
 
-def keys_of(
-    options: type[Options], prefix: str = "", variants: Mapping[str, type[Options]] | None = None
-) -> Iterator[Key]:
+def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
     """Every key of a class of options, sections before what is below them.
 
     Args:
         prefix: of all paths, such as ``agent.``.
-        variants: path of a section to the class that describes it, where its definition leaves that open.
     """
     for name, field in options.model_fields.items():
         path = prefix + (field.alias or name)
@@ -59,8 +56,8 @@ def keys_of(
             path, field, default.model_dump(mode="json", by_alias=True) if isinstance(default, Options) else default
         )
         yield key
-        if below := (variants or {}).get(path, key.section):
-            yield from keys_of(below, f"{path}.")
+        if key.section:
+            yield from keys_of(key.section, f"{path}.")
 
 
 def expectation(field: FieldInfo) -> str:

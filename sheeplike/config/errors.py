@@ -120,9 +120,9 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def _one_line(error: ValidationError, cls: type[Options], data: Mapping[str, Any], prefix: str) -> CommandError:
-    """The error about the key that lies deepest, the first of several: of a union that is the form that was meant."""
+    """The error about the key that lies deepest: of a union that is the form that was meant. What is missing comes last."""
     found = [(*_locate(cls, entry["loc"]), entry) for entry in error.errors(include_url=False)]
-    names, field, entry = max(found, key=lambda one: len(one[0]))
+    names, field, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
     path = prefix + ".".join(names)
     if entry["type"] == "extra_forbidden":
         path = ".".join([*([path] if path != prefix else [prefix[:-1]] if prefix else []), str(entry["loc"][-1])])

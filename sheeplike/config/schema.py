@@ -13,14 +13,16 @@ from pydantic import Field, SerializeAsAny
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.describe import Key, keys_of
+from sheeplike.config.describe import Key, keys_of, show
 from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
-from sheeplike.options import Options
+from sheeplike.envs.registry import RENDERING
+from sheeplike.options import InvalidOption, Options
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
 Side = Annotated[int, Field(ge=48, le=256, multiple_of=16)]
+ByCamera = Annotated[dict[str, Side | tuple[Side, Side]], Field(min_length=1)]
 
 
 class Env(Options):
@@ -29,7 +31,7 @@ class Env(Options):
         None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
     )
     num_envs: int = Field(16, ge=1, description="worlds simulated side by side")
-    image_size: Side | tuple[Side, Side] | dict[str, Side | tuple[Side, Side]] = Field(
+    image_size: Side | tuple[Side, Side] | ByCamera = Field(
         48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
     )
     cameras: tuple[str, ...] | None = Field(
@@ -142,13 +144,13 @@ class Start(Options):
     )
 
 
-def all_keys(agents: Mapping[str, type[AgentConfig]]) -> Iterator[Key]:
-    """Every key of a configuration, sections before what is below them; ``agent.*`` of each of ``agents``."""
+def all_keys(*agents: type[AgentConfig]) -> Iterator[Key]:
+    """Every key of a configuration, sections before what is below them, with those of ``agents`` under ``agent.*``."""
     for key in keys_of(Config):
         if not key.path.startswith("agent."):
             yield key
         if key.path == "agent":
-            for options in agents.values():
+            for options in agents:
                 yield from keys_of(options, "agent.")
 
 
@@ -174,7 +176,7 @@ def validate(data: Mapping[str, Any]) -> Config:
     env = config.env
     with as_command_errors(ValueError):
         _check_env(config)
-        _check_observations(config)
+        _check_rendering(config)
         agent = config.agent.check(num_envs=env.num_envs, total_steps=config.total_steps)
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     return config.replace(
@@ -190,37 +192,44 @@ def to_data(config: Config) -> dict[str, Any]:
 
 
 def _is_of_another_agent(name: str) -> bool:
-    built_in = (registry.find(agent).config for agent in ("dreamer_v3", "ppo"))
-    return any(name in options.model_fields for options in built_in)
+    return any(name in options.model_fields for options in registry.built_in())
 
 
 def _check_env(config: Config) -> None:
     """Raise for what the environment cannot be, and for randomization that is no list of lines."""
     env = config.env
-    envs.check(
-        env.name,
-        id=env.id,
-        options=env.options,
-        image_size=env.image_size,
-        cameras=env.cameras,
-        renderer=env.renderer,
-        depth=env.depth,
-        segmentation=env.segmentation,
-        shadows=env.shadows,
-        textures=env.textures,
-        randomization=config.randomization,
-        randomize=config.eval.randomize,
-    )
+    try:
+        envs.check(
+            env.name,
+            id=env.id,
+            options=env.options,
+            image_size=env.image_size,
+            randomization=config.randomization,
+            randomize=config.eval.randomize,
+            **{name: getattr(env, name) for name in RENDERING},
+        )
+    except InvalidOption as error:
+        paths = {"randomization": "randomization", "randomize": "eval.randomize"}
+        path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
+        raise InvalidValue(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
     try:
         parse(config.randomization)
     except InvalidLine as error:
         raise CommandError(str(error)) from None
 
 
-def _check_observations(config: Config) -> None:
-    """Raise where an agent is to see images and nothing is rendered."""
-    if config.env.renderer != "none":
+def _check_rendering(config: Config) -> None:
+    """Raise for sizes of other cameras than those rendered, and where nothing is rendered and images are asked for."""
+    env = config.env
+    sizes, cameras = env.image_size, env.cameras
+    if isinstance(sizes, dict) and cameras is not None and set(cameras) != set(sizes):
+        expected = f"a size for each of env.cameras={show(cameras)}, and for no other"
+        raise InvalidValue("env.image_size", sizes, expected)
+    if env.renderer != "none":
         return
+    for option in ("depth", "segmentation", "shadows", "textures"):
+        if getattr(env, option):
+            raise InvalidValue(f"env.{option}", True, "false, since env.renderer=none renders nothing", False)
     for key in ("observations", "value_observations"):
         patterns = getattr(config.agent, key, None) or ()
         if any(pattern.startswith(IMAGES) for pattern in patterns):
@@ -231,6 +240,8 @@ def _check_observations(config: Config) -> None:
 
 def _evaluation_envs(config: Config) -> int:
     asked = config.eval
+    if asked.num_envs is None and config.env.renderer == "madrona":
+        return config.env.num_envs  # it has one renderer per process, for training and evaluation
     if asked.num_envs is None:
         return min(asked.episodes, config.env.num_envs)
     if asked.num_envs > asked.episodes:

@@ -48,6 +48,19 @@ class Sources:
         registered = {"env": envs.list_envs, "agent": registry.list_agents, "exp": registry.list_agents}
         return [name for name in registered.get(group, list)() if name not in self._files(group)]
 
+    def describe(self) -> str:
+        """All choices, group by group, and which of them are of other packages."""
+        lines = ["choices, as in exp=dreamer_v3"]
+        lines += [f"  {group:<13} {', '.join(self.choices(group))}" for group in GROUPS]
+        found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
+        found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
+        others = [
+            f"  {choice:<24} {', '.join(origins)}{': refused, since one package must have it' * (len(origins) > 1)}"
+            for choice, origins in found.items()
+            if origins
+        ]
+        return "\n".join([*lines, *(["", "of other packages", *others] if others else [])])
+
     def find(self, config_path: str) -> Path | None:
         """The file of ``<group>/<name>``, or None where that has none."""
         files = (directory / f"{config_path}.yaml" for directory in self.directories)

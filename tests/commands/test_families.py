@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sheeplike.commands.advice import memory_advice
 
 from sheeplike.__main__ import main
 from sheeplike.analysis.runs import find_runs, read_run
-from sheeplike.commands.advice import memory_advice
-from sheeplike.commands.config import load, to_yaml
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.errors import CommandError
+from sheeplike.config.sources import Sources
 from sheeplike.envs.gym import ids
 from sheeplike.monitor.dashboard import hyperparameters
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_before_anything_heavy(overrides: list[str], p
 
 def test_checking_imports_neither_torch_nor_what_is_optional() -> None:
     code = (
-        "import sys; from sheeplike.commands.config import load; from sheeplike.commands.sources import Sources\n"
+        "import sys; from sheeplike.config.compose import load; from sheeplike.config.sources import Sources\n"
         "for env in ('gym', 'minigrid', 'atari', 'dmc'):\n"
         "    load(['exp=ppo', f'env={env}', 'env.id=CartPole-v1' if env == 'gym' else 'seed=0'], Sources())\n"
         "print([m for m in ('torch', 'jax', 'mujoco', 'minigrid', 'ale_py', 'dm_control') if m in sys.modules])"

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
+from sheeplike.envs.gym.images import Images
 
 from sheeplike.envs import InvalidOption
-from sheeplike.envs.gym.images import Images
 
 
 def images(

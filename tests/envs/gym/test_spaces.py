@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sheeplike.envs.gym.actions import translate
 
 from sheeplike.agents.spaces import ObservationKeys
-from sheeplike.envs.gym.actions import translate
 from sheeplike.envs.gym.observations import choose_frames, parts_of
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 

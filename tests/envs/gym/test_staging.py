@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from sheeplike.envs.gym.staging import ALIGNMENT, Staging
+
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

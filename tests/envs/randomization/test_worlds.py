@@ -5,7 +5,7 @@ import torch
 import yaml
 
 import sheeplike.envs
-from sheeplike.commands.sources import CONFIGS
+from sheeplike.config.sources import CONFIGS
 
 EXTRA = {
     "brightness": {

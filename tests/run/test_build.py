@@ -13,14 +13,14 @@ import torch
 from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from lightning.fabric import Fabric
+from sheeplike.commands.agents import make_agent
 
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
-from sheeplike.commands.agents import make_agent
-from sheeplike.commands.building import make_envs
-from sheeplike.commands.config import load
-from sheeplike.commands.run_directory import create
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.sources import Sources
+from sheeplike.run.build import make_envs
+from sheeplike.run.run_dir import create
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
 JOB += ["profile=cpu", "dry_run=true"]

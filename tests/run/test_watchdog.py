@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from sheeplike.commands.watchdog import Watchdog
+from sheeplike.run.watchdog import Watchdog
 
 START = """
 import ctypes, sys, threading, time
-from sheeplike.commands.watchdog import Watchdog
+from sheeplike.run.watchdog import Watchdog
 
 def waiting_elsewhere():
     time.sleep(60)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from sheeplike.commands import snapshot
-from sheeplike.commands.recorder import Recorder
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress
+from sheeplike.run.recorder import Recorder
 
 INTERVAL = 10
 

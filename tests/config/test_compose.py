@@ -2,22 +2,26 @@
 
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
 
-from sheeplike.commands import machine
-from sheeplike.commands.config import load, to_yaml
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.schema import all_keys
-from sheeplike.commands.sources import CONFIGS, Sources
-from sheeplike.commands.validation import validate
+from sheeplike import host
+from sheeplike.agents import registry
+from sheeplike.config import compose
+from sheeplike.config.errors import CommandError
+from sheeplike.config.saved import load_saved, to_yaml
+from sheeplike.config.schema import all_keys
+from sheeplike.config.sources import CONFIGS, Sources
 from sheeplike.envs import list_envs
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 BUILT_IN = Sources()
+
+
+def load(arguments, sources):
+    return compose.load(arguments, sources).config
 
 
 def paths(section: dict, prefix: str = "") -> set[str]:
@@ -45,14 +49,13 @@ def place(config) -> str:
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_dreamer_v3_composes(env, profile):
     names = ("exp=dreamer_v3", *chosen(env), f"profile={profile}")
-    for size in BUILT_IN.choices("agent/size"):
-        config = load([*names, f"agent/size={size}"], BUILT_IN)
-        assert (config.exp, config.env.name, config.profile) == ("dreamer_v3", env, profile)
-        assert config.agent.size.name == size
-        a = config.agent
-        assert config.learning_starts == max(config.env.num_envs * (a.batch_length + 1), a.batch_size * a.batch_length)
-        assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3/seed_0"
-    assert load(names, BUILT_IN).agent.size.name == {"cpu": "1m", "gpu": "12m"}[profile]
+    config = load(names, BUILT_IN)
+    assert (config.exp, config.env.name, config.profile) == ("dreamer_v3", env, profile)
+    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3/seed_0"
+    assert config.agent.size == {"cpu": "1m", "gpu": "12m"}[profile]
+    a, n = config.agent, config.env.num_envs
+    assert a.learning_starts == max(n * (a.batch_length + 1), a.batch_size * a.batch_length)
+    assert load([*names, "agent.size=50m"], BUILT_IN).agent.widths.deter == 4096
 
 
 @pytest.mark.parametrize("env", BUILT_IN.choices("env"))
@@ -61,7 +64,6 @@ def test_ppo_composes(env, profile):
     config = load(["exp=ppo", *chosen(env), f"profile={profile}"], BUILT_IN)
     assert (config.exp, config.env.name, config.profile, config.agent.name) == ("ppo", env, profile, "ppo")
     assert config.run_dir == f"logs/{place(config)}/ppo/ppo/seed_0"
-    assert config.learning_starts is None
 
 
 def test_ppo_on_a_gpu_has_the_published_numbers():
@@ -81,7 +83,7 @@ def test_ppo_on_a_gpu_has_the_published_numbers():
 
 
 def test_what_comes_later_wins(tmp_path, monkeypatch):
-    """The task's hyperparameters, then the machine's numbers, then the experiment, then the command line."""
+    """The machine's numbers, then the task's, then the experiment's, then the command line's."""
     write(tmp_path / "exp/mine.yaml", "# @package _global_\ndefaults:\n  - override /agent: ppo\nagent:\n  epochs: 3\n")
     monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
     for profile, epochs, length in (("cpu", 4, 32), ("gpu", 8, 40)):
@@ -92,54 +94,49 @@ def test_what_comes_later_wins(tmp_path, monkeypatch):
         assert load(["exp=mine", *job, "agent.epochs=2"], Sources()).agent.epochs == 2
 
 
-def test_files_of_the_user_get_the_numbers_of_what_they_are(tmp_path, monkeypatch):
-    write(tmp_path / "env/mine.yaml", "name: cartpole_balance\n")
-    write(tmp_path / "profile/laptop.yaml", (CONFIGS / "profile/cpu.yaml").read_text())
-    write(tmp_path / "hyperparameters/ppo_other.yaml", "# @package _global_\nagent:\n  discount: 0.5\n")
-    write(tmp_path / "env/other.yaml", "name: cartpole_balance\n")
+def test_a_file_that_builds_on_another_has_its_numbers(tmp_path, monkeypatch):
+    write(tmp_path / "env/mine.yaml", "# @package _global_\ndefaults: [cartpole_balance, _self_]\nenv: {num_envs: 5}\n")
+    write(tmp_path / "profile/laptop.yaml", "# @package _global_\ndefaults: [cpu, _self_]\nlog_every: 7\n")
     monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
-    mine = load(["exp=ppo", "env=mine", "profile=laptop"], Sources())
-    built_in = load(["exp=ppo", "env=cartpole_balance", "profile=cpu"], Sources())
+    mine = load(["exp=ppo", "env=mine", "profile=laptop", "agent.minibatches=1"], Sources())
+    built_in = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "agent.minibatches=1"], Sources())
     assert mine.agent == built_in.agent
-    assert (mine.env, mine.total_steps) == (built_in.env, built_in.total_steps)
-    assert load(["exp=dreamer_v3", "env=mine", "profile=laptop"], Sources()).agent.batch_length == 16
-    other = load(["exp=ppo", "env=other", "profile=cpu"], Sources()).agent
-    assert (other.discount, other.frame_stack) == (0.5, 1)
-    plain = load(["exp=ppo", "env=mine", "hyperparameters=none", "scale=none"], Sources()).agent
-    assert (plain.frame_stack, plain.learning_rate) == (1, 1e-3)
-    chosen = load(["exp=ppo", "env=franka_pick", "hyperparameters=ppo_cartpole_balance"], BUILT_IN).agent
-    assert chosen.frame_stack == 3
+    assert mine.env == built_in.env.replace(num_envs=5)
+    assert (mine.total_steps, mine.log_every) == (built_in.total_steps, 7)
 
 
-def test_numbers_of_the_user_do_not_hide_behind_built_in_ones(refused, tmp_path, monkeypatch):
-    write(tmp_path / "hyperparameters/ppo_franka_pick.yaml", "# @package _global_\nagent:\n  epochs: 99\n")
-    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
-    assert "hyperparameters=ppo_franka_pick exists already" in refused("exp=ppo", "env=franka_pick")
+def test_every_value_has_its_file(tmp_path, monkeypatch):
+    """What a file holds for another agent or another machine changes nothing."""
+    composed = compose.load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "seed=3"], BUILT_IN)
+    assert composed.sources["agent.rollout_length"] == composed.sources["log_every"] == "profile/cpu.yaml"
+    assert composed.sources["agent.frame_stack"] == "env/cartpole_balance.yaml"
+    assert composed.sources["seed"] == "command line"
+    assert "total_steps" not in composed.sources
+    assert "agent.replay_ratio" not in composed.sources
+    assert composed.files == ["profile/cpu.yaml", "env/cartpole_balance.yaml", "agent=ppo"]
+    on_gpu = compose.load(["exp=ppo", "env=cartpole_balance", "profile=gpu"], BUILT_IN)
+    assert on_gpu.sources["agent.rollout_length"] == on_gpu.sources["total_steps"] == "env/cartpole_balance.yaml"
 
 
-def test_loggers():
-    assert load([*JOB, "logger=tensorboard"], BUILT_IN).logger.tensorboard is True
-    assert load([*JOB, "logger=jsonl"], BUILT_IN).logger.tensorboard is False
+def test_show_config_prints_values_with_their_files_and_stops(sheeplike, tmp_path):
+    result = sheeplike(*JOB, "profile=gpu", "seed=3", "show=config")
+    assert (result.status, result.runs) == (0, [])
+    lines = result.output.splitlines()
+    assert "env.num_envs: 512  # profile/gpu.yaml" in lines
+    assert "env.cameras: [front]  # env/franka_pick.yaml" in lines
+    assert "seed: 3  # command line" in lines
+    assert "agent.batch_length: 64" in lines
+    assert not list(tmp_path.rglob("*.yaml"))
 
 
 def test_every_environment_has_a_config():
     assert BUILT_IN.choices("env") == list_envs()
 
 
-def test_sizes_and_losses_are_those_of_the_agent():
-    from sheeplike.agents.dreamer_v3.agent import LOSS_SCALES
-    from sheeplike.agents.dreamer_v3.sizes import SIZES
-
-    assert BUILT_IN.choices("agent/size") == list(SIZES)
-    for name, size in SIZES.items():
-        assert asdict(load([*JOB, f"agent/size={name}"], BUILT_IN).agent.size) == {"name": name} | asdict(size)
-    assert load(JOB, BUILT_IN).agent.loss_scales == LOSS_SCALES
-
-
 def test_profiles():
     cpu, gpu = (load([*JOB, f"profile={name}"], BUILT_IN) for name in ("cpu", "gpu"))
-    assert (cpu.agent.size.name, cpu.fabric.accelerator, cpu.fabric.precision) == ("1m", "cpu", "32-true")
-    assert (gpu.agent.size.name, gpu.fabric.accelerator, gpu.fabric.precision) == ("12m", "cuda", "bf16-mixed")
+    assert (cpu.agent.size, cpu.fabric.accelerator, cpu.fabric.precision) == ("1m", "cpu", "32-true")
+    assert (gpu.agent.size, gpu.fabric.accelerator, gpu.fabric.precision) == ("12m", "cuda", "bf16-mixed")
     assert cpu.env.num_envs < gpu.env.num_envs
     assert (gpu.agent.batch_size, gpu.agent.batch_length, gpu.agent.learning_rate) == (16, 64, 4e-5)
 
@@ -159,25 +156,21 @@ def test_auto_without_a_gpu():
 
 
 def test_auto_says_why_a_gpu_is_not_used(monkeypatch, capsys):
-    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
-    monkeypatch.setattr(machine, "gpu_problem", lambda: "the installed JAX has no CUDA plugin")
+    monkeypatch.setattr(host, "gpu_count", lambda: 1)
+    monkeypatch.setattr(host, "gpu_problem", lambda: "the installed JAX has no CUDA plugin")
     assert load(JOB, BUILT_IN).profile == "cpu"
     assert capsys.readouterr().err.count("although there is a GPU: the installed JAX has no CUDA plugin") == 1
 
 
 def test_the_command_line_wins():
-    changes = [
-        "agent/size=25m",
-        "agent.size.units=32",
-        "env.num_envs=8",
-        "agent.batch_size=3",
-        "env.image_size=[48,96]",
-    ]
+    changes = ["agent.size=25m", "env.num_envs=8", "agent.batch_size=3", "env.image_size=[48,96]"]
     config = load([*changes, *JOB, "profile=gpu", "fabric.precision=32-true"], BUILT_IN)
-    assert (config.agent.size.name, config.agent.size.deter, config.agent.size.units) == ("25m", 3072, 32)
+    assert (config.agent.size, config.agent.widths.deter) == ("25m", 3072)
     assert (config.env.num_envs, config.agent.batch_size, config.env.image_size) == (8, 3, (48, 96))
     assert config.fabric.precision == "32-true"
     assert load([*JOB, "seed=1", "seed=2"], BUILT_IN).seed == 2
+    widths = "agent.size={deter:64,hidden:8,classes:4,depth:2,units:8}"
+    assert load([*JOB, widths], BUILT_IN).agent.widths.hidden == 8
 
 
 def test_values_are_typed():
@@ -197,43 +190,39 @@ def test_dry_run_shrinks_everything_but_what_is_asked_for():
     assert config.env.num_envs <= 4
     for every in (config.log_every, config.video_every, config.eval.every, config.checkpoint.every):
         assert every <= config.total_steps
-    updates = (config.total_steps - config.learning_starts) * config.agent.replay_ratio
+    updates = (config.total_steps - config.agent.learning_starts) * config.agent.replay_ratio
     assert 2 <= updates <= 16
-    assert load([*JOB, "dry_run=true", "profile=gpu"], BUILT_IN).agent.size.name == "1m"
-    asked = load([*JOB, "dry_run=true", "agent/size=12m", "total_steps=64"], BUILT_IN)
-    assert (asked.agent.size.name, asked.total_steps) == ("12m", 64)
+    assert load([*JOB, "dry_run=true", "profile=gpu"], BUILT_IN).agent.size == "1m"
+    asked = load([*JOB, "dry_run=true", "agent.size=12m", "total_steps=64"], BUILT_IN)
+    assert (asked.agent.size, asked.total_steps) == ("12m", 64)
     assert load([*JOB, "dry_run=false"], BUILT_IN) == load(JOB, BUILT_IN)
 
 
-def test_what_is_saved_is_the_configuration():
+def test_what_is_saved_is_the_configuration(tmp_path):
     config = load([*JOB, "agent.eps=1e-20", "env.image_size=[48,64]", "env.cameras=[front]"], BUILT_IN)
-    assert validate(yaml.safe_load(to_yaml(config))) == config
+    assert saved(config, tmp_path) == config
 
 
-def test_each_camera_may_have_a_size():
+def saved(config, place: Path):
+    (place / "config.yaml").write_text(to_yaml(config))
+    return load_saved(place / "config.yaml")
+
+
+def test_each_camera_may_have_a_size(tmp_path):
     job = [*JOB, "env.cameras=[front,wrist]", "env.image_size={front: 64, wrist: [48, 96]}"]
     config = load(job, BUILT_IN)
     assert config.env.image_size == {"front": 64, "wrist": (48, 96)}
-    assert validate(yaml.safe_load(to_yaml(config))) == config
+    assert saved(config, tmp_path) == config
     assert load([*job, "env.image_size=64"], BUILT_IN).env.image_size == 64
     assert load([*JOB, "env.cameras=null", "env.image_size={front:64}"], BUILT_IN).env.image_size == {"front": 64}
 
 
-def test_every_key_is_documented_and_has_a_default():
-    every = set()
-    for exp in BUILT_IN.choices("exp"):
-        every |= paths(yaml.safe_load(to_yaml(load([f"exp={exp}", "env=franka_pick"], BUILT_IN))))
-    for item in all_keys():
-        assert item.rule.doc
-        assert item.path in every
-
-
-def test_cfg_prints_and_stops(sheeplike, tmp_path):
-    for flags in (["--cfg", "job"], ["--cfg"], ["--cfg=job"]):
-        result = sheeplike(*JOB, "profile=gpu", *flags)
-        assert (result.status, result.runs) == (0, [])
-        assert yaml.safe_load(result.output)["agent"]["size"]["name"] == "12m"
-    assert not list(tmp_path.rglob("*.yaml"))
+def test_every_key_is_documented_and_saved():
+    for agent in ("dreamer_v3", "ppo"):
+        every = paths(yaml.safe_load(to_yaml(load([f"exp={agent}", "env=franka_pick"], BUILT_IN))))
+        for key in all_keys(registry.find(agent).config):
+            assert key.field.description
+            assert key.path in every or key.path.startswith("agent.size.")
 
 
 def test_train_is_the_default_command(sheeplike):
@@ -244,11 +233,10 @@ def test_train_is_the_default_command(sheeplike):
 def test_configs_of_the_user(sheeplike, tmp_path, monkeypatch, form):
     mine = tmp_path / "it's mine"
     write(mine / "env/far_cartpole.yaml", "name: cartpole_swingup\noptions:\n  episode_length: 77\n")
-    write(mine / "agent/size/tiny.yaml", "name: tiny\ndeter: 64\nhidden: 8\nclasses: 4\ndepth: 2\nunits: 8\n")
     write(
         mine / "exp/mine.yaml",
         "# @package _global_\ndefaults:\n  - override /agent: dreamer_v3\n  - override /env: far_cartpole\n"
-        "  - override /agent/size: tiny\nagent:\n  batch_size: 5\nseed: 3\n",
+        "agent:\n  batch_size: 5\n  size: {deter: 64, hidden: 8, classes: 4, depth: 2, units: 8}\nseed: 3\n",
     )
     flags = []
     if form.startswith("--config-dir"):
@@ -265,7 +253,7 @@ def test_configs_of_the_user(sheeplike, tmp_path, monkeypatch, form):
         monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", f"{'' if form == 'plain' else form}{mine}")
     (run,) = sheeplike("exp=mine", *flags).runs
     config = run.config
-    assert (config.exp, config.env.name, config.agent.size.name) == ("mine", "cartpole_swingup", "tiny")
+    assert (config.exp, config.env.name, config.agent.widths.hidden) == ("mine", "cartpole_swingup", 8)
     assert config.env.options == {"episode_length": 77}
     assert config.run_dir == "logs/far_cartpole/dreamer_v3/mine/seed_3"
     assert config.agent.batch_size == 5, "a recipe says more than the machine's profile"
@@ -309,15 +297,14 @@ def test_help_is_fast_and_light():
     weight, seconds = done.stdout.splitlines()[-1].split()
     assert weight == "light"
     assert float(seconds) < 2
-    for word in ("franka_pick", "cartpole_balance", "dreamer_v3", "400m", "gpu", "train", "resume=", "--config-dir"):
+    for word in ("franka_pick", "cartpole_balance", "dreamer_v3", "gpu", "train", "resume=", "--config-dir"):
         assert word in done.stdout
 
 
 def test_help_of_train_lists_every_key(sheeplike):
     text = sheeplike("train", "--help").output
-    for item in all_keys():
-        named = item.path == "agent.name" and f"with agent.name={item.rule.choices[0]}:" in text
-        assert item.section or named or f"  {item.path} " in text
+    for key in all_keys(*registry.built_in()):
+        assert key.section or key.path == "agent" or f"  {key.path}" in text
 
 
 def test_version(sheeplike):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from sheeplike.commands import preemption
-from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED, SIGNALS, stoppable, stops_at_once
+from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stoppable, stops_at_once
 
 HERE = os.getpid()
 
@@ -134,7 +134,7 @@ def test_handlers_of_others_stay_during_the_start(exits: list[int]) -> None:
 def test_a_reader_that_has_gone_away_changes_nothing() -> None:
     """As tee does at Ctrl-C: the note cannot be written, nor any line after it."""
     code = (
-        "import os, signal\nfrom sheeplike.commands.preemption import stoppable\n"
+        "import os, signal\nfrom sheeplike.run.signals import stoppable\n"
         "from sheeplike.monitor.progress import say\n"
         "with stoppable() as stop:\n    os.kill(os.getpid(), signal.SIGTERM)\n    say('saved')\n"
         "raise SystemExit(stop.status)"
@@ -163,7 +163,7 @@ def test_in_another_thread_nothing_changes() -> None:
 
 def test_a_process_that_is_asked_twice_ends_although_it_hangs() -> None:
     code = (
-        "import signal, time; from sheeplike.commands.preemption import stoppable\n"
+        "import signal, time; from sheeplike.run.signals import stoppable\n"
         "with stoppable() as stop:\n    print('ready', flush=True)\n    while True: time.sleep(0.05)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.run_directory import create, describe_changes, lock, update
+from sheeplike.config.errors import CommandError
+from sheeplike.run.run_dir import create, describe_changes, lock, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from sheeplike.commands.faults import Halted, Unsaved, examine
 
 import sheeplike
 from sheeplike import checkpoint
-from sheeplike.commands.experiment import Experiment
-from sheeplike.commands.faults import Halted, Unsaved, examine
-from sheeplike.commands.run_directory import checkpoint_steps
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 from sheeplike.memory import Rollout
+from sheeplike.run.experiment import Experiment
+from sheeplike.run.run_dir import checkpoint_steps
 
 SMALL = ("env=cartpole_balance", "dry_run=true", "logger=jsonl", "video_every=null", "eval.every=null", "log_every=2")
 PPO = ("exp=ppo", *SMALL, "total_steps=96", "checkpoint.every=32")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sheeplike.commands.evaluation import mean_interval, wilson_interval
+from sheeplike.run.evaluation import mean_interval, wilson_interval
 
 
 def test_interval_of_the_mean():
