@@ -17,8 +17,8 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.loop import LoopState, evaluate, train
 
 LENGTH = 4
@@ -95,31 +95,27 @@ def score(agent: Agent, judge: Locks) -> float:
 
 
 def make_dreamer(worlds: Locks) -> DreamerV3:
-    return DreamerV3(
-        worlds.single_observation_space,
-        worlds.single_action_space,
-        num_envs=worlds.num_envs,
+    config = DreamerV3Config(
         size=Size(deter=128, hidden=32, classes=4, depth=2, units=64),
-        observations=["state"],
+        observations=("state",),
         replay_ratio=1 / 16,
+        learning_starts=0,
         batch_size=16,
         batch_length=5,
         replay_size=8000,
         imagination_length=2,
-        horizon=10,
+        horizon=10.0,
         entropy_scale=0.05,
         learning_rate=3e-3,
         warmup=20,
         policy_unimix=0.01,
     )
+    return DreamerV3(worlds.single_observation_space, worlds.single_action_space, config, num_envs=worlds.num_envs)
 
 
 def make_ppo(worlds: Locks) -> PPO:
-    return PPO(
-        worlds.single_observation_space,
-        worlds.single_action_space,
-        num_envs=worlds.num_envs,
-        observations=["state"],
+    config = PPOConfig(
+        observations=("state",),
         policy_layers=(32,),
         value_layers=(32,),
         rollout_length=8,
@@ -128,6 +124,7 @@ def make_ppo(worlds: Locks) -> PPO:
         discount=0.5,
         learning_rate=1e-2,
     )
+    return PPO(worlds.single_observation_space, worlds.single_action_space, config, num_envs=worlds.num_envs)
 
 
 @pytest.mark.parametrize("actions", [ONE, SEVERAL], ids=["one choice", "several choices"])

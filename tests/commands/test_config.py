@@ -127,8 +127,9 @@ def test_every_environment_has_a_config():
 
 
 def test_sizes_and_losses_are_those_of_the_agent():
-    from sheeplike.agents.dreamer_v3.agent import LOSS_SCALES
     from sheeplike.agents.dreamer_v3.sizes import SIZES
+
+    from sheeplike.agents.dreamer_v3.agent import LOSS_SCALES
 
     assert BUILT_IN.choices("agent/size") == list(SIZES)
     for name, size in SIZES.items():

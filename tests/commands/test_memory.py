@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-
 from sheeplike.agents.dreamer_v3.experience import replay_spec
 from sheeplike.agents.dreamer_v3.observations import ModelKeys
+
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.commands import memory
 from sheeplike.commands.advice import disk_advice, is_out_of_memory, memory_advice

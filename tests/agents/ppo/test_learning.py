@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.loop import LoopState, evaluate, train
 
 LENGTH, SPEED = 10, 0.4
@@ -92,11 +92,8 @@ class Silent:
 def test_a_trivial_task_is_solved_to_its_known_best_return(distribution: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     worlds, judge = (Chase(32, discrete=distribution == "categorical") for _ in range(2))
-    agent = PPO(
-        worlds.single_observation_space,
-        worlds.single_action_space,
-        num_envs=32,
-        observations=["state"],
+    config = PPOConfig(
+        observations=("state",),
         distribution=distribution,
         policy_layers=(32, 32),
         value_layers=(32, 32),
@@ -110,6 +107,7 @@ def test_a_trivial_task_is_solved_to_its_known_best_return(distribution: str, op
         entropy_scale=0.0,
         **options,
     )
+    agent = PPO(worlds.single_observation_space, worlds.single_action_space, config, num_envs=32)
     judge.reset(seed=5)
     best = best_return(judge.place, judge.target)
     if distribution == "categorical":  # three speeds cannot stop on the target: within half a step of it
