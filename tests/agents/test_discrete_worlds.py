@@ -88,10 +88,10 @@ class Observer:
         assert all(value.isfinite() for value in metrics.values())
 
 
-def score(agent: Agent, judge: Locks) -> float:
+def score(agent: Agent, eval_envs: Locks) -> float:
     """Mean return, with the mode of the policy."""
     with torch.random.fork_rng():
-        return float(evaluate(agent, judge, episodes=64, seed=7, sample=False).returns.mean())
+        return float(evaluate(agent, eval_envs, episodes=64, seed=7, sample=False).returns.mean())
 
 
 def make_dreamer(worlds: Locks) -> DreamerV3:
@@ -131,12 +131,12 @@ def make_ppo(worlds: Locks) -> PPO:
 @pytest.mark.parametrize("make", [make_dreamer, make_ppo], ids=["dreamer_v3", "ppo"])
 def test_the_best_choice_is_learnt(make: Callable[[Locks], Agent], actions: gymnasium.spaces.Space) -> None:
     torch.manual_seed(0)
-    worlds, judge, observer = Locks(16, actions), Locks(64, actions), Observer()
+    worlds, eval_envs, observer = Locks(16, actions), Locks(64, actions), Observer()
     agent = make(worlds)
-    untrained = score(agent, judge)
+    untrained = score(agent, eval_envs)
     assert untrained < 0.6 * LENGTH
     train(agent, worlds, LoopState.begin(agent, worlds, seed=0), total_steps=4800, observer=observer)
-    reached = score(agent, judge)
+    reached = score(agent, eval_envs)
     assert reached > 0.9 * LENGTH, (untrained, reached)
     # The entropy is that of all choices together: it began at the logarithm of their combinations.
     first, last = (float(metrics["actor/entropy"]) for metrics in (observer.first, observer.last))

@@ -95,7 +95,7 @@ def test_the_agent_passes_layers_on_to_the_head_they_are_for(make_ppo: Callable[
 @pytest.mark.parametrize("stack", [1, 4])
 def test_features_of_all_cameras_and_vectors_side_by_side(stack: int) -> None:
     observations = {"pixels/a": (48, 48, 3), "pixels/b": (64, 48, 1), "state": (5,), "more": (2,)}
-    networks = build(observations, stack=stack)
+    networks = build(observations, frame_stack=stack)
     assert networks.policy_trunk.outputs == 3 * 3 * 32 + 4 * 3 * 32 + 5 + 2
     first = {key: cnn.convs[0].weight.shape[1] for key, cnn in networks.policy_trunk.cnns.items()}
     assert first == {"pixels/a": 3 * stack, "pixels/b": stack}
