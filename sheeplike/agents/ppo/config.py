@@ -1,4 +1,7 @@
-"""Options of PPO; ``configs/env/`` has what was published for a task, ``configs/profile/`` what suits a machine."""
+"""Options of PPO.
+
+The recipes of ``configs/env/`` have what was published for a task, those of ``configs/profile/`` what suits a machine.
+"""
 
 from __future__ import annotations
 
