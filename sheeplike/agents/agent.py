@@ -71,7 +71,7 @@ class Agent(Protocol):
     """Learns from the steps that it is given.
 
     Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device. They, ``counters`` and
-    ``journals`` need not be written by a class that derives from this one: there is nothing then.
+    ``history`` need not be written by a class that derives from this one: there is nothing then.
 
     Attributes:
         skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
@@ -134,28 +134,25 @@ class Agent(Protocol):
         return 0.0
 
     @property
-    def journals(self) -> dict[str, Any]:
-        """What it has seen and will never change, of which a checkpoint writes only what is new.
-
-        Name to ``sheeplike.checkpoint.Journal``; empty where that is little.
-        """
-        return {}
+    def history(self) -> Any:
+        """The ``memory.SequenceReplay`` of which a checkpoint writes only the new steps; None where memory is small."""
+        return None
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs.
 
         Args:
             replay: with what it has seen.
-            history: with what :attr:`journals` hold of that. Without it, tensors may be the agent's own, which change
-                as it goes on.
+            history: with the steps of :attr:`history`. Without them, tensors may be the agent's own, which change as it
+                goes on.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
         What the state does not hold stays as it is: an agent that has seen something, and goes back to a state without
-        it, has to :meth:`forget` first. After a state without history, every step of the journals has to be written
-        into :attr:`journals` before the agent goes on.
+        it, has to :meth:`forget` first. After a state without history, every step of :attr:`history` has to be put back
+        before the agent goes on.
         """
 
 

@@ -125,9 +125,9 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
     """What writes the checkpoints of a run; ``stack`` closes it.
 
     Raises:
-        CommandError: the directory cannot be written, or somebody else writes there.
+        CommandError: the directory cannot be written.
     """
-    with as_command_errors(OSError, checkpoint.InUse):
+    with as_command_errors(OSError):
         writer = checkpoint.Writer(
             run_dir / CHECKPOINTS,
             keep_last=config.checkpoint.keep_last,
@@ -145,7 +145,7 @@ def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[s
     if "memory" not in parts:
         yield (
             "this resume is approximate: the checkpoint does not hold what the agent has seen "
-            "(checkpoint.replay=false, or it is damaged), and it begins again with an empty memory"
+            "(checkpoint.replay=false), and it begins again with an empty memory"
         )
     here = checkpoint.versions()
     changed = [f"{name} {was} -> {here[name]}" for name, was in meta["versions"].items() if here.get(name) != was]

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any
 
 from sheeplike import checkpoint
-from sheeplike.commands import snapshot
 from sheeplike.commands.advice import explained
 from sheeplike.commands.agents import describe_run, learning_begins, name_collecting, time_left
 from sheeplike.commands.building import build, describe_device, make_writer
@@ -45,6 +44,7 @@ from sheeplike.commands.watchdog import Watchdog
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase, say
+from sheeplike.run import snapshot
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
@@ -191,8 +191,8 @@ class Experiment:
         Raises:
             OSError: it cannot be written, with ``wait``.
         """
-        parts, meta, journals = snapshot.take(self.agent, self.worlds, self.recorder, self.config, self.state)
-        self.writer.save(self.policy_steps, parts, meta, journals, finite=("agent",), wait=wait)
+        parts, meta, history = snapshot.take(self.agent, self.worlds, self.recorder, self.config, self.state)
+        self.writer.save(self.policy_steps, parts, meta, history, finite=("agent",), wait=wait)
         self.kept, self._touched = True, False
 
     def close(self) -> None:

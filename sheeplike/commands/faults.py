@@ -11,15 +11,15 @@ import torch
 
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent
-from sheeplike.checkpoint.files import write_part
+from sheeplike.checkpoint import write_part
 from sheeplike.commands.agents import make_agent_as_trained
 from sheeplike.commands.building import launch, make_envs
 from sheeplike.commands.config import load_saved
 from sheeplike.commands.errors import CommandError
 from sheeplike.commands.eval import acting
 from sheeplike.commands.run_directory import config_file
-from sheeplike.commands.snapshot import random_state
 from sheeplike.loop import LoopState
+from sheeplike.run.snapshot import random_state
 
 FAULTS = "faults"
 

@@ -6,6 +6,7 @@
         config.yaml      the configuration, every value in full
         metrics.jsonl
         checkpoints/
+        replay/          files of steps, which checkpoints share
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from sheeplike.commands.errors import CommandError, nearest, show
 from sheeplike.commands.saved import refuse_links
 from sheeplike.commands.schema import Config
 from sheeplike.commands.sources import Sources
-from sheeplike.files import CHECKPOINT, sync_directory
+from sheeplike.files import CHECKPOINT, REPLAY, sync_directory
 from sheeplike.files import lock as lock_file
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
-LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, "metrics.jsonl"}  # of a run that came to no checkpoint; batches of faults stay
+LEFTOVERS = {
+    CONFIG_FILE,
+    CHECKPOINTS,
+    REPLAY,
+    "metrics.jsonl",
+}  # of a run that came to no checkpoint; batches of faults stay
 SHOWN = 8  # changes, at most
 
 

@@ -29,7 +29,7 @@ from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.agents.faults import Faults, health
 from sheeplike.agents.rehearsal import rehearsal
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.memory import ReplayJournal, SequenceReplay
+from sheeplike.memory import SequenceReplay
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
@@ -194,7 +194,7 @@ class DreamerV3:
 
     def forget(self) -> None:
         """The replay is empty, as in a new agent."""
-        self.replay.forget()
+        self.replay.clear()
         self.faults.forget()
 
     def updates_due(self, policy_steps: int) -> int:
@@ -360,13 +360,13 @@ class DreamerV3:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
-    def journals(self) -> dict[str, ReplayJournal]:
+    def history(self) -> SequenceReplay:
         """What was seen and done; the latents, which every update refreshes, are part of the state."""
-        return {"replay": self.replay.journal}
+        return self.replay
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, without
-        ``history`` the ring is without what :attr:`journals` hold."""
+        ``history`` the ring is without what never changes."""
         state = {
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),

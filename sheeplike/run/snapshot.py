@@ -1,4 +1,4 @@
-"""A whole run as a checkpoint, and back: what an exact continuation needs, and where it is put."""
+"""A whole run as a checkpoint, and back: everything that an exact continuation needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sheeplike.loop import LoopState
 
 def take(
     agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Mapping[str, checkpoint.Journal]]]:
-    """The parts of a checkpoint, what its manifest tells, and journals of what is only appended to.
+) -> tuple[dict[str, Any], dict[str, Any], checkpoint.History | None]:
+    """The parts of a checkpoint, what its manifest says, and the steps of which it writes only what is new.
 
     All rows up to here are written first: nobody would write them after a resume.
     """
@@ -41,30 +41,28 @@ def take(
         },
         "rng": random_state(),
     }
-    journals: dict[str, Mapping[str, checkpoint.Journal]] = {}
     if config.checkpoint.replay:
-        # What the agent has seen is a file of its own, which an evaluation need not read.
+        # What the agent has seen is a part of its own, which an evaluation need not read.
         learned = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in learned.items() if name not in acting}
-        journals["memory"] = agent.journals
     meta = {"env": config.env.name, "agent": config.agent.name}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
-    return parts, meta, journals
+    return parts, meta, agent.history if config.checkpoint.replay else None
 
 
 def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: Recorder) -> LoopState:
     """Put a checkpoint back into objects that were built for it; returns where the run stood.
 
     Raises:
-        ValueError, KeyError: it is of another agent or of other worlds.
-        Corrupt: what it remembers has been removed or altered since it was verified.
+        ValueError, KeyError: it is of another agent or of other environments.
+        Corrupt: a file of the replay has been removed or altered since it was verified.
     """
     device = envs.device
     agent.forget()  # also where the checkpoint does not hold what had been seen
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
-    for name, stored in parts.get("journals", {}).get("memory", {}).items():
-        stored.copy_to(agent.journals[name])
+    if checkpoint.HISTORY in parts:
+        parts[checkpoint.HISTORY].copy_to(agent.history)
     envs.load_state_dict(parts["envs"])
     monitor, loop = parts["monitor"], parts["loop"]
     recorder.episodes.load_state_dict(monitor["episodes"])
@@ -75,7 +73,7 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
     player.load_state_dict(loop["player"])
     step = Step(**{k: _to(v, device) for k, v in loop["step"].items()})
     if not getattr(envs, "exact_resume", True):
-        # Its worlds begin new episodes at their next step: those under way were cut after this one.
+        # They begin new episodes at their next step: those under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
     counters = loop["counters"]
     set_random_state(parts["rng"])
@@ -84,15 +82,15 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every generator that belongs to nobody."""
+    """Seed the global generators: Python's, NumPy's and torch's."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002, whoever uses it
+    np.random.seed(seed)  # noqa: NPY002, plugins may use it
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """The states of every generator that belongs to nobody: torch's, CUDA's, NumPy's and Python's."""
-    kind, words, *rest = np.random.get_state()  # noqa: NPY002, whoever uses it
+    """The states of the global generators: torch's, CUDA's, NumPy's and Python's."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
     state = {
         "torch": torch.get_rng_state(),
         "numpy": [str(kind), torch.from_numpy(words.astype(np.int64)), *map(_plain, rest)],
@@ -102,15 +100,14 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go on with the random numbers of :func:`random_state`."""
+    """Restore :func:`random_state`."""
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-    if "numpy" in state:  # checkpoints of format 1 have torch's alone
-        kind, words, *rest = state["numpy"]
-        np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-        version, internal, gauss = state["python"]
-        random.setstate((version, tuple(internal), gauss))
+    kind, words, *rest = state["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
 
 
 def _plain(number: Any) -> float | int:
