@@ -129,27 +129,23 @@ class Agent(Protocol):
         return 0.0
 
     @property
-    def journals(self) -> dict[str, Any]:
-        """What it has seen and will never change, of which a checkpoint writes only what is new.
-
-        Name to ``sheeplike.checkpoint.Journal``; empty where that is little.
-        """
-        return {}
+    def history(self) -> Any:
+        """The ``memory.SequenceReplay`` of which a checkpoint writes only the new steps; None where memory is small."""
+        return None
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs.
 
         Args:
             replay: with what it has seen.
-            history: with what :attr:`journals` hold of that. Without it, tensors may be the agent's own, which change
-                as it goes on.
+            history: with the steps of :attr:`history`. Without them, tensors may be the agent's own, which change as it
+                goes on.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, into an agent that has seen nothing yet.
 
-        After a state without history, every step of the journals has to be written into :attr:`journals` before the
-        agent goes on.
+        After a state without history, every step of :attr:`history` has to be put back before the agent goes on.
         """
 
 

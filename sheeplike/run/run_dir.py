@@ -6,7 +6,7 @@
         config.yaml      the configuration, every value in full
         metrics.jsonl
         checkpoints/
-        replay/
+        replay/          files of steps, which checkpoints share
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from sheeplike.config.errors import CommandError, InvalidValue, nearest
 from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_links, to_yaml
 from sheeplike.config.schema import Config
 from sheeplike.config.sources import Sources
-from sheeplike.files import CHECKPOINT, sync_directory, write_atomically
+from sheeplike.files import CHECKPOINT, REPLAY, sync_directory, write_atomically
 from sheeplike.files import lock as lock_file
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
-REPLAY = "replay"
 LOCK_FILE = ".lock"
 EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
 LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, REPLAY, "metrics.jsonl"}  # of a run that came to no checkpoint

@@ -32,7 +32,7 @@ from sheeplike.agents.dreamer_v3.storage import (
 from sheeplike.agents.dreamer_v3.world_model import WorldModel, open_loop
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.memory import ReplayJournal, SequenceReplay
+from sheeplike.memory import SequenceReplay
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
@@ -327,13 +327,13 @@ class DreamerV3(Agent):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
-    def journals(self) -> dict[str, ReplayJournal]:
+    def history(self) -> SequenceReplay:
         """What was seen and done; the latents, which every update refreshes, are part of the state."""
-        return {"replay": self.replay.journal}
+        return self.replay
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, without
-        ``history`` the ring is without what :attr:`journals` hold."""
+        ``history`` the ring is without what never changes."""
         state = {
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -270,9 +270,8 @@ class PPO(Agent):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
-    def journals(self) -> dict[str, Any]:
+    def history(self) -> None:
         """None: a rollout is small, and part of the state."""
-        return {}
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` a new rollout begins.
