@@ -9,8 +9,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from sheeplike import entry_points
-from sheeplike.envs import gym
-from sheeplike.envs.contract import ImageSize, check_vector_env
+from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
+from sheeplike.envs.gym import recipes
 from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.mjx import playground_ids
 from sheeplike.options import InvalidOption, nearest
@@ -54,9 +54,9 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "cartpole_swingup": _cartpole_swingup,
     "franka_pick": _franka_pick,
     "playground": _playground,
-    **gym.FAMILIES,
+    **recipes.FAMILIES,
 }
-"""What makes each environment from its options as keywords: a class of :data:`sheeplike.envs.gym.FAMILIES` checks those
+"""What makes each environment from its options as keywords: a class of :data:`recipes.FAMILIES` holds and checks those
 of a Gymnasium environment; a function with the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment; any other
 makes a task, which our simulator steps and renders."""
 
@@ -139,7 +139,7 @@ def check(
     known = task_options(name)
     for option, value in options.items():
         if option not in known:
-            expected = f"options of {name}: {', '.join(known) or 'none'}"
+            expected = f"one of {name}'s options: {', '.join(known) or 'none'}"
             raise InvalidOption("options", option, expected, nearest(option, known))
         if expected := _mistyped(value, known[option]):
             raise InvalidOption(option, value, expected, known[option])
@@ -155,7 +155,7 @@ def check(
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
     if _is_gym(builder):
-        gym.check(builder(id=id, **options))
+        recipes.check(builder(id=id, **options))
     elif name == "playground":
         playground_ids.check(id=id, options=options)
 
@@ -213,7 +213,10 @@ def make(
     options |= {} if id is None else {"id": id}
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
     if _is_gym(builder):
-        return gym.make(builder(**options), action_repeat=action_repeat, **common)
+        from sheeplike.envs.gym.vector_env import GymVectorEnv
+
+        make_env, own = recipes.recipe(builder(**options), resolve_image_size(image_size))
+        return GymVectorEnv(make_env, own, action_repeat=action_repeat, **common)
     if not simulated(name):
         env = builder(**common, action_repeat=action_repeat, **options)
         if name not in BUILDERS:

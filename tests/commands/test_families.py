@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sheeplike.commands.advice import memory_advice
 
 from sheeplike.__main__ import main
-from sheeplike.analysis.runs import find_runs, read_run
+from sheeplike.commands.advice import memory_advice
 from sheeplike.config.compose import load, to_yaml
 from sheeplike.config.errors import CommandError
 from sheeplike.config.sources import Sources
-from sheeplike.envs.gym import ids
+from sheeplike.envs.gym import options
 from sheeplike.monitor.dashboard import hyperparameters
+from sheeplike.monitor.runs import find_runs, read_run
 
 
 def compose(*overrides: str):
@@ -103,7 +103,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(
     env: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(ids.importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(CommandError, match=rf"env={env} needs {package}: pip install 'sheeplike\[{env}\]'"):
         compose("exp=ppo", f"env={env}")
 

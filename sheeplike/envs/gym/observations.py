@@ -124,7 +124,7 @@ class Observer:
     def __call__(
         self, observation: Any, render: Callable[[], Any], *, first: bool, earlier: Any = None
     ) -> dict[str, np.ndarray]:
-        """The flat dict; its images are written over by the next call.
+        """The flat dict.
 
         Args:
             observation: of the environment.
@@ -200,7 +200,7 @@ def _vector(space: spaces.Space, value: Any) -> np.ndarray:
 
 
 class Images:
-    """Makes the image of one camera: of the size asked for, grey if wanted, and stacked.
+    """Makes the image of one camera: of one size, grey if wanted, and stacked.
 
     Args:
         options: ``resize``, ``grayscale`` and ``frame_stack``.
@@ -208,18 +208,15 @@ class Images:
     """
 
     def __init__(self, options: GymOptions, size: tuple[int, int]) -> None:
-        self.size, self.resize, self.grayscale = size, options.resize, options.grayscale
-        self.stack = options.frame_stack
+        self._options, self._size = options, size
         self._image: np.ndarray | None = None
-        self._place: Callable[[np.ndarray], np.ndarray] | None = None
-        self._seen: tuple[int, ...] = ()
 
     def channels(self, frame_channels: int) -> int:
         """Channels of the result."""
-        return (1 if self.grayscale and frame_channels == 3 else frame_channels) * self.stack
+        return (1 if self._options.grayscale and frame_channels == 3 else frame_channels) * self._options.frame_stack
 
     def __call__(self, frame: np.ndarray, *, first: bool) -> np.ndarray:
-        """The image after ``frame`` (H', W', C); it is written over by the next call.
+        """The image after ``frame`` (H', W', C).
 
         Args:
             first: an episode begins, whose first frame fills the whole stack.
@@ -227,56 +224,35 @@ class Images:
         Raises:
             InvalidOption: the frame does not fit.
         """
-        if frame.shape != self._seen:
-            self._place, self._seen = self._placing(frame.shape), frame.shape
-        image = self._place(frame)
-        if self.grayscale and image.shape[-1] == 3:
+        image, stack = _fit(frame, self._size, self._options.resize), self._options.frame_stack
+        if self._options.grayscale and image.shape[-1] == 3:
             image = (image @ GREY).astype(np.uint8)[..., None]
-        if self.stack == 1:
+        if stack == 1:
             return image
-        if first or self._image is None:
-            self._image = np.concatenate([image] * self.stack, -1)
-        else:
-            self._image = np.concatenate([self._image[..., image.shape[-1] :], image], -1)
+        older = [image] * (stack - 1) if first or self._image is None else [self._image[..., image.shape[-1] :]]
+        self._image = np.concatenate([*older, image], -1)
         return self._image
 
-    def _placing(self, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-        """The function that brings frames of this shape to the size."""
-        (height, width), channels = shape[:2], shape[2]
-        fits = height <= self.size[0] and width <= self.size[1]
-        if (height, width) == self.size:
-            return lambda frame: frame
-        if self.resize == "pad" or (self.resize == "auto" and fits):
-            if not fits:
-                fit = f"a frame of {height}x{width} does not fit into image_size={self.size}"
-                raise InvalidOption("resize", "pad", f"area, or larger images, as {fit}", "area")
-            return _padding(self.size, (height, width), channels)
-        return _resampling(self.size, FILTERS["area" if self.resize == "auto" else self.resize])
 
-
-def _padding(size: tuple[int, int], frame: tuple[int, int], channels: int) -> Callable[[np.ndarray], np.ndarray]:
-    factor = min(side // of for side, of in zip(size, frame, strict=True))
-    image = np.zeros((*size, channels), np.uint8)
-    top, left = ((side - factor * of) // 2 for side, of in zip(size, frame, strict=True))
-    inside = image[top : top + factor * frame[0], left : left + factor * frame[1]]
-
-    def place(pixels: np.ndarray) -> np.ndarray:
-        inside[...] = pixels if factor == 1 else pixels.repeat(factor, 0).repeat(factor, 1)
+def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
+    """A frame (H', W', C) as an image of ``size``; see :attr:`GymOptions.resize`."""
+    height, width, channels = frame.shape
+    if (height, width) == size:
+        return frame
+    factor = min(size[0] // height, size[1] // width)  # 0: it does not fit
+    if resize == "pad" or (resize == "auto" and factor):
+        if not factor:
+            fit = f"a frame of {height}x{width} does not fit into image_size={size}"
+            raise InvalidOption("resize", "pad", f"area, or larger images, as {fit}", "area")
+        image = np.zeros((*size, channels), np.uint8)
+        top, left = (size[0] - factor * height) // 2, (size[1] - factor * width) // 2
+        inside = image[top : top + factor * height, left : left + factor * width]
+        inside[...] = frame if factor == 1 else frame.repeat(factor, 0).repeat(factor, 1)
         return image
-
-    return place
-
-
-def _resampling(size: tuple[int, int], method: Image.Resampling) -> Callable[[np.ndarray], np.ndarray]:
-    def one(pixels: np.ndarray) -> np.ndarray:
-        return np.asarray(Image.fromarray(pixels).resize(size[::-1], method))
-
-    def place(pixels: np.ndarray) -> np.ndarray:
-        if pixels.shape[-1] == 3:
-            return one(pixels)
-        return np.stack([one(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[-1])], -1)
-
-    return place
+    method = FILTERS["area" if resize == "auto" else resize]
+    planes = [frame] if channels == 3 else [np.ascontiguousarray(frame[..., channel]) for channel in range(channels)]
+    resized = [np.asarray(Image.fromarray(plane).resize(size[::-1], method)) for plane in planes]
+    return resized[0] if channels == 3 else np.stack(resized, -1)
 
 
 def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:

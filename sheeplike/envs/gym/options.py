@@ -19,12 +19,12 @@ from sheeplike.options import InvalidOption, nearest
 
 SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
-ALIASES = {"cup": "ball-in-cup"}
-"""Domains of the control suite by the names that DreamerV3 has for them."""
+FROM_A_TABLE = "MiniGrid-WFC-"
+"""How the ids begin that only MiniGrid itself can list."""
 
 
 def option(default: Any, *, choices: tuple[str, ...] = (), least: int | None = None) -> Any:
-    """An option that is one of ``choices``, or a whole number of at least ``least``; null is valid where it is default."""
+    """An option that is one of ``choices``, or a whole number of at least ``least``, or null where that is default."""
     return field(default=default, metadata={"choices": choices, "least": least})
 
 
@@ -91,6 +91,7 @@ class FamilyOptions(GymOptions):
     Class attributes:
         family, package: names of both.
         kind: of environments, in words.
+        any_spelling: of an id will do: ``pong``, ``walker_walk``.
     """
 
     resize: str = fixed("auto")
@@ -99,6 +100,7 @@ class FamilyOptions(GymOptions):
     family: ClassVar[str]
     package: ClassVar[str]
     kind: ClassVar[str]
+    any_spelling: ClassVar[bool] = True
 
     @classmethod
     def find_package(cls) -> Path:
@@ -125,22 +127,19 @@ class FamilyOptions(GymOptions):
         return _read_ids(cls.family, cls.find_package())
 
     def resolve(self) -> Self:
-        """These options with the id as the package has it, however it was spelt: ``pong``, ``walker_walk``.
+        """These options, with the id as the package has it.
 
         Raises:
             Unusable: the package is not installed.
             InvalidOption: it has no such environment.
         """
-        known = self.list_ids()
-        if self.id in known or not known:
+        known, key = self.list_ids(), _key(self.id)
+        if not known or self.id in known or self.id.startswith(FROM_A_TABLE):
             return self
-        wanted = self._spelling()
-        if found := {_key(id): id for id in known}.get(_key(wanted)):
-            return replace(self, id=found)
-        raise InvalidOption("id", self.id, self.kind, nearest(wanted, known))
-
-    def _spelling(self) -> str:
-        return self.id
+        by_key = {_key(id): id for id in known}
+        if self.any_spelling and key in by_key:
+            return replace(self, id=by_key[key])
+        raise InvalidOption("id", self.id, self.kind, by_key[nearest(key, by_key)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,20 +151,13 @@ class MinigridOptions(FamilyOptions):
     """
 
     family, package, kind = "minigrid", "minigrid", "one of MiniGrid's environments"
+    any_spelling = False
     id: str = "MiniGrid-Empty-5x5-v0"
     frames: str = fixed("observation")
     resize: str = fixed("pad")
     grayscale: bool = fixed(False)
     clip_rewards: bool = fixed(False)
     tile_size: int | None = option(None, least=2)
-
-    def resolve(self) -> Self:
-        """The same options, since versions and sizes are part of a name; see :meth:`FamilyOptions.resolve`."""
-        known = self.list_ids()
-        # The ids of WFC are made from a table, which only MiniGrid itself reads.
-        if not known or self.id in known or self.id.startswith("MiniGrid-WFC-"):
-            return self
-        raise InvalidOption("id", self.id, self.kind, nearest(self.id, known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +188,8 @@ class DmcOptions(FamilyOptions):
 
     Attributes:
         camera: number of the camera; None: the one to learn from.
-        shadow_map: pixels a side of the map from which shadows are drawn; 0: no shadows; None: the task's own.
+        shadow_map: pixels a side of the map from which shadows are drawn, which takes most of the time where there is
+            no GPU; 0: no shadows; None: the task's own.
     """
 
     family, package, kind = "dmc", "dm_control", "a task of the suite"
@@ -206,10 +199,6 @@ class DmcOptions(FamilyOptions):
     clip_rewards: bool = fixed(False)
     camera: int | None = option(None, least=0)
     shadow_map: int | None = option(None, least=0)
-
-    def _spelling(self) -> str:
-        domain, _, task = self.id.replace("_", "-").partition("-")
-        return f"{ALIASES.get(domain, domain)}-{task}"
 
 
 @functools.cache
@@ -233,5 +222,5 @@ def _read_ids(family: str, package: Path) -> tuple[str, ...]:
 
 
 def _key(id: str) -> str:
-    """What two spellings of one id have in common."""
-    return re.sub(r"^ale/|-v\d+$|[-_]", "", id.lower())
+    """What all spellings of an id have in common; DreamerV3 calls the domain ``ball_in_cup`` ``cup``."""
+    return re.sub(r"^ale/|-v\d+$|[-_]", "", re.sub(r"^cup[-_]", "ball_in_cup-", id.lower()))

@@ -45,17 +45,15 @@ SCALARS = {
     "nonfinite": np.bool_,
     "restarted": np.bool_,
 }
-STATE = ("seed", "begun", "restarts")
+STATE = ("seed", "generation", "restarts")
 
 
 class GymVectorEnv(gymnasium.vector.VectorEnv):
     """Worlds of one Gymnasium environment, stepped on the host by gymnasium's own vector environments.
 
     Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, C), ``"state"`` and the
-    environment's other vectors float32 (N, D); see :class:`~sheeplike.envs.gym.observations.Observer`. Actions are
-    those of :func:`~sheeplike.envs.gym.observations.translate`. Resets follow ``AutoresetMode.NEXT_STEP``: the last frame of
-    an episode comes with ``terminated`` or ``truncated``; the next call ignores that world's action and delivers the
-    first frame of a new episode, with reward 0.
+    environment's other vectors float32 (N, D), from :class:`~sheeplike.envs.gym.observations.Observer`; actions are
+    those of :func:`~sheeplike.envs.gym.observations.translate`. Resets follow ``AutoresetMode.NEXT_STEP``.
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
@@ -66,13 +64,12 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
       ``reward_terms``}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: a vector or the reward was not finite. Vectors and reward are zeros, the world is
       truncated, and the next step resets it;
-    - ``restarted`` (N,) bool: the environment is replaced by a new one, which is told on stderr: it failed or, in
-      ``async``, somebody's process died. Where that was in a step, the world is truncated, shows its last good
-      observation and has reward 0; what was played of the episode is not to be counted as one.
+    - ``restarted`` (N,) bool: the environment failed, or a process died, and a new one replaces it, as a line on stderr
+      says. The world is truncated, shows its last good observation and has reward 0; its episode does not count.
 
-    World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. A state that is
-    loaded begins new episodes in all worlds, from seeds that no episode before had: other people's environments cannot
-    be saved (``exact_resume`` is False).
+    World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. Other people's
+    environments cannot be saved (``exact_resume`` is False): a state that is loaded begins new episodes in all worlds,
+    from seeds that no episode before had.
 
     Args:
         make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
@@ -134,7 +131,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._observations: Observations = {}  # the last that were given out
         self._running = False  # a first reset has been made
         self._anew = False  # the next step begins an episode in all worlds, whatever they did
-        self._begun = 0  # how often all worlds had to begin anew, with other seeds than before
+        self._generation = 0  # of seeds: how often all worlds had to begin anew
         self._restarts = 0
         self._deaths = 0  # of processes, in a row
         self._since_death = 0  # steps
@@ -163,7 +160,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             raise RuntimeError("reset() of a closed environment")
         if seed is not None or not self._running:
             self._seed = self._seed if seed is None else check_seed(seed)
-            self._begun = self._restarts = 0
+            self._generation = self._restarts = 0
             self._anew = True
         self._begin()
         return self._deliver()[::4]
@@ -244,8 +241,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         if set(state) != set(STATE):
             odd = sorted(set(state) ^ set(STATE))[0]
             raise ValueError(f"state has {len(state)} entries, this environment {len(STATE)}: {odd!r} is in one only")
-        self._seed, self._begun, self._restarts = (int(state[name]) for name in STATE)
-        self._begun += 1
+        self._seed, self._generation, self._restarts = (int(state[name]) for name in STATE)
+        self._generation += 1
         self._running = self._anew = True
 
     # --- the worlds -------------------------------------------------------------------------------------------------
@@ -272,7 +269,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         while True:
             seeds: list[int | None] = [None] * self.num_envs
             if self._anew:
-                seeds = [derive_seed(self._seed, world, self._begun) for world in range(self.num_envs)]
+                seeds = [derive_seed(self._seed, world, self._generation) for world in range(self.num_envs)]
             try:
                 self._buffer, info = self._worlds.reset(seed=seeds)
                 break
@@ -330,7 +327,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         _warn(f"all worlds of {self.name} were restarted, since a process has died: {status}")
         self._worlds = self._make_worlds()
         self._restarts += len(dead)
-        self._begun += 1
+        self._generation += 1
         self._anew = True
 
     def _end_processes(self) -> None:

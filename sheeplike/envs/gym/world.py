@@ -143,7 +143,7 @@ class World(gymnasium.Env):
         reward, raw, earlier = 0.0, None, None
         for _ in range(self._made.action_repeat):
             earlier = raw
-            raw, one, terminated, truncated, told = env.step(action)
+            raw, one, terminated, truncated, info = env.step(action)
             reward += float(one)
             self._steps += 1
             if terminated or truncated or self._steps >= options.episode_length:
@@ -154,9 +154,9 @@ class World(gymnasium.Env):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
         if options.clip_rewards:
             reward = float(np.sign(reward))
-        success = told.get("is_success", told.get("success"))
-        info = {"success": True} if success is not None and np.asarray(success).all() else {}
-        return observation, reward, bool(terminated), bool(truncated), self._with_failures(info)
+        success = info.get("is_success", info.get("success"))
+        own = {"success": True} if success is not None and np.asarray(success).all() else {}
+        return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
         """Whether all vectors are finite; if not, all of them become zeros."""

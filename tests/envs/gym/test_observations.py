@@ -1,7 +1,8 @@
-"""What becomes of an environment's spaces."""
+"""From an environment's spaces to ours: frames brought to one size, vectors, actions."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from sheeplike.envs.gym.actions import translate
+from PIL import Image
 
 from sheeplike.agents.spaces import ObservationKeys
-from sheeplike.envs.gym.observations import choose_frames, parts_of
+from sheeplike.envs import InvalidOption
+from sheeplike.envs.gym.observations import Images, choose_frames, parts_of, translate
+from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 
 
@@ -50,8 +53,9 @@ def make(observations: spaces.Space, actions: spaces.Space | None = None, **opti
         made.append(Any_(observations, actions, **({} if frame is None else {"frame": frame})))
         return made[-1]
 
-    settings = {"num_envs": 1, "episode_length": 9, "image_size": 32} | options
-    return GymVectorEnv(one, name="any", **settings), made
+    num_envs = options.pop("num_envs", 1)
+    settings = GymOptions(**{"id": "any", "episode_length": 9} | options)
+    return GymVectorEnv(one, settings, num_envs=num_envs, image_size=32), made
 
 
 def box(*shape: int, dtype: Any = np.float32) -> spaces.Box:
@@ -136,14 +140,16 @@ def test_frames_come_from_where_they_are_asked_for() -> None:
 
 def test_frames_that_there_are_not_are_refused() -> None:
     with pytest.raises(ValueError, match=r"frames='observation': no image of at least 16 pixels.*nearest: render"):
-        choose_frames("observation", box(3), ["human", "rgb_array"])
-    with pytest.raises(ValueError, match=r"frames='render': the environment renders human, and no rgb_array"):
-        choose_frames("render", box(3), ["human"])
+        choose_frames("observation", Any_(box(3), frame=None))
+    with pytest.raises(ValueError, match=r"frames='render': the environment renders nothing, and no rgb_array"):
+        choose_frames("render", Any_(box(3)))
 
 
 def test_a_frame_that_is_none_is_an_error_of_the_environment() -> None:
     env, _ = make(box(3), frames="render", frame=np.zeros((4, 4, 3)), max_restarts=0)
-    with pytest.raises(ValueError, match=r"render\(\) returned float64 \(4, 4, 3\): expected uint8 \(H, W, 3\)"):
+    with pytest.raises(
+        RuntimeError, match=r"ValueError: render\(\) returned float64 \(4, 4, 3\): expected uint8 \(H, W, 3\)"
+    ):
         env.reset()
 
 
@@ -219,3 +225,73 @@ def test_actions_reach_every_world() -> None:
     env.reset()
     env.step(torch.tensor([[-1.0, 0.0], [1.0, 9.0]]))
     assert [one.taken[0].tolist() for one in made[-2:]] == [[0, 5], [10, 10]]
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+def images(size: tuple[int, int] = (64, 64), **options: Any) -> Images:
+    return Images(GymOptions(id="any", **options), size)
+
+
+def frame(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+
+
+@pytest.mark.parametrize("resize", ["auto", "pad"])
+def test_what_fits_is_padded_in_the_middle_and_stays_crisp(resize: str) -> None:
+    tiles = frame(56, 56)
+    image = images(resize=resize)(tiles, first=True)
+    assert image.shape == (64, 64, 3)
+    assert np.array_equal(image[4:60, 4:60], tiles)
+    assert image.sum() == tiles.sum()  # black around it
+    small = frame(20, 30)
+    doubled = images()(small, first=True)
+    assert np.array_equal(doubled[12:52, 2:62], small.repeat(2, 0).repeat(2, 1))
+    assert np.array_equal(images((64, 48))(frame(64, 48), first=True), frame(64, 48))
+
+
+def test_what_does_not_fit_is_refused_by_pad_and_averaged_otherwise() -> None:
+    large = frame(128, 192)
+    told = "area, or larger images, as a frame of 128x192 does not fit into image_size=(64, 64); nearest: area"
+    with pytest.raises(InvalidOption, match=re.escape(f"resize='pad': expected {told}")):
+        images(resize="pad")(large, first=True)
+    mean = large.reshape(64, 2, 64, 3, 3).mean((1, 3))
+    for resize in ("auto", "area"):
+        assert np.abs(images(resize=resize)(large, first=True) - mean).max() <= 1  # rounded twice
+    nearest = images(resize="nearest")(large, first=True)
+    assert {tuple(pixel) for pixel in nearest.reshape(-1, 3)} <= {tuple(pixel) for pixel in large.reshape(-1, 3)}
+
+
+def test_bilinear_is_what_the_authors_of_dreamer_use() -> None:
+    screen = frame(210, 160)
+    expected = np.asarray(Image.fromarray(screen).resize((64, 64), Image.BILINEAR))
+    assert np.array_equal(images(resize="bilinear")(screen, first=True), expected)
+    grey = images(resize="bilinear", grayscale=True)
+    assert grey.channels(3) == 1
+    weighted = (expected * np.array([0.299, 0.587, 1 - (0.299 + 0.587)])).sum(-1)
+    assert np.abs(grey(screen, first=True)[..., 0] - weighted).max() <= 1
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 12])
+def test_any_number_of_channels(channels: int) -> None:
+    large = frame(128, 128, channels)
+    image = images(grayscale=True)(large, first=True)  # which only changes colours
+    assert image.shape == (64, 64, channels)
+    assert np.abs(image - large.reshape(64, 2, 64, 2, channels).mean((1, 3))).max() <= 1
+
+
+def test_frames_of_changing_size() -> None:
+    maker = images()
+    for height, width in ((56, 56), (130, 70), (56, 56), (8, 100)):
+        assert maker(frame(height, width), first=False).shape == (64, 64, 3)
+
+
+def test_stacks() -> None:
+    maker = images((16, 16), grayscale=True, frame_stack=3)
+    assert maker.channels(3) == 3
+    grey = [
+        maker(np.full((16, 16, 3), value, np.uint8), first=value == 40)[0, 0].tolist() for value in (10, 20, 40, 50)
+    ]
+    expected = [[10, 10, 10], [10, 10, 20], [40, 40, 40], [40, 40, 50]]
+    assert np.abs(np.array(grey) - expected).max() <= 1

@@ -1,4 +1,4 @@
-"""The contract of a vector env, on an environment of which every number is known."""
+"""The vector environment, on an environment of which every number is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 import sheeplike.envs
 from sheeplike.envs import InvalidOption
-from sheeplike.envs.gym.vector_env import GymVectorEnv
+from sheeplike.envs.gym.options import AtariOptions, GymOptions
+from sheeplike.envs.gym.vector_env import ALIGNMENT, GymVectorEnv, Staging
 from sheeplike.envs.gym.world import derive_seed
 
 
@@ -52,9 +53,13 @@ class Counter(gymnasium.Env):
         return self._seen(), float(action), terminated, False, {"is_success": terminated, "odd": np.zeros(self.count)}
 
 
+ARGUMENTS = ("image_size", "device", "action_repeat", "seed")
+
+
 def worlds(num_envs: int = 2, *, length: int = 5, **options: Any) -> GymVectorEnv:
-    settings = {"image_size": 16, "episode_length": 100} | options
-    return GymVectorEnv(lambda render_mode: Counter(length), name="Counter", num_envs=num_envs, **settings)
+    own = {"image_size": 16} | {name: options.pop(name) for name in ARGUMENTS if name in options}
+    settings = GymOptions(**{"id": "Counter", "episode_length": 100} | options)
+    return GymVectorEnv(lambda render_mode: Counter(length), settings, num_envs=num_envs, **own)
 
 
 def act(*actions: int) -> torch.Tensor:
@@ -183,7 +188,7 @@ def test_later_resets_go_on_in_each_worlds_stream() -> None:
 
 
 def test_rewards_can_be_signs() -> None:
-    env = GymVectorEnv(lambda render_mode: Counter(), name="Counter", num_envs=1, episode_length=9, clip_rewards=True)
+    env = worlds(1, clip_rewards=True)
     env.reset(seed=0)
     assert env.step(act(2))[1].tolist() == [1.0]
 
@@ -195,16 +200,20 @@ def test_the_brighter_of_the_last_two_frames() -> None:
             seen["image"] = np.full((16, 16, 3), (50, 200, 90, 10, 30)[self.count % 5], np.uint8)
             return seen
 
-    def pixels(**options: Any) -> list[int]:
+    def pixels(action_repeat: int, options: type[GymOptions] = AtariOptions) -> list[int]:
         env = GymVectorEnv(
-            lambda render_mode: Blinking(99), name="b", num_envs=1, episode_length=9, image_size=16, **options
+            lambda render_mode: Blinking(99),
+            options(id="b", episode_length=9),
+            num_envs=1,
+            image_size=16,
+            action_repeat=action_repeat,
         )
         return [int(obs["pixels/image"][0, 0, 0, 0]) for obs in (env.reset(seed=0)[0], env.step(act(0))[0])]
 
-    assert pixels(action_repeat=4) == [50, 30]
-    assert pixels(action_repeat=4, pool_frames=True) == [50, 30]  # of 10 and 30
-    assert pixels(action_repeat=3, pool_frames=True) == [50, 90]  # of 90 and 10
-    assert pixels(action_repeat=1, pool_frames=True) == [50, 200]  # of one there is nothing to choose
+    assert pixels(3, GymOptions) == [50, 10]
+    assert pixels(4) == [50, 30]  # of 10 and 30
+    assert pixels(3) == [50, 90]  # of 90 and 10
+    assert pixels(1) == [50, 200]  # of one there is nothing to choose
 
 
 @pytest.mark.parametrize(
@@ -250,7 +259,7 @@ def test_a_limit_that_the_environment_has_itself() -> None:
     class Limited(Counter):
         max_steps = 3
 
-    env = GymVectorEnv(lambda render_mode: Limited(9), name="l", num_envs=1)
+    env = GymVectorEnv(lambda render_mode: Limited(9), GymOptions(id="l"), num_envs=1)
     assert env.episode_length == 3
     assert sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, frames="none").episode_length == 500
     assert sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, episode_length=24).episode_length == 24
@@ -277,9 +286,9 @@ def test_worlds_in_processes_of_their_own_do_the_same() -> None:
 def test_an_environment_that_is_not_there() -> None:
     with pytest.raises(InvalidOption, match=r"id='CartPol-v1'.*<module>:<id>.*nearest: CartPole-v1"):
         sheeplike.envs.make("gym", id="CartPol-v1", num_envs=1)
-    with pytest.raises(ValueError, match="gym is a family of environments"):
+    with pytest.raises(ValueError, match=r"id=None: expected which of gym"):
         sheeplike.envs.make("gym", num_envs=1)
-    with pytest.raises(ValueError, match=r"cameras=\['a'\]: gym renders its frames itself"):
+    with pytest.raises(ValueError, match=r"cameras=\['a'\]: expected null, since gym renders its images itself"):
         sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, cameras=["a"])
 
 
@@ -300,3 +309,62 @@ def test_arguments_of_the_environment() -> None:
     obs, *_ = env.step(torch.tensor([2, 1]))  # right, down
     assert obs["state"].argmax(-1).tolist() == [1, 8]
     assert obs["state"].sum(-1).tolist() == [1, 1]
+
+
+# --- to the device ---------------------------------------------------------------------------------------------------
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SHAPES = {
+    "frames": ((3, 5, 7, 3), np.uint8),
+    "flags": ((3,), np.bool_),
+    "vector": ((3, 2), np.float32),
+    "count": ((3,), np.int32),
+}
+
+
+def needs_gpu(test):
+    return pytest.mark.gpu(NO_GPU(test))
+
+
+def arrays(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(0, 200, shape).astype(dtype) for name, (shape, dtype) in SHAPES.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
+def test_what_is_sent_arrives_and_stays(device: str) -> None:
+    """Many steps in flight, from memory that is written again at once: no tensor changes afterwards."""
+    staging = Staging(SHAPES, torch.device(device))
+    owner = arrays(0)
+    sent = []
+    for seed in range(50):
+        for name, value in arrays(seed).items():
+            owner[name][...] = value
+        sent.append(staging.send(owner))
+    for seed, tensors in enumerate(sent):
+        for name, value in arrays(seed).items():
+            assert tensors[name].device.type == device
+            assert tensors[name].cpu().numpy().dtype == value.dtype
+            assert np.array_equal(tensors[name].cpu().numpy(), value), name
+
+
+@needs_gpu
+def test_one_copy_carries_everything() -> None:
+    tensors = Staging(SHAPES, torch.device("cuda")).send(arrays(0))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == 1
+    assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors.values())
+
+
+@needs_gpu
+def test_worlds_on_a_gpu_see_what_they_see_on_a_cpu() -> None:
+    def run(device: str) -> list[torch.Tensor]:
+        env = sheeplike.envs.make("minigrid", num_envs=3, device=device, episode_length=5)
+        obs, info = env.reset(seed=2)
+        out = [*obs.values()]
+        for step in range(12):
+            obs, reward, *_, info = env.step(torch.full((3,), step % 3, device=device))
+            out += [*obs.values(), reward, info["episode"]["return"], info["episode"]["length"]]
+        env.close()
+        return [value.cpu() for value in out]
+
+    assert all(torch.equal(a, b) for a, b in zip(run("cpu"), run("cuda"), strict=True))
