@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from sheeplike.agents import registry
 from sheeplike.commands import Request
-from sheeplike.config.compose import explain, load, start_of
+from sheeplike.config.compose import Composed, explain, load, start_of
 from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Start, all_keys
@@ -36,7 +36,10 @@ def main(request: Request) -> None:
         return
     start, rest = start_of(request.arguments)
     if start.show == "config":
-        print(explain(load(rest, sources)))
+        # A run that goes on has all its values from its own directory.
+        resumed = start.resume not in (None, "auto")
+        composed = Composed(run_dir.plan(request.arguments, sources).config, {}) if resumed else load(rest, sources)
+        print(explain(composed))
         return
     if start.seeds is not None:
         train_seeds(start, rest, request.config_dirs)
@@ -87,11 +90,12 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
     config = load(arguments, Sources(config_dirs)).config
     flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
+    go_on = [] if config.dry_run and start.resume is None else ["resume=auto"]  # a dry run replaces the one before
     own_place = any(argument.startswith("run_dir=") for argument in arguments)
     lines = {}
     for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
         place = [f"run_dir='{config.run_dir}/seed_{seed}'"] if own_place else []
-        lines[seed] = [*arguments, f"seed={seed}", *place, "resume=auto"]
+        lines[seed] = [*arguments, f"seed={seed}", *place, *go_on]
     plans = {seed: run_dir.plan(line, Sources(config_dirs)) for seed, line in lines.items()}
     if len({planned.run_dir for planned in plans.values()}) < len(plans):
         raise CommandError(
