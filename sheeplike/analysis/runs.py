@@ -37,7 +37,7 @@ CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observa
 _EXTERNAL_NAMES = (
     re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}"),
     re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE),
-    re.compile(r"(?P<name>.+)"),
+    re.compile(r"(?P<name>.*)", re.DOTALL),
 )
 
 Rows = Iterator[tuple[float, float, Mapping[str, Any]]]  # policy steps, seconds, metrics
@@ -117,8 +117,11 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
     for place in places:
         if not place.is_dir():
             beside = map(str, place.parent.iterdir()) if place.parent.is_dir() else []
-            problem, hint = ("is a file", "") if place.exists() else ("does not exist", _nearest(str(place), beside))
-            raise RunError(f"{place} {problem}: expected a directory of runs{hint}")
+            match = None if place.exists() else _nearest(str(place), beside)
+            raise RunError(
+                f"{place} {'is a file' if place.exists() else 'does not exist'}: expected a directory of runs"
+                + (f"; nearest: {match}" if match else "")
+            )
         runs = list(_walk(place))
         if not runs:
             raise RunError(
@@ -193,21 +196,20 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _nearest(word: str, choices: Iterable[str]) -> str:
-    """The end of an error: the choice most like ``word``, if there is one."""
+def _nearest(word: str, choices: Iterable[str]) -> str | None:
     choices = sorted(choices)
-    match = names.nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
-    return f"; nearest: {match}" if match else ""
+    return names.nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
 
 
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     """The error for a run that has no value of a metric."""
     others = sorted(run.metrics - {metric})
     found = "none of them is finite" if metric in run.metrics else "there are none"
-    hint = f"; there are {', '.join(others)}" if others else "; there are no rows at all yet"
-    hint = _nearest(metric, others).replace("nearest: ", "nearest: metric=") or hint
+    hint = f"there are {', '.join(others)}" if others else "there are no rows at all yet"
+    if match := _nearest(metric, others):
+        hint = f"nearest: metric={match}"
     hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
-    return RunError(f"{run.path}: expected values of metric={metric}, and {found}{hint}")
+    return RunError(f"{run.path}: expected values of metric={metric}, and {found}; {hint}")
 
 
 def _walk(place: Path) -> Iterator[Path]:
@@ -327,13 +329,14 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
             path = f"{prefix}{key}"
             if path in INCIDENTAL:
                 continue
-            # One value, also where each camera has its own.
-            flat |= (
-                flatten(value, f"{path}.") if isinstance(value, dict) and path != "env.image_size" else {path: value}
-            )
+            if isinstance(value, dict) and path != "env.image_size":  # one value, also if each camera has its own
+                flat |= flatten(value, f"{path}.")
+            else:
+                flat[path] = value
         return flat
 
-    lines = list(map(str, config.get("randomization") or ()))
+    lines = config.get("randomization")
+    lines = list(map(str, lines)) if isinstance(lines, dict) else []
     more = f"+{len(lines) - 2} more" * (len(lines) > 2)
     return flatten(config) | {"randomization": "+".join(lines[:2]) + more or "none", "randomization.lines": lines}
 
@@ -369,6 +372,9 @@ def _abbreviated(keys: Iterable[str]) -> dict[str, str]:
 
 def _label(run: Run, shown: Mapping[str, str]) -> str:
     """A run's name and those of the settings that it has, as they would be typed."""
-    settings = {short: run.settings[key] for key, short in shown.items() if key in run.settings}
-    texts = {short: json.dumps(value, separators=(",", ":"), default=str) for short, value in settings.items()}
-    return ", ".join([run.name, *(f"{short}={text}" for short, text in texts.items())]).replace('"', "")
+    texts = [run.name]
+    for key, short in shown.items():
+        if key in run.settings:
+            value = json.dumps(run.settings[key], separators=(",", ":"), ensure_ascii=False, default=str)
+            texts.append(f"{short}={value}".replace('"', ""))
+    return ", ".join(texts)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sheeplike.analysis.runs import INCIDENTAL
+from sheeplike.analysis.runs import INCIDENTAL, read_run
 from sheeplike.commands.config import RESUMABLE
 
 RETURN = "eval/return_mean"
@@ -57,7 +57,7 @@ def test_options_of_the_task_are_in_the_names_of_all(compared, trained):
     }
 
 
-def test_an_action_that_is_held_for_longer_is_told(compared, trained):
+def test_an_action_repeat_is_shown(compared, trained):
     trained({0: [1]}, env__action_repeat=1)
     logs = trained({0: [1]}, agent="ppo", env__action_repeat=4)
     result = compared(str(logs))
@@ -82,13 +82,13 @@ def test_how_actions_are_chosen_in_evaluation_makes_another_group(compared, trai
     assert len(compared(str(logs), "logs").rows) == groups
 
 
-def test_what_agents_see_is_told_where_it_differs(compared, trained):
+def test_what_agents_see_is_shown_where_it_differs(compared, trained):
     trained({0: [1]})
     logs = trained({0: [1]}, agent="ppo", agent__observations=["state"])
     assert set(compared(str(logs)).rows) == {"dreamer_v3, observations=[pixels/*]", "ppo, observations=[state]"}
 
 
-def test_recipes_of_randomization_are_told_in_a_few_words(compared, trained, record, begin):
+def test_recipes_of_randomization_are_shown_in_a_few_words(compared, trained, record, begin):
     lines = yaml.safe_load((RANDOMIZATION / "franka_vision.yaml").read_text())
     trained({0: [1]})
     logs = trained({0: [1]}, agent="ppo", randomization=lines)
@@ -246,3 +246,16 @@ def test_metrics_without_a_configuration(refused, trained, config):
     if config is not None:
         file.write_text(config)
     assert f"{file.parent}: expected config.yaml of a run beside metrics.jsonl" in refused(str(logs))
+
+
+def test_settings_of_one_name_in_two_sections_are_both_in_the_label(compared, trained, record, begin):
+    logs = trained({0: [1]}, agent__targets=[])
+    scales = {"actor": {"weight": 1}, "critic": {"weight": 2}}
+    record(begin(logs / "other/seed_0", seed=0, agent__targets=scales), [1])
+    assert "dreamer_v3, weight=1, weight=2" in compared(str(logs)).rows
+
+
+def test_a_clock_that_was_set_back_does_not_turn_the_curve_back(trained):
+    file = trained({0: [1]}) / RUN / "metrics.jsonl"
+    file.write_text("".join(f'{{"step": {step}, "seconds": {s}, "{RETURN}": 1}}\n' for step, s in ((1, 9), (2, 4))))
+    assert list(read_run(file.parent, {RETURN}).curves[RETURN].seconds) == [9, 9]
