@@ -39,7 +39,7 @@ def _share_gpu_memory() -> bool:
 def __getattr__(name: str) -> Any:
     """``sheeplike.init``, which begins a run; loaded when it is asked for, since torch and JAX take seconds."""
     if name == "init":
-        return importlib.import_module("sheeplike.commands.experiment").init
+        return importlib.import_module("sheeplike.run.experiment").init
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

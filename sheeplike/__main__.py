@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sheeplike
+from sheeplike import commands
+from sheeplike.commands import Request
+from sheeplike.config.errors import CommandError, unknown
+from sheeplike.config.sources import Sources
+
+FLAGS = {
+    "--help": "this text",
+    "--version": "the version",
+    "--config-dir": "also look for configs in this directory (so does SHEEPLIKE_SEARCH_PATH, a list separated by ;)",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -14,9 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: status 2 and one line on stderr when the request cannot be met, or another that the error names.
             ``SHEEPLIKE_DEBUG=1`` lets the exception through instead, with its traceback. Status 130 after Ctrl-C.
     """
-    from sheeplike.commands.cli import dispatch
-    from sheeplike.commands.errors import CommandError
-
     try:
         dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except CommandError as error:
@@ -26,6 +38,83 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(error.status) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def dispatch(arguments: list[str]) -> None:
+    """Run the command that the arguments name, ``train`` where they name none.
+
+    Raises:
+        CommandError: the command does not exist, or it refuses the arguments.
+    """
+    if arguments in (["--help"], ["-h"]):
+        print(overview())
+        return
+    if arguments == ["--version"]:
+        print(sheeplike.__version__)
+        return
+    name = "train"
+    if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):
+        name, *arguments = arguments
+    if name not in list_commands():
+        raise unknown("command", name, list_commands())
+    importlib.import_module(f"sheeplike.commands.{name}").main(parse(arguments))
+
+
+def list_commands() -> dict[str, str]:
+    """Name and first line of every command, ``train`` first; nothing is imported."""
+    files = [file for file in sorted(Path(commands.__file__).parent.glob("*.py")) if file.stem != "__init__"]
+    files.sort(key=lambda file: file.stem != "train")
+    docs = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
+    return {name: doc.partition("\n")[0].rstrip(".") for name, doc in docs.items()}
+
+
+def parse(arguments: Iterable[str]) -> Request:
+    """Split flags from the rest.
+
+    Raises:
+        CommandError: an unknown flag, or one without its value.
+    """
+    others: list[str] = []
+    config_dirs: list[str] = []
+    wants_help = False
+    rest = iter(arguments)
+    for argument in rest:
+        flag, _, value = argument.partition("=")
+        if not argument.startswith("-"):
+            others.append(argument)
+        elif argument in ("--help", "-h"):
+            wants_help = True
+        elif flag in ("--config-dir", "-cd"):
+            directory = value or next(rest, "")
+            if not directory:
+                raise CommandError("--config-dir: expected a directory behind it")
+            config_dirs.append(directory)
+        else:
+            raise unknown("flag", flag, FLAGS)
+    return Request(others, config_dirs, wants_help)
+
+
+def overview() -> str:
+    """The text of ``python -m sheeplike --help``."""
+    lines = [
+        "python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]",
+        "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
+        "python -m sheeplike resume=<run_dir>                     go on with a run that was stopped",
+        "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or go on with it",
+        "python -m sheeplike exp=<recipe> env=<task> show=config  print every value, and where it comes from",
+        "python -m sheeplike <command> --help",
+        "",
+        "commands",
+        *(f"  {name:<13} {text}" for name, text in list_commands().items()),
+        "",
+        Sources().describe(),
+        "",
+        "flags",
+        *(f"  {flag:<13} {text}" for flag, text in FLAGS.items()),
+        "",
+        "python -m sheeplike train --help lists every key; the other commands have a --help too",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

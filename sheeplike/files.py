@@ -15,6 +15,7 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
     fcntl = None
 
 CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # the directory of one; of a replaced one until the new is there
+REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
 _FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # as far as the system has them
 
 
@@ -65,6 +66,26 @@ def lock(descriptor: int) -> bool:
     except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK, …, as network file systems differ: no reason not to run there
         return False
     return True
+
+
+def write_atomically(path: Path | str, data: bytes | str) -> None:
+    """Write a file that is whole or absent, whatever ends the process or the power: beside its place, then renamed.
+
+    Raises:
+        OSError: it cannot be written; what was there before is untouched.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def sync_directory(path: Path | str) -> None:

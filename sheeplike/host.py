@@ -1,7 +1,12 @@
-"""The memory of the machine, as much of it as this process may have."""
+"""What the machine has, found out without importing torch or JAX: its GPUs, and the memory this process may have."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +15,37 @@ _VERSIONS = {
     2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
+
+
+@functools.cache
+def gpu_count() -> int:
+    """NVIDIA GPUs that the driver shows to this process (``CUDA_VISIBLE_DEVICES`` counts)."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+@functools.cache
+def gpu_problem() -> str | None:
+    """Why a run cannot use a GPU here, or None if it can."""
+    if gpu_count() == 0:
+        return "this machine shows no NVIDIA GPU"
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return f"JAX_PLATFORMS={platforms} hides the GPU"
+    try:
+        if importlib.metadata.version("torch").endswith("+cpu"):
+            return "the installed torch is a build without CUDA"
+    except importlib.metadata.PackageNotFoundError:
+        return "torch is not installed"
+    if not any(importlib.util.find_spec(plugin) for plugin in ("jax_cuda13_plugin", "jax_cuda12_plugin")):
+        return "the installed JAX has no CUDA plugin (pip install -e '.[cuda13]')"
+    return None
 
 
 def free_memory(root: Path | str = "/") -> int | None:

@@ -2,7 +2,7 @@
 
 One iteration takes one step in every world, then as many gradient steps as are due::
 
-    act ─► remember ─► step the worlds ─► updates due? ─► learn ─► hooks (log, evaluate, save)
+    act ─► add ─► step the worlds ─► updates due? ─► learn ─► hooks (log, evaluate, save)
 
 The worlds follow next-step reset: a step that ends an episode is delivered with its true last frame, the action chosen
 on it is ignored, and the next step is the first of a new episode. ``sheeplike.agents.agent`` draws the time alignment.
@@ -85,7 +85,7 @@ def train(
         step = state.step
         step.action = state.player.act(step.obs, step.is_first)
         step.extras = state.player.extras
-        agent.remember(step)
+        agent.add(step)
         state.policy_steps += envs.num_envs
 
         # Where the episode has ended (is_last), the worlds ignore the action and begin a new one.

@@ -9,14 +9,17 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from sheeplike import entry_points
-from sheeplike.commands import schema
+from sheeplike import entry_points, host
+from sheeplike.__main__ import main
+from sheeplike.run.run_dir import Plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,12 +87,72 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Packages that are installed for this test, in this process too."""
-    made, agents = Site(tmp_path / "site"), dict(schema.AGENTS)
+    made = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(made.path)
     modules = set(sys.modules)
     yield made
     for name in sys.modules.keys() - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(made.path)):
             del sys.modules[name]
-    schema.AGENTS.clear()
-    schema.AGENTS.update(agents)
+
+
+class Result(NamedTuple):
+    status: int
+    output: str
+    error: str
+    runs: list[Plan]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working directory, nobody's search path, and a machine without a GPU."""
+    workplace = tmp_path / "workplace"
+    workplace.mkdir()
+    monkeypatch.chdir(workplace)
+    for name in ("SHEEPLIKE_SEARCH_PATH", "SHEEPLIKE_DEBUG", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(host, "gpu_count", lambda: 0)
+    monkeypatch.setattr(host, "gpu_problem", lambda: "this machine shows no NVIDIA GPU")
+
+
+@pytest.fixture
+def has_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "gpu_count", lambda: 1)
+    monkeypatch.setattr(host, "gpu_problem", lambda: None)
+
+
+@pytest.fixture
+def sheeplike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Result]:
+    """Runs a command line in this process, with the training itself left out: ``runs`` has what it would have got."""
+
+    def call(*arguments: str) -> Result:
+        runs: list[Plan] = []
+
+        monkeypatch.setitem(sys.modules, "sheeplike.run.experiment", SimpleNamespace(run=runs.append))
+        capsys.readouterr()
+        status = 0
+        try:
+            main(list(arguments))
+        except SystemExit as stop:
+            status = stop.code
+        return Result(status, *capsys.readouterr(), runs)
+
+    return call
+
+
+@pytest.fixture
+def refused(sheeplike: Callable[..., Result], tmp_path: Path) -> Callable[..., str]:
+    """Runs a command line that must be refused, with one line and without leaving anything behind; returns the line."""
+
+    def call(*arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        result = sheeplike(*arguments)
+        assert result.status == 2
+        assert not result.runs
+        assert result.output == ""
+        assert result.error.count("\n") == 1
+        assert result.error.startswith("sheeplike: ")
+        assert sorted(tmp_path.rglob("*")) == before
+        return result.error
+
+    return call

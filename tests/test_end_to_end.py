@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from sheeplike.checkpoint import list_checkpoints
-from sheeplike.commands.run_directory import lock
+from sheeplike.run.run_dir import lock
 
 COMMAND = [sys.executable, "-m", "sheeplike"]
 # One thread: the tests share their cores, and threads that spin while they wait would only take them from each other.

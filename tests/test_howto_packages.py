@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sheeplike import envs
-from sheeplike.commands.config import load
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.sources import Sources
 from sheeplike.loop import LoopState, evaluate, train
 
 HOWTO = Path(__file__).parents[1] / "howto"

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import sheeplike
-from sheeplike.commands.preemption import PREEMPTED
+from sheeplike.run.signals import PREEMPTED
 
 HOWTO = Path(__file__).parents[1] / "howto"
 SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger=jsonl"]

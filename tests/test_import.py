@@ -87,4 +87,4 @@ def test_nothing_optional_is_needed_before_it_is_chosen(site, code):
 
 
 def test_nor_by_what_trains():
-    assert run(f"{BLOCKED}\nimport sheeplike.commands.experiment; print('trained')").endswith("trained")
+    assert run(f"{BLOCKED}\nimport sheeplike.run.experiment; print('trained')").endswith("trained")

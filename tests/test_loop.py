@@ -86,8 +86,8 @@ class Scribe:
         self.players.append(Counter())
         return self.players[-1]
 
-    def remember(self, step: Step) -> None:
-        self.log.append("remember")
+    def add(self, step: Step) -> None:
+        self.log.append("add")
         self.steps.append(Step(**{name: getattr(step, name) for name in step.__dataclass_fields__}))
 
     def updates_due(self, policy_steps: int) -> int:
@@ -126,7 +126,7 @@ def column(steps: list[Step], world: int, field: str) -> list[Any]:
     return [getattr(step, field)[world].tolist() for step in steps]
 
 
-def test_remembered_steps_follow_the_time_diagram() -> None:
+def test_stored_steps_follow_the_time_diagram() -> None:
     """World 0: episodes of 3 steps that terminate. World 1: of 2 steps, truncated."""
     agent, _, _ = run([3, 2], 7)
     steps = agent.steps
@@ -146,7 +146,7 @@ def test_remembered_steps_follow_the_time_diagram() -> None:
     assert column(steps, 1, "is_terminal") == [False] * 7, "a truncated episode is not terminal"
 
 
-def test_the_player_sees_what_is_remembered_and_its_extras_are_stored_beside_it() -> None:
+def test_the_player_sees_what_is_stored_and_its_extras_are_stored_beside_it() -> None:
     agent, _, _ = run([3, 2], 6)
     (player,) = agent.players
     for number, ((obs, is_first, sample), step) in enumerate(zip(player.calls, agent.steps, strict=True)):
@@ -172,7 +172,7 @@ def test_the_loop_stops_at_the_first_iteration_that_reaches_the_total(total: int
     assert state.policy_steps == 3 * iterations
 
 
-def test_one_iteration_remembers_steps_learns_then_calls_hooks() -> None:
+def test_one_iteration_acts_adds_steps_learns_then_calls_hooks() -> None:
     agent, envs = Scribe(due=lambda steps: 2 if steps == 4 else 0), Corridor([3, 2])
     hook = Every(2, lambda state: agent.log.append(f"hook {state.policy_steps} {state.gradient_steps}"))
     state = LoopState.begin(agent, envs, seed=0)
@@ -180,9 +180,9 @@ def test_one_iteration_remembers_steps_learns_then_calls_hooks() -> None:
     train(agent, envs, state, total_steps=6, observer=observer, hooks=[hook])
     learning = ["update", "learned"] * 2
     assert agent.log == [
-        *("remember", "stepped", "due at 2?", "hook 2 0"),
-        *("remember", "stepped", "due at 4?", *learning, "hook 4 2"),
-        *("remember", "stepped", "due at 6?", "hook 6 2"),
+        *("add", "stepped", "due at 2?", "hook 2 0"),
+        *("add", "stepped", "due at 4?", *learning, "hook 4 2"),
+        *("add", "stepped", "due at 6?", "hook 6 2"),
     ]
     assert state.gradient_steps == len(observer.metrics) == 2
 
@@ -263,7 +263,7 @@ def test_each_world_plays_exactly_one_episode_a_round(episodes: int) -> None:
     rounds = -(-episodes // 3)
     assert envs.seeds == [100 + 3 * i for i in range(rounds)], "no two rounds play the same episodes"
     assert len(agent.players) == rounds, "with a player of its own"
-    assert not agent.log, "evaluation is neither remembered nor learned from"
+    assert not agent.log, "evaluation is neither stored nor learned from"
 
 
 @pytest.mark.parametrize("sample", [True, False])

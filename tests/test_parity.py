@@ -1,4 +1,4 @@
-"""DreamerV3 and PPO are compared under the same conditions: worlds, counting and evaluation are the same code."""
+"""DreamerV3 and PPO are compared under the same conditions: worlds, counting and evaluation are the same."""
 
 from __future__ import annotations
 
@@ -9,39 +9,34 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gymnasium.vector import VectorEnv
-from lightning.fabric import Fabric
 from torch import Tensor
 
+from sheeplike import envs as environments
+from sheeplike.agents import registry
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.commands import building, evaluation
-from sheeplike.commands.agents import make_agent
-from sheeplike.commands.config import load
-from sheeplike.commands.schema import Config
-from sheeplike.commands.sources import Sources
-from sheeplike.loop import Every, LoopState, train
+from sheeplike.loop import Every, LoopState, evaluate, train
 
 ROOT = Path(__file__).parents[1]
 
 
 class Side(NamedTuple):
-    config: Config
     agent: Agent
-    worlds: VectorEnv
+    envs: VectorEnv
 
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[list[Side]]:
-    """Both agents as the command builds them, each in worlds of its own."""
-    fabric = Fabric(accelerator="cpu", devices=1)
+    """Both agents as their registry builds them, each in worlds of its own."""
     built = []
-    for exp in ("dreamer_v3", "ppo"):
-        line = [f"exp={exp}", "env=cartpole_balance", "profile=cpu", "dry_run=true", "seed=7", "env.num_envs=3"]
-        config = load([*line, "env.options.episode_length=6", "agent.observations=['*']", "total_steps=200"], Sources())
-        worlds = building.make_envs(config, config.env.num_envs, fabric.device)
-        built.append(Side(config, make_agent(config, worlds, fabric), worlds))
+    for name in ("dreamer_v3", "ppo"):
+        envs = environments.make("cartpole_balance", num_envs=3, image_size=64, episode_length=6, seed=7)
+        spec = registry.find(name)
+        config = spec.config(observations=("*",), **spec.config.dry_run).check(num_envs=3, total_steps=200)
+        spaces = envs.single_observation_space, envs.single_action_space
+        built.append(Side(spec.build(*spaces, config, num_envs=3, seed=7), envs))
     yield built
     for side in built:
-        side.worlds.close()
+        side.envs.close()
 
 
 class Witness:
@@ -57,7 +52,7 @@ class Witness:
 
 
 def test_first_observations_are_the_same_to_the_byte(sides: list[Side]) -> None:
-    first, second = (LoopState.begin(side.agent, side.worlds, side.config.seed).step for side in sides)
+    first, second = (LoopState.begin(side.agent, side.envs, 7).step for side in sides)
     assert set(first.obs) == set(second.obs) >= {"pixels/fixed", "state"}
     for key, value in first.obs.items():
         assert value.dtype == second.obs[key].dtype
@@ -69,9 +64,9 @@ def test_the_same_actions_lead_to_the_same_frames(sides: list[Side]) -> None:
     """Nothing but the agents' choices tells the two sides apart."""
     seen = []
     for side in sides:
-        side.worlds.reset(seed=3)
+        side.envs.reset(seed=3)
         actions = torch.linspace(-1, 1, 8).view(8, 1, 1).expand(8, 3, 1).contiguous()
-        seen.append([side.worlds.step(action)[0]["pixels/fixed"].numpy().tobytes() for action in actions])
+        seen.append([side.envs.step(action)[0]["pixels/fixed"].numpy().tobytes() for action in actions])
     assert seen[0] == seen[1]
     assert len(set(seen[0])) > 5
 
@@ -83,27 +78,16 @@ def test_policy_steps_are_counted_alike(sides: list[Side]) -> None:
         at: list[int] = []
         hook = Every(30, lambda state, at=at: at.append(state.policy_steps))
         witness = Witness()
-        state = LoopState.begin(side.agent, side.worlds, side.config.seed)
-        train(side.agent, side.worlds, state, total_steps=200, observer=witness, hooks=[hook])
+        state = LoopState.begin(side.agent, side.envs, 7)
+        train(side.agent, side.envs, state, total_steps=200, observer=witness, hooks=[hook])
         assert witness.updates == state.gradient_steps > 0
         assert any(bool(step.is_last.any()) for step in witness.steps)
         counts.append((state.policy_steps, len(witness.steps), at))
     assert counts[0] == counts[1] == (201, 67, [30, 60, 90, 120, 150, 180])
 
 
-def test_both_are_judged_by_the_same_code_in_the_same_worlds(
-    sides: list[Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    judge = evaluation.evaluate
-    monkeypatch.setattr(evaluation, "evaluate", lambda *a, **k: calls.append(k) or judge(*a, **k))
-    results = []
-    for side in sides:
-        evaluator = building.Evaluator(side.config, side.agent, torch.device("cpu"))
-        results.append(evaluator())
-        evaluator.close()
-    assert len(calls) == 2
-    assert calls[0] == calls[1]  # episodes, seed, sampling, filming
+def test_evaluation_begins_alike_in_the_same_worlds(sides: list[Side]) -> None:
+    results = [evaluate(side.agent, side.envs, episodes=4, seed=11, filmed=2) for side in sides]
     first, second = (result.frames["fixed"] for result in results)
     assert torch.equal(first[0], second[0])
     assert not torch.equal(first[-1], second[-1])  # two policies, after all

@@ -21,9 +21,9 @@ import yaml
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.checkpoint import Corrupt
-from sheeplike.commands.config import load, to_yaml
-from sheeplike.commands.run_directory import create
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.sources import Sources
+from sheeplike.run.run_dir import create
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance", "profile=cpu", "dry_run=true")
 USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train resume=mine")

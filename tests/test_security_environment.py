@@ -12,7 +12,7 @@ import yaml
 
 import sheeplike
 from sheeplike.__main__ import main
-from sheeplike.commands.sources import Sources
+from sheeplike.config.sources import Sources
 
 PACKAGE = Path(sheeplike.__file__).parent
 

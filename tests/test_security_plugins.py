@@ -13,11 +13,11 @@ import yaml
 
 from sheeplike import checkpoint, entry_points
 from sheeplike.__main__ import main
-from sheeplike.commands.config import load, to_yaml
-from sheeplike.commands.errors import CommandError
 from sheeplike.commands.export import load_agent
-from sheeplike.commands.run_directory import create
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.errors import CommandError
+from sheeplike.config.sources import Sources
+from sheeplike.run.run_dir import create
 
 PARTS = ("agent", "envs", "loop")
 USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train resume=mine", "export run=mine --cfg")

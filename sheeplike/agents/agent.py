@@ -70,13 +70,14 @@ class Player(Protocol):
 class Agent(Protocol):
     """Learns from the steps that it is given.
 
-    Only ``report``, ``warm_up``, ``offending_batch`` and ``examine`` wait for the device. They, ``counters`` and
-    ``journals`` need not be written by a class that derives from this one: there is nothing then.
+    A class that derives from this one must write ``player``, ``add``, ``updates_due``, ``update``, ``state_dict`` and
+    ``load_state_dict``; the others have defaults. Only ``report``, ``warm_up`` and ``last_batch`` may wait for the
+    device.
 
     Attributes:
-        skipped_in_a_row: 0-dim int64 device tensor, updated where it is: how many updates have been skipped since the
-            last one whose losses and gradients were finite. Part of the state.
-        skipped_total: 0-dim int64 device tensor, as that: how many have been skipped in all.
+        skipped_in_a_row: 0-dim int64 device tensor, updated in place: updates skipped since the last one whose losses
+            and gradients were finite. Part of the state.
+        skipped_total: 0-dim int64 device tensor, updated in place: all updates ever skipped. Part of the state.
         generator: chooses what an update learns from; acting and sampled latents draw from torch's own generator.
     """
 
@@ -87,11 +88,8 @@ class Agent(Protocol):
     def player(self, num_envs: int) -> Player:
         """A fresh player; training and evaluation never share one."""
 
-    def remember(self, step: Step) -> None:
-        """Take in one step of all training worlds."""
-
-    def forget(self) -> None:
-        """What it has seen is gone, as in a new agent; what it has learnt stays, and every tensor at its address."""
+    def add(self, step: Step) -> None:
+        """Store one step of all training worlds."""
 
     def updates_due(self, policy_steps: int) -> int:
         """How many calls of :meth:`update` are due after ``policy_steps`` policy steps in all."""
@@ -104,22 +102,19 @@ class Agent(Protocol):
         whether it was the loss.
         """
 
-    def offending_batch(self) -> dict[str, Tensor]:
-        """What the first update of the present streak of skipped ones saw; empty if the last one was not skipped.
-
-        ``held`` says which of its steps are still known; the others are 0.
-        """
+    def last_batch(self) -> dict[str, Tensor]:
+        """What the last update learned from, to be saved when updates stay non-finite; empty before the first."""
         return {}
 
-    def examine(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Losses, and gradient norms by name of parameter, on an :meth:`offending_batch`; nothing of the agent changes.
-
-        With the agent loaded from a checkpoint and the batch from a file, it shows what is not finite.
-        """
-        return {}
+    def describe(self) -> dict[str, str]:
+        """What the agent is and how it learns, name to text, for the start of a run."""
+        name = getattr(getattr(self, "config", None), "name", type(self).__name__)
+        modules = getattr(self, "modules", None)
+        count = "" if modules is None else f": {sum(p.numel() for p in modules.parameters()):,} parameters"
+        return {"agent": f"{name}{count}"}
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
-        """Metrics too dear for every update, and predictions to look at, by camera; both may be empty."""
+        """Metrics too expensive for every update, and predictions to look at, by camera; both may be empty."""
         return {}, {}
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
@@ -134,28 +129,23 @@ class Agent(Protocol):
         return 0.0
 
     @property
-    def journals(self) -> dict[str, Any]:
-        """What it has seen and will never change, of which a checkpoint writes only what is new.
-
-        Name to ``sheeplike.checkpoint.Journal``; empty where that is little.
-        """
-        return {}
+    def history(self) -> Any:
+        """The ``memory.SequenceReplay`` of which a checkpoint writes only the new steps; None where memory is small."""
+        return None
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs.
 
         Args:
             replay: with what it has seen.
-            history: with what :attr:`journals` hold of that. Without it, tensors may be the agent's own, which change
-                as it goes on.
+            history: with the steps of :attr:`history`. Without them, tensors may be the agent's own, which change as it
+                goes on.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore what :meth:`state_dict` returned, into an agent that has seen nothing yet.
 
-        What the state does not hold stays as it is: an agent that has seen something, and goes back to a state without
-        it, has to :meth:`forget` first. After a state without history, every step of the journals has to be written
-        into :attr:`journals` before the agent goes on.
+        After a state without history, every step of :attr:`history` has to be put back before the agent goes on.
         """
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sheeplike.names import nearest
+from sheeplike.options import nearest
 
 DEPTH = "depth/"  # of an observation's key: float32 (H, W, 1) in metres
 SEEN = "uint8 (H, W, C), float32 (D,), or float32 (H, W, 1) named depth/<camera>"

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from sheeplike import names
 from sheeplike.files import open_regular, read_text
+from sheeplike.options import nearest
 
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
@@ -198,7 +198,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def _nearest(word: str, choices: Iterable[str]) -> str | None:
     choices = sorted(choices)
-    return names.nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
+    return nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
 
 
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:

@@ -1,5 +1,31 @@
-"""The command line. Nothing outside this package sees a config object."""
+"""The command line: each file here is a command, its first line the help, its ``main(request)`` what it does."""
 
-import time
+from __future__ import annotations
 
-STARTED = time.monotonic()  # this package is imported first, before anything that takes long
+from typing import NamedTuple
+
+from sheeplike.config.errors import CommandError
+
+
+class Request(NamedTuple):
+    """What stands behind a command's name.
+
+    Attributes:
+        arguments: overrides such as ``env.num_envs=8``, and bare words.
+        config_dirs: given with ``--config-dir``.
+        help: whether ``--help`` is among them.
+    """
+
+    arguments: list[str]
+    config_dirs: list[str]
+    help: bool
+
+    def about_run(self) -> list[str]:
+        """The arguments of a command about a run, whose directory may stand there without ``run=``.
+
+        Raises:
+            CommandError: configs are of no use beside a run, which holds its whole configuration.
+        """
+        if self.config_dirs:
+            raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
+        return [argument if "=" in argument else f"run={argument}" for argument in self.arguments]

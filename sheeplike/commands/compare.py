@@ -1,4 +1,7 @@
-"""``python -m sheeplike compare <directory>… [key=value …]``: which agent is better, and how sure that is."""
+"""Read finished runs: which agent is better, and how sure that is.
+
+``python -m sheeplike compare <directory>… [key=value …]``
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sheeplike.commands.errors import CommandError, InvalidValue, as_command_errors, nearest, unknown
+from sheeplike.commands import Request
+from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, nearest, unknown
 
 CHOICES = {"x": ("steps", "time"), "scale": ("linear", "log")}
 KEYS = {
@@ -25,16 +29,16 @@ Runs that differ in nothing but their seed are one group.
 """
 
 
-def main(arguments: list[str]) -> None:
+def main(request: Request) -> None:
     """Read the runs, compare them, write ``<metric>_by_<x>`` as .png, .svg, .csv and .md, and print the table.
 
     Raises:
         CommandError: the request cannot be met; nothing was written.
     """
-    if {"--help", "-h"} & set(arguments):
+    if request.help:
         print("\n".join([USAGE, *(f"  {key:<12} {text}" for key, text in KEYS.items()), "", f"for example: {EXAMPLE}"]))
         return
-    places, settings = _parse(arguments)
+    places, settings = _parse(request.arguments)
     x, metrics = settings["x"], settings["metric"].strip("[]").split(",")
     threshold = _threshold(settings["threshold"], metrics[0]) if "threshold" in settings else None
     out = Path(settings.get("out") or places[0] / "compare").expanduser()

@@ -1,7 +1,8 @@
-"""``python -m sheeplike export run=<run_dir> [key=value …]``: an agent's weights for others to load, without pickle.
+"""Write the weights of a run's agent as safetensors, with what it takes to load them.
 
-A directory with ``weights.safetensors``, the agent's networks by the names of their parameters, and ``model.json``:
-what was trained on which task, the agent's numbers and the spaces it acts in. Both are data.
+``python -m sheeplike export run=<run_dir> [key=value …]`` makes a directory with ``weights.safetensors``, the agent's
+networks by the names of their parameters, and ``model.json``: what was trained on which task, the agent's options and
+the spaces it acts in. Both are data, without pickle.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from sheeplike.commands import cli
-from sheeplike.commands.errors import CommandError, as_command_errors
-from sheeplike.commands.eval import choose_checkpoint, describe_keys, named_run
-from sheeplike.commands.kinds import Setup, kind_of
-from sheeplike.commands.kinds import find as find_kind
-from sheeplike.commands.schema import Config, Rule
-from sheeplike.commands.validation import from_data
-from sheeplike.earlier import completed_agent
+from pydantic import Field
+
+from sheeplike.agents import registry
+from sheeplike.agents.config import AgentConfig
+from sheeplike.commands import Request
+from sheeplike.config.compose import load_options
+from sheeplike.config.describe import explain_keys, keys_of
+from sheeplike.config.errors import CommandError, as_command_errors, validated
+from sheeplike.config.schema import Config
 from sheeplike.files import read_text
+from sheeplike.options import Options
+from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 if TYPE_CHECKING:
     import torch
@@ -40,32 +43,34 @@ WEIGHTS, MODEL = "weights.safetensors", "model.json"
 LIMIT = 2**20  # bytes of model.json; it takes about three thousand
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The keys of this command, beside ``run``."""
+class ExportOptions(Options):
+    """Keys of this command."""
 
-    checkpoint: Annotated[
-        str, Rule("last; best: of those kept, the one with the highest eval/return_mean; or its policy steps")
-    ] = "last"
-    to: Annotated[str | None, Rule("a new directory for the files; null: <run_dir>/export/step_<steps>")] = None
+    run: str | None = Field(None, description="the directory of the run")
+    checkpoint: str = Field(
+        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
+    )
+    to: str | None = Field(None, description="a new directory for the files; null: <run_dir>/export/step_<steps>")
 
 
-def main(arguments: list[str]) -> None:
+def main(request: Request) -> None:
     """Write an agent's weights and what describes them.
 
     Raises:
         CommandError: there is nothing to export, or the directory is taken; nothing was written.
     """
-    request = cli.parse(f"run={word}" if "=" not in word and not word.startswith("-") else word for word in arguments)
     if request.help:
-        print(usage())
+        print(
+            "python -m sheeplike export run=<run_dir> [key=value ...]",
+            "",
+            explain_keys(keys_of(ExportOptions)),
+            sep="\n",
+        )
+        print(f"\nWrites {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
+        print("safetensors.torch.load_file reads the weights alone.")
         return
-    run_dir, config, asked = named_run("export", request, Settings)
-    if request.print_config:
-        from sheeplike.commands.config import to_yaml
-
-        print(to_yaml(config), end="")
-        return
+    asked = load_options(ExportOptions, request.about_run())
+    run_dir, config = open_run(asked.run, "export")
     path = choose_checkpoint(run_dir, asked.checkpoint)
     place = None if asked.to is None else Path(asked.to).expanduser()
     if place is not None:
@@ -78,15 +83,6 @@ def main(arguments: list[str]) -> None:
         f"  player = load_agent({str(place)!r}).player(num_envs=1)\n"
         "  action = player.act(observations, is_first)"
     )
-
-
-def usage() -> str:
-    """The text of ``python -m sheeplike export --help``."""
-    outcome = (
-        f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.\n"
-        f"safetensors.torch.load_file reads the weights alone."
-    )
-    return describe_keys("export", Settings, outcome)
 
 
 def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | None) -> Path:
@@ -106,15 +102,15 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
     import torch
 
     from sheeplike import checkpoint
-    from sheeplike.commands.building import build_worlds
+    from sheeplike.run.build import build_envs
 
     with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
         meta, weights = _read_weights(run_dir, path)
         place = place or run_dir / "export" / f"step_{meta['step']:012d}"
         _check_free(place)
-        worlds = build_worlds(_anywhere(config), 1, torch.device("cpu"))  # which say what the agent sees and does
-        space, actions = worlds.single_observation_space, worlds.single_action_space
-        worlds.close()
+        envs = build_envs(_anywhere(config), 1, torch.device("cpu"))  # which say what the agent sees and does
+        space, actions = envs.single_observation_space, envs.single_action_space
+        envs.close()
         agent = _build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
     _load(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
     # What only a value sees or a decoder predicts gives networks their shapes, and nobody needs it for acting.
@@ -126,8 +122,8 @@ def export_run(run_dir: Path, path: Path | None, config: Config, place: Path | N
         "format": FORMAT,
         "step": meta["step"],
         "run": {"exp": config.exp, "seed": config.seed},
-        "env": asdict(config.env),
-        "agent": asdict(config.agent),
+        "env": config.env.model_dump(mode="json"),
+        "agent": config.agent.model_dump(mode="json", by_alias=True),
         "precision": config.fabric.precision,
         "observations": {key: _space_to_data(one) for key, one in acting.items()},
         "only_for_learning": {key: _space_to_data(known[key]) for key in learning},
@@ -145,7 +141,7 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
     Needs neither the task nor JAX. Nothing that the files hold is run.
 
     Args:
-        num_envs: worlds that it could learn from; a player has a number of its own.
+        num_envs: environments that it could learn from; a player has a number of its own.
 
     Raises:
         CommandError: a file is missing, damaged or not what it should be.
@@ -161,14 +157,11 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         model = json.loads(read_text(file.resolve(), LIMIT))
         if not isinstance(model, dict) or model.get("format") != FORMAT:
             raise ValueError(f"expected the description of an agent, of format {FORMAT}")
-        kind = find_kind(model["agent"]["name"])
-        if kind is None:
-            raise ValueError(f"an agent called {model['agent']['name']!r} does not exist")
-        section = from_data(kind.section, completed_agent(model["agent"]))
+        config = validated(registry.find(model["agent"]["name"]).config, model["agent"], "agent.")
         described = model["observations"] | model.get("only_for_learning", {})
         seen = spaces.Dict({key: _space_from_data(one) for key, one in described.items()})
         actions = _space_from_data(model["actions"])
-        agent = _build(section, seen, actions, model["precision"], num_envs, torch.device(device))
+        agent = _build(config, seen, actions, model["precision"], num_envs, torch.device(device))
         expected = model["weights"]["sha256"]
         with (Path(place) / WEIGHTS).open("rb") as weights:
             if hashlib.file_digest(weights, "sha256").hexdigest() != expected:
@@ -189,7 +182,7 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
 def _anywhere(config: Config) -> Config:
     """The same run rendered by what a CPU has: an agent sees the same names, sizes and types."""
     renderer = config.env.renderer
-    return replace(config, env=replace(config.env, renderer="warp" if renderer == "madrona" else renderer))
+    return config.replace(env=config.env.replace(renderer="warp" if renderer == "madrona" else renderer))
 
 
 def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -197,7 +190,6 @@ def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dic
     import torch
 
     from sheeplike import checkpoint
-    from sheeplike.commands.run_directory import CHECKPOINTS
 
     root, only = run_dir / CHECKPOINTS, ("agent",)
     meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
@@ -208,7 +200,7 @@ def _read_weights(run_dir: Path, path: Path | None) -> tuple[dict[str, Any], dic
 
 
 def _build(
-    section: Any,
+    config: AgentConfig,
     space: spaces.Dict,
     actions: spaces.Space,
     precision: str,
@@ -219,8 +211,9 @@ def _build(
     import torch
 
     mixed = partial(torch.autocast, device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext
-    kind, setup = kind_of(section), Setup(num_envs, device, mixed, compile="off", seed=0, learning_starts=0)
-    return kind.build(kind.acting(section, num_envs), space, actions, setup)
+    build = registry.find(config.name).build
+    options = {"num_envs": num_envs, "device": device, "compile": "off", "autocast": mixed, "seed": 0}
+    return build(space, actions, config.acting_only(num_envs), **options)
 
 
 def _load(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> None:

@@ -1,52 +1,151 @@
-"""``python -m sheeplike [train] exp=… env=… [key=value …]``, with ``seeds=3`` if you like, or ``resume=<run_dir>``."""
+"""Train an agent; the default command.
+
+``python -m sheeplike [train] exp=… env=… [key=value …]``, with ``seeds=3`` if you like, or ``resume=<run_dir>``.
+"""
 
 from __future__ import annotations
 
-from sheeplike.commands import cli
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.machine import check_accelerator
-from sheeplike.commands.preemption import stops_at_once
-from sheeplike.commands.sources import Sources
-from sheeplike.monitor.progress import say
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from sheeplike.agents import registry
+from sheeplike.commands import Request
+from sheeplike.config.compose import explain, load, start_of
+from sheeplike.config.describe import explain_keys, keys_of
+from sheeplike.config.errors import CommandError, InvalidValue
+from sheeplike.config.schema import Start, all_keys
+from sheeplike.config.sources import Sources
+from sheeplike.monitor.progress import info
+from sheeplike.run import run_dir
+from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 
 
-def main(arguments: list[str]) -> None:
+def main(request: Request) -> None:
     """Check the request as far as that is possible without torch and JAX, then train.
 
     Raises:
         CommandError: the request cannot be met; nothing was created.
         SystemExit: once the run is saved, status 130 after Ctrl-C and 75 after another signal.
     """
-    request = cli.parse(arguments)
     sources = Sources(request.config_dirs)
     if request.help:
-        print(f"{cli.overview(sources)}\n\nkeys\n{cli.keys(request.overrides)}")
+        print(usage(request.arguments, sources))
         return
-    from sheeplike.commands import run_directory, series  # Hydra, which help does without
-    from sheeplike.commands.config import load, to_yaml
-
-    if any(override.startswith("seeds=") for override in request.overrides):
-        series.run(request.overrides, request.config_dirs, print_config=request.print_config)
+    start, rest = start_of(request.arguments)
+    if start.show == "config":
+        print(explain(load(rest, sources)))
         return
-    if request.print_config and not any(override.startswith("resume=") for override in request.overrides):
-        print(to_yaml(load(request.overrides, sources)), end="")
+    if start.seeds is not None:
+        train_seeds(start, rest, request.config_dirs)
         return
-    planned = run_directory.plan(request.overrides, sources)
-    if request.print_config:
-        print(to_yaml(planned.config), end="")
-        return
-    check_accelerator(planned.config)
-    run_dir = planned.run_dir
+    planned = run_dir.plan(request.arguments, sources)
     if planned.finished:
-        steps = run_directory.checkpoint_steps(run_dir)[-1]
-        if "resume=auto" in request.overrides:
-            say(f"finished before: {run_dir}, at policy step {steps:,}")
+        steps = run_dir.checkpoint_steps(planned.run_dir)[-1]
+        if start.resume == "auto":
+            info(f"finished before: {planned.run_dir}, at policy step {steps:,}")
             return
-        raise CommandError(f"resume={run_dir}: finished at {steps} policy steps; expected a larger total_steps=")
-    say("loading torch and JAX")
+        raise CommandError(
+            f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps="
+        )
+    info("loading torch and JAX")
     with stops_at_once():
-        from sheeplike.commands.experiment import run  # torch and JAX: from here on it takes seconds
+        from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
     if status:
         raise SystemExit(status)
-    say(f"finished: {run_dir}")
+    info(f"finished: {planned.run_dir}")
+
+
+def usage(arguments: Sequence[str], sources: Sources) -> str:
+    """The text of ``python -m sheeplike train --help``; with ``agent=<name>``, an agent of another package too."""
+    agents = registry.built_in()
+    for argument in arguments:
+        group, _, name = argument.partition("=")
+        if group in ("agent", "exp") and name in registry.list_agents():
+            agents.append(registry.find(name).config)
+    parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
+    parts.append(explain_keys([*keys_of(Start), *(key for key in all_keys() if key.path != "agent")]))
+    for options in dict.fromkeys(agents):
+        name = options.model_fields["name"].default
+        parts += ["", f"keys with agent.name={name}", explain_keys(keys_of(options, "agent."))]
+    return "\n".join(parts)
+
+
+def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[str]) -> None:
+    """Train once per seed, each in a process of its own, which gives all memory back.
+
+    The same command line, given again, goes on where it stopped: a finished run is skipped, a stopped one resumed.
+
+    Raises:
+        CommandError: one of the runs can neither begin nor go on; none was started.
+        SystemExit: the status of the run that was stopped or failed; those behind it were not started.
+    """
+    if start.resume not in (None, "auto"):
+        raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
+    config = load(arguments, Sources(config_dirs)).config
+    flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
+    own_place = any(argument.startswith("run_dir=") for argument in arguments)
+    lines = {}
+    for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
+        place = [f"run_dir='{config.run_dir}/seed_{seed}'"] if own_place else []
+        lines[seed] = [*arguments, f"seed={seed}", *place, "resume=auto"]
+    plans = {seed: run_dir.plan(line, Sources(config_dirs)) for seed, line in lines.items()}
+    if len({planned.run_dir for planned in plans.values()}) < len(plans):
+        raise CommandError(
+            f"run_dir={config.run_dir} comes from a config and would be shared by all seeds: expected run_dir=<parent> "
+            "on the command line"
+        )
+    for planned in plans.values():
+        if planned.resume or planned.replace:
+            run_dir.lock(planned.run_dir).close()  # refuses one that is going on
+    signals: list[int] = []
+    child: subprocess.Popen | None = None
+
+    def forward(signum: int, frame: object) -> None:
+        # A terminal's Ctrl-C reaches the child too; it takes what comes twice at once for one request.
+        signals.append(signum)
+        if child is not None:
+            child.send_signal(signum)
+
+    before = {signum: signal.signal(signum, forward) for signum in SIGNALS}
+    try:
+        for number, (seed, line) in enumerate(lines.items(), 1):
+            info(f"seed {seed} ({number} of {len(lines)}): {plans[seed].run_dir}")
+            child = subprocess.Popen(
+                [sys.executable, "-m", "sheeplike", "train", *flags, *line], stdin=subprocess.DEVNULL
+            )
+            if signals:  # it came while the process was being made
+                child.send_signal(signals[-1])
+            status = child.wait()
+            if signals or status in (INTERRUPTED, PREEMPTED):
+                again = shlex.join(["python", "-m", "sheeplike", *flags, *arguments, f"seeds={_typed(start.seeds)}"])
+                info(f"stopped at seed {seed} ({number} of {len(lines)}); go on with all that is left: {again}")
+                raise SystemExit(status or (INTERRUPTED if signals[0] == signal.SIGINT else PREEMPTED))
+            if status:
+                info(f"sheeplike: seed {seed} failed; the seeds behind it were not started", file=sys.stderr)
+                raise SystemExit(status if status > 0 else 128 - status)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    info(f"finished: {len(lines)} seeds in {plans[seed].run_dir.parent}")
+
+
+def _seeds(asked: int | tuple[int, ...], first: int, given: bool) -> list[int]:
+    """What ``seeds=`` means: so many, counted from ``seed``, or those in a list."""
+    if isinstance(asked, int):
+        if asked < 1:
+            raise InvalidValue("seeds", asked, "how many, counted from seed=, or a list of different ones", 1)
+        return list(range(first, first + asked))
+    if given:
+        raise CommandError(f"seeds={_typed(asked)} and seed={first}: expected one of them")
+    if not asked or len(set(asked)) < len(asked):
+        different = list(dict.fromkeys(asked)) or 3
+        raise InvalidValue("seeds", asked, "how many, counted from seed=, or a list of different ones", different)
+    return list(asked)
+
+
+def _typed(seeds: int | tuple[int, ...]) -> str:
+    return str(seeds) if isinstance(seeds, int) else f"[{','.join(map(str, seeds))}]"

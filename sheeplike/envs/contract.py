@@ -1,24 +1,93 @@
-"""What every vector environment has, checked before the first step of one that another package made."""
+"""The contract of a vector environment: the arguments that every one takes, and the attributes that every one has.
+
+Importing this module imports neither torch nor gymnasium.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+if TYPE_CHECKING:
+    import torch
 
+ImageSize = int | Sequence[int]
+"""Pixels a side, or ``(height, width)``."""
 ATTRIBUTES = ("name", "device", "episode_length", "single_action_space", "action_space", "observation_space")
 METHODS = ("reset", "step", "state_dict", "load_state_dict")
 IMAGES = {"pixels": ("uint8", 3), "depth": ("float32", 3), "segmentation": ("int32", 3)}
 
 
-def check(env: Any, *, num_envs: int) -> None:
-    """Nothing, for a vector environment of ``num_envs`` worlds such as ``howto/add_an_environment.md`` describes.
+class Unusable(ValueError):
+    """The environment cannot be used here, whatever its options: something that it needs is missing."""
+
+
+def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:
+    """``64`` or ``(48, 64)`` to ``(height, width)``.
+
+    Raises:
+        ValueError: not one or two positive whole numbers.
+    """
+    one = isinstance(image_size, int)
+    pair = (image_size, image_size) if one else tuple(image_size) if isinstance(image_size, Sequence) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise ValueError(f"image_size={image_size!r}: expected a positive int or (height, width), such as (48, 64)")
+    return pair
+
+
+def check_seed(seed: int) -> int:
+    """Returns the seed.
+
+    Raises:
+        ValueError: not an int in [0, 2**32).
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r}: expected an int in [0, 2**32), such as 0")
+    return seed
+
+
+def check_positive(name: str, value: int, example: int) -> int:
+    """Returns the value of an argument.
+
+    Raises:
+        ValueError: not a positive int.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r}: expected a positive int, such as {example}")
+    return value
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """The torch device, its index filled in.
+
+    Raises:
+        ValueError: torch has no such device here.
+    """
+    import torch
+
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(device)!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={str(device)!r}: torch finds no CUDA device here; expected 'cpu'")
+    return torch.device("cuda", torch.cuda.current_device() if resolved.index is None else resolved.index)
+
+
+def check_vector_env(env: Any, *, num_envs: int) -> None:
+    """Check what an environment of another package has, before its first step; see ``howto/add_an_environment.md``.
 
     Raises:
         ValueError: it lacks something, in one line.
     """
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode
+
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise ValueError(f"is a {type(env).__name__}: expected a gymnasium.vector.VectorEnv")
     for attribute in (*ATTRIBUTES, *METHODS):

@@ -1,7 +1,6 @@
 """What an agent remembers: sequences to replay, or the steps since the last update."""
 
-from sheeplike.memory.journal import ReplayJournal
 from sheeplike.memory.replay import SequenceReplay
 from sheeplike.memory.rollout import Rollout
 
-__all__ = ["ReplayJournal", "Rollout", "SequenceReplay"]
+__all__ = ["Rollout", "SequenceReplay"]

@@ -11,17 +11,15 @@ Shape letters: ``L`` ring length in time steps, ``N`` worlds, ``B`` batch, ``T``
 from __future__ import annotations
 
 import math
-import uuid
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sheeplike import host
-from sheeplike.memory.journal import ReplayJournal
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -55,7 +53,9 @@ class SequenceReplay:
         refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
 
     Attributes:
-        lineage, parent: of the content; see :class:`~sheeplike.memory.journal.ReplayJournal`.
+        added: steps ever added, per world.
+        chunks: files of checkpoints that hold some of these steps. Whatever replaces the content empties the list, so
+            that nobody takes the file of another past for this one.
 
     Raises:
         ValueError: the ring is not longer than one sequence, or ``refreshed`` names what is not in ``spec``.
@@ -93,14 +93,14 @@ class SequenceReplay:
         self.storage = {
             key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()
         }
-        self.added = 0  # steps ever added, per world
+        self.added = 0
         self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # the same, for steps captured in a graph
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
         self.seed = seed
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
-        self.awaited: int | None = None  # time up to which the journal has been put back, while it is
-        self._replaced()
+        self.expected: int | None = None  # time of the next step that write_steps has to put back; None: complete
+        self.chunks: list[Any] = []
 
     @staticmethod
     def footprint(spec: Spec, num_envs: int, size: int) -> int:
@@ -133,7 +133,7 @@ class SequenceReplay:
 
         Raises:
             ValueError: the keys are not those of the ring.
-            RuntimeError: the journal of a loaded state has not been put back.
+            RuntimeError: steps of a loaded state have not been put back.
         """
         self._check_complete()
         if step.keys() != self.storage.keys():
@@ -146,14 +146,13 @@ class SequenceReplay:
         if self.online and self.added % self.sequence == 0:
             self.fresh.extend((world, self.added - self.sequence) for world in range(self.num_envs))
 
-    def forget(self) -> None:
-        """Nothing has been added, as in a new ring; every tensor stays at its address, and is not cleared."""
+    def clear(self) -> None:
+        """Begin again as a new ring; every tensor stays at its address, and old values stay where nobody reads them."""
         self.added = 0
         self.head.zero_()
         self.fresh.clear()
-        self.awaited = None
+        self.expected, self.chunks = None, []
         self.generator.manual_seed(self.seed)
-        self._replaced()
 
     def sample(self, batch: int) -> Sequences:
         """Draw ``batch`` sequences; see :meth:`draw` and :meth:`gather`."""
@@ -168,8 +167,8 @@ class SequenceReplay:
             ``(B,)`` int64 each: worlds, and times at which the sequences start.
 
         Raises:
-            RuntimeError: fewer than ``sequence`` steps per world have been added, or the journal of a loaded state has
-                not been put back.
+            RuntimeError: fewer than ``sequence`` steps per world have been added, or steps of a loaded state have not
+                been put back.
         """
         self._check_complete()
         if not self.ready:
@@ -226,25 +225,74 @@ class SequenceReplay:
     def _flat(self, key: str) -> Tensor:
         return self.storage[key].flatten(0, 1)
 
-    @property
-    def journal(self) -> ReplayJournal:
-        """The keys that never change, as a checkpoint takes them."""
-        return ReplayJournal(self)
-
-    def _replaced(self) -> None:
-        """The content is no longer what was added to that of before."""
-        self.lineage, self.parent = uuid.uuid4().hex, None
-
     def _check_complete(self) -> None:
-        if self.awaited is not None:
-            raise RuntimeError(f"the replay's journal was put back up to {self.awaited} of {self.added} steps only")
+        if self.expected is not None:
+            raise RuntimeError(f"the replay's steps were put back up to {self.expected} of {self.added} only")
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    @property
+    def fixed(self) -> list[str]:
+        """The keys that never change once they are added."""
+        return sorted(self.storage.keys() - self.refreshed)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one time step in :meth:`read_steps`."""
+        return sum(self.storage[key][0].nbytes for key in self.fixed)
+
+    def read_steps(self, start: int, stop: int) -> dict[str, Tensor]:
+        """Steps ``[start, stop)`` of the :attr:`fixed` keys: ``(stop - start, N, ...)``, copied to the host's memory.
+
+        Raises:
+            ValueError: they are not all in the ring.
+        """
+        if not self.oldest <= start <= stop <= self.added:
+            raise ValueError(f"the ring holds [{self.oldest}, {self.added}): no steps [{start}, {stop})")
+        steps = {}
+        for key in self.fixed:
+            ring = self.storage[key]
+            steps[key] = torch.empty((stop - start, *ring.shape[1:]), dtype=ring.dtype)
+            for place, slots in self._pieces(start, stop):
+                steps[key][place].copy_(ring[slots])
+        return steps
+
+    def write_steps(self, start: int, steps: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`read_steps` gave, in order of time, after a state without history.
+
+        Steps that have left the ring since, or that have been put back already, are skipped.
+
+        Raises:
+            ValueError: they are of another ring, do not follow on those before, or the ring is complete.
+        """
+        expected = self.expected
+        stop = start + min((len(value) for value in steps.values()), default=0)
+        if expected is None or not start <= expected < stop <= self.added:
+            raise ValueError(f"replay steps [{start}, {stop}): expected those from {expected} up to {self.added}")
+        for key in self.fixed:
+            ring, value = self.storage[key], steps.get(key)
+            found = None if value is None else (value.dtype, tuple(value.shape))
+            needed = (ring.dtype, (stop - start, *ring.shape[1:]))
+            if found != needed:
+                raise ValueError(f"replay key {key!r}: stored {found}, expected {needed}")
+        for key in self.fixed:
+            for place, slots in self._pieces(expected, stop):
+                self.storage[key][slots].copy_(steps[key][expected - start :][place])
+        self.expected = None if stop == self.added else stop
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[slice, slice]]:
+        """Where times ``[start, stop)`` lie in a copy of them and in the ring: in one piece, or two where it wraps."""
+        first, count = start % self.length, stop - start
+        unbroken = min(count, self.length - first)
+        pieces = [(slice(0, unbroken), slice(first, first + unbroken))]
+        return pieces + [(slice(unbroken, count), slice(0, count - unbroken))] * (count > unbroken)
 
     def state_dict(self, *, history: bool = True) -> dict[str, object]:
         """Contents, write head, queue and sampler; tensors and plain numbers only. A full ring is not copied.
 
         Args:
-            history: with the keys that never change. Without them, what is missing has to come from :attr:`journal`,
-                and no tensor is copied: they change with the ring.
+            history: with the :attr:`fixed` keys. Without them, :meth:`write_steps` has to put them back, and no tensor
+                is copied: they change with the ring.
         """
         held = min(self.added, self.length)
         if not history:
@@ -261,7 +309,7 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore what :meth:`state_dict` returned; what it returned without history awaits the journal.
+        """Restore what :meth:`state_dict` returned; without history, :meth:`write_steps` has to complete it.
 
         Raises:
             ValueError: the stored ring has other keys, shapes or length than this one.
@@ -279,8 +327,7 @@ class SequenceReplay:
         self.added = added
         self.head.fill_(added)
         self.fresh = deque((world, start) for world, start in state["fresh"])
-        self.awaited = None if complete or not held else self.oldest
-        self._replaced()
+        self.expected, self.chunks = None if complete or not held else self.oldest, []
         load_generator(self.generator, state["generator"])
 
 

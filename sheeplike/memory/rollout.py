@@ -1,4 +1,4 @@
-"""What an on-policy agent remembers: the last few steps of every world, each stored once.
+"""The memory of an on-policy agent: the last few steps of every world, each stored once.
 
 A trajectory of ``length`` steps needs one more step, whose value bootstraps the last one; that step is also the first
 of the next trajectory. Stacks of frames are put together when they are read, so no frame is held twice::
@@ -78,10 +78,6 @@ class Rollout:
             self.age[slot] = 0  # nothing is known of what came before
         self.steps += 1
 
-    def forget(self) -> None:
-        """Nothing has been added, as in a new one: what the slots still hold is never read."""
-        self.steps = 0
-
     def restart(self) -> None:
         """Begin the next trajectory with the step that bootstrapped this one."""
         kept = self.history + 1
@@ -93,26 +89,26 @@ class Rollout:
         """All steps of a complete trajectory and the one that bootstraps it: a view ``(length + 1, N, ...)``."""
         return self.storage[key][self.history :]
 
-    def stack(self, key: str, slot: Tensor, world: Tensor, shift: Tensor | None = None) -> Tensor:
+    def stack(self, key: str, slot: Tensor, env: Tensor, shift: Tensor | None = None) -> Tensor:
         """Frames with those before them in the same episode, oldest first, as channels of one image.
 
         Where an episode is younger than the stack, its first frame stands in for what came before.
 
         Args:
-            slot, world: ``(B,)`` int64.
+            slot, env: ``(B,)`` int64.
             shift: ``(B, 2)`` integers, rows and columns by which an image is moved; its edge fills the gap.
 
         Returns:
             ``(B, H, W, (history + 1) * C)``.
         """
-        ring, age = self.storage[key], self.age[slot, world]
+        ring, age = self.storage[key], self.age[slot, env]
         sources = [slot - age.clamp(max=back) for back in reversed(range(self.history + 1))]
         if shift is None:
-            return torch.cat([ring[source, world] for source in sources], -1)
+            return torch.cat([ring[source, env] for source in sources], -1)
         height, width = ring.shape[2:4]
         rows = (torch.arange(height, device=ring.device) + shift[:, :1]).clamp(0, height - 1)[:, :, None]
         columns = (torch.arange(width, device=ring.device) + shift[:, 1:]).clamp(0, width - 1)[:, None, :]
-        where = world[:, None, None]
+        where = env[:, None, None]
         return torch.cat([ring[source[:, None, None], where, rows, columns] for source in sources], -1)
 
     def state_dict(self) -> dict[str, Any]:

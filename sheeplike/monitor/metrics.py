@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Taken:
+class PendingMetrics:
     """Numbers on their way to the host: the copy is queued behind the work that makes them, and waits for nothing.
 
     Args:
@@ -72,16 +72,16 @@ class MetricBuffer:
             values, counts = sums + values, total + counts
         self._groups[names] = values, counts
 
-    def take(self) -> Taken:
+    def take(self) -> PendingMetrics:
         """Means since the last call; NaN where every value was NaN."""
         if not self._groups:
-            return Taken(torch.zeros(0), lambda _: {})
+            return PendingMetrics(torch.zeros(0), lambda _: {})
         device = next(reversed(self._groups.values()))[0].device  # A restored group may still be on the CPU.
         sums = torch.cat([sums.to(device) for sums, _ in self._groups.values()])
         counts = torch.cat([counts.to(device) for _, counts in self._groups.values()])
         names = [name for group in self._groups for name in group]
         self._groups.clear()
-        return Taken(torch.cat([sums, counts]), lambda values: _means(names, values))
+        return PendingMetrics(torch.cat([sums, counts]), lambda values: _means(names, values))
 
     def flush(self) -> dict[str, float]:
         """What :meth:`take` takes, read at once: this waits for the device."""
@@ -147,7 +147,7 @@ class EpisodeStatistics:
         steps = [torch.ones_like(reward), reward, info["nonfinite"]]
         self._steps = self._steps + torch.stack(steps).double().sum(1)
 
-    def take(self) -> Taken:
+    def take(self) -> PendingMetrics:
         """Means over the episodes ended since the last call.
 
         Always there: ``rollout/episodes``, ``health/nonfinite_worlds`` (worlds that were reset because they held a
@@ -156,7 +156,7 @@ class EpisodeStatistics:
         ``reward_terms/<name>`` (mean of episode sums).
         """
         terms = self._terms
-        taken = Taken(torch.cat([self._steps, self._ended]), lambda values: _episode_means(terms, values))
+        taken = PendingMetrics(torch.cat([self._steps, self._ended]), lambda values: _episode_means(terms, values))
         self._clear()
         return taken
 

@@ -224,9 +224,14 @@ def _is_terminal(file: TextIO | None) -> bool:
         return False
 
 
-def say(text: str, *, file: TextIO | None = None) -> None:
+def info(text: str, *, file: TextIO | None = None) -> None:
     """Print a line that nobody has to read: a reader that has gone away does not end the run."""
     _write(file, text + "\n")
+
+
+def warn(text: str) -> None:
+    """Print a line to stderr that says what a user should know, and need not stop for."""
+    info(f"sheeplike: {text}", file=sys.stderr)
 
 
 def _write(file: TextIO | None, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Convolutional encoders of model-free agents, small enough to be read at one look.
+"""What all convolutional networks share, and small encoders for model-free agents.
 
 Sources: ``max_pool`` is the network of MuJoCo Playground's vision recipes (Brax, ``networks_vision.py``); ``nature`` is
 the one of Mnih et al. (2015), padded as in Brax, so that an image of 64 pixels gives 8 x 8 features.
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheeplike.nn.images import to_unit
-from sheeplike.nn.pooling import max_pool
+_aten = torch.ops.aten
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": F.elu,
@@ -25,6 +24,54 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
+
+
+def to_unit(image: Tensor) -> Tensor:
+    """Any image as float32 in [0, 1], of the same shape.
+
+    Colours, uint8, are divided by 255. Depth ``d`` in metres, float32, becomes ``d / (1 + d)``: fine where it is near,
+    a hundredth of the range from 99 m to infinity. 0 m, where a renderer hit nothing, is 0; below is 0 too.
+    """
+    if image.dtype == torch.uint8:
+        return image.float() / 255
+    # The same as d / (1 + d), also where d is infinite.
+    return 1 - 1 / (1 + image.float().clamp_min(0))
+
+
+# Operators of our own are opaque to torch.compile. Its own backward pass of max_pool2d recomputes what follows the pool
+# for every pixel that went into it: on a CPU three times the work of the kernel that torch has.
+@torch.library.custom_op("sheeplike::max_pool_2x2", mutates_args=())
+def _max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+
+
+@torch.library.custom_op("sheeplike::max_pool_2x2_backward", mutates_args=())
+def _max_pool_backward(gradient: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    return _aten.max_pool2d_with_indices_backward(gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: None) -> Tensor:
+    return _max_pool_backward(gradient, *ctx.saved_tensors)
+
+
+_max_pool.register_fake(lambda x: _aten.max_pool2d_with_indices(x, [2, 2], [2, 2]))
+_max_pool_backward.register_fake(
+    lambda gradient, x, indices: _aten.max_pool2d_with_indices_backward(
+        gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
+    )
+)
+_max_pool.register_autograd(_differentiate, setup_context=_keep_for_backward)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """The largest of every 2x2 pixels: ``(B, C, H, W) -> (B, C, H // 2, W // 2)``."""
+    # Without a gradient there is no backward pass to spoil, and the compiler may fuse the pool with what follows.
+    return _max_pool(x)[0] if torch.is_grad_enabled() else F.max_pool2d(x, 2)
 
 
 class Layout(NamedTuple):
@@ -40,7 +87,6 @@ LAYOUTS = {
     "max_pool": Layout((16, 32), (5, 3), (2, 2), pool=True),
     "nature": Layout((32, 64, 64), (8, 4, 3), (4, 2, 1), pool=False),
 }
-HEADS = ("flatten", "average", "max", "spatial_softmax")
 
 
 class CNN(nn.Module):
@@ -48,7 +94,7 @@ class CNN(nn.Module):
 
     Args:
         height, width, channels: of the image.
-        layout: ``max_pool`` or ``nature``.
+        layout: a name in ``LAYOUTS``.
         head: how the last feature map ends: ``flatten`` keeps all of it, ``average`` and ``max`` keep one number per
             channel, ``spatial_softmax`` the expected place of each channel (Levine et al. 2016), two numbers each.
         activation: a name in ``ACTIVATIONS``.
@@ -58,7 +104,7 @@ class CNN(nn.Module):
         outputs: width of the features.
 
     Raises:
-        ValueError: a name that does not exist, or an image too small for the layout.
+        ValueError: an image too small for the layout.
     """
 
     def __init__(
@@ -67,19 +113,12 @@ class CNN(nn.Module):
         width: int,
         channels: int,
         *,
-        layout: str = "max_pool",
-        head: str = "flatten",
-        activation: str = "elu",
-        normalise_channels: bool = False,
+        layout: str,
+        head: str,
+        activation: str,
+        normalise_channels: bool,
     ) -> None:
         super().__init__()
-        for what, name, known in (
-            ("layout", layout, LAYOUTS),
-            ("head", head, HEADS),
-            ("activation", activation, ACTIVATIONS),
-        ):
-            if name not in known:
-                raise ValueError(f"{what} {name!r}: expected one of {', '.join(known)}")
         plan = LAYOUTS[layout]
         self.head, self.pool, self.normalise_channels = head, plan.pool, normalise_channels
         self.activation = ACTIVATIONS[activation]

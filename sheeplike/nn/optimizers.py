@@ -38,13 +38,13 @@ class LaProp(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        lr: float = 4e-5,
+        lr: float,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-20,
-        agc: float = 0.3,
+        betas: tuple[float, float],
+        eps: float,
+        agc: float,
         agc_min: float = 1e-3,
-        warmup: int = 1000,
+        warmup: int,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "agc_min": agc_min, "warmup": warmup}
         # So that load_state_dict moves the step counters to the parameters' device too.

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheeplike.nn.images import to_unit
+from sheeplike.nn.cnn import max_pool, to_unit
 from sheeplike.nn.layers import BlockLinear, Linear, NormAct, init_truncated_normal_
-from sheeplike.nn.pooling import max_pool
 
 STAGES = (2, 3, 4, 4)  # channel multipliers; each stage halves the image
 KERNEL = 5

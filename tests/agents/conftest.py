@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sheeplike.agents.agent import Agent, Player, Step
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.nn.distributions import OneHotCategorical
 
 IMAGE = 48
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
+RUN = {"num_envs", "device", "compile", "autocast", "seed"}  # arguments of an agent's constructor; the rest is options
 
 
 def observation_space(cameras: Collection[str] | dict[str, tuple[int, ...]], vectors: dict[str, int]) -> spaces.Dict:
@@ -54,16 +55,17 @@ def make_agent() -> Callable[..., DreamerV3]:
     ) -> DreamerV3:
         space = observation_space(cameras, {"state": 5} if vectors is None else vectors)
         actions = spaces.Box(-1, 1, (actions,), np.float32) if isinstance(actions, int) else actions
-        defaults = {"num_envs": 3, "size": TINY, "observations": ("*",), "batch_size": 4, "batch_length": 6}
+        run = {"num_envs": 3} | {name: options.pop(name) for name in RUN & options.keys()}
+        defaults = {"size": TINY, "observations": ("*",), "batch_size": 4, "batch_length": 6, "learning_starts": 0}
         defaults |= {"replay_size": 3 * 60, "imagination_length": 3, "warmup": 0}
-        return DreamerV3(space, actions, **(defaults | options))
+        return DreamerV3(space, actions, DreamerV3Config(**(defaults | options)), **run)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def play() -> Callable[..., list[Step]]:
-    """Lets an agent act on random observations and remember them; returns the steps.
+    """Lets an agent act on random observations and store the steps; returns them.
 
     ``last`` and ``terminal`` hold (step, world) pairs; the step after an ending begins an episode. ``begin`` ``(N,)``
     says where the first step does, to go on from an earlier call; None: everywhere.
@@ -101,7 +103,7 @@ def play() -> Callable[..., list[Step]]:
             reward = torch.randn(agent.num_envs, generator=generator).to(device) * ~ended
             action = player.act(obs, ended)
             step = Step(obs, action, reward, ended, is_last, is_terminal, dict(player.extras))
-            agent.remember(step)
+            agent.add(step)
             played.append(step)
             ended = is_last
         return played
@@ -122,9 +124,10 @@ def make_ppo(make_space: Callable[..., spaces.Dict]) -> Callable[..., PPO]:
     ) -> PPO:
         space = make_space(cameras, {"state": 5} if vectors is None else vectors)
         actions = spaces.Box(-1, 1, (actions,), np.float32) if isinstance(actions, int) else actions
-        defaults = {"num_envs": 3, "observations": ("*",), "rollout_length": 8, "minibatches": 4, "epochs": 2}
+        run = {"num_envs": 3} | {name: options.pop(name) for name in RUN & options.keys()}
+        defaults = {"observations": ("*",), "rollout_length": 8, "minibatches": 4, "epochs": 2}
         defaults |= {"policy_layers": (16,), "value_layers": (16,)}
-        return PPO(space, actions, **(defaults | options))
+        return PPO(space, actions, PPOConfig(**(defaults | options)), **run)
 
     return make
 

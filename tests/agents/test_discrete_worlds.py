@@ -17,8 +17,8 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.loop import LoopState, evaluate, train
 
 LENGTH = 4
@@ -88,38 +88,34 @@ class Observer:
         assert all(value.isfinite() for value in metrics.values())
 
 
-def score(agent: Agent, judge: Locks) -> float:
+def score(agent: Agent, eval_envs: Locks) -> float:
     """Mean return, with the mode of the policy."""
     with torch.random.fork_rng():
-        return float(evaluate(agent, judge, episodes=64, seed=7, sample=False).returns.mean())
+        return float(evaluate(agent, eval_envs, episodes=64, seed=7, sample=False).returns.mean())
 
 
 def make_dreamer(worlds: Locks) -> DreamerV3:
-    return DreamerV3(
-        worlds.single_observation_space,
-        worlds.single_action_space,
-        num_envs=worlds.num_envs,
+    config = DreamerV3Config(
         size=Size(deter=128, hidden=32, classes=4, depth=2, units=64),
-        observations=["state"],
+        observations=("state",),
         replay_ratio=1 / 16,
+        learning_starts=0,
         batch_size=16,
         batch_length=5,
         replay_size=8000,
         imagination_length=2,
-        horizon=10,
+        horizon=10.0,
         entropy_scale=0.05,
         learning_rate=3e-3,
         warmup=20,
         policy_unimix=0.01,
     )
+    return DreamerV3(worlds.single_observation_space, worlds.single_action_space, config, num_envs=worlds.num_envs)
 
 
 def make_ppo(worlds: Locks) -> PPO:
-    return PPO(
-        worlds.single_observation_space,
-        worlds.single_action_space,
-        num_envs=worlds.num_envs,
-        observations=["state"],
+    config = PPOConfig(
+        observations=("state",),
         policy_layers=(32,),
         value_layers=(32,),
         rollout_length=8,
@@ -128,18 +124,19 @@ def make_ppo(worlds: Locks) -> PPO:
         discount=0.5,
         learning_rate=1e-2,
     )
+    return PPO(worlds.single_observation_space, worlds.single_action_space, config, num_envs=worlds.num_envs)
 
 
 @pytest.mark.parametrize("actions", [ONE, SEVERAL], ids=["one choice", "several choices"])
 @pytest.mark.parametrize("make", [make_dreamer, make_ppo], ids=["dreamer_v3", "ppo"])
 def test_the_best_choice_is_learnt(make: Callable[[Locks], Agent], actions: gymnasium.spaces.Space) -> None:
     torch.manual_seed(0)
-    worlds, judge, observer = Locks(16, actions), Locks(64, actions), Observer()
+    worlds, eval_envs, observer = Locks(16, actions), Locks(64, actions), Observer()
     agent = make(worlds)
-    untrained = score(agent, judge)
+    untrained = score(agent, eval_envs)
     assert untrained < 0.6 * LENGTH
     train(agent, worlds, LoopState.begin(agent, worlds, seed=0), total_steps=4800, observer=observer)
-    reached = score(agent, judge)
+    reached = score(agent, eval_envs)
     assert reached > 0.9 * LENGTH, (untrained, reached)
     # The entropy is that of all choices together: it began at the logarithm of their combinations.
     first, last = (float(metrics["actor/entropy"]) for metrics in (observer.first, observer.last))

@@ -33,7 +33,7 @@ def test_a_latent_that_is_no_number_lasts_until_the_next_episode_of_its_world(ma
         assert actions[1][1].isnan().all() == (t in (1, 2))
         is_last = torch.tensor([False, t == 2, False])
         nothing = torch.zeros(3)
-        agent.remember(Step(obs, actions[1], nothing, first, is_last, nothing > 0, dict(sick.extras)))
+        agent.add(Step(obs, actions[1], nothing, first, is_last, nothing > 0, dict(sick.extras)))
     for key in ("action", "deter"):
         stored = agent.replay.storage[key][:5]
         assert bool(stored.float().isfinite().all())

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from sheeplike.commands import compare
-from sheeplike.commands.config import load, to_yaml
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.errors import CommandError
+from sheeplike.config.sources import Sources
 from sheeplike.monitor.logger import RunLogger
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from sheeplike.analysis.runs import INCIDENTAL, read_run
-from sheeplike.commands.config import RESUMABLE
+from sheeplike.config.compose import RESUMABLE
 
 RETURN = "eval/return_mean"
 RUN = Path("dreamer_v3/dreamer_v3/seed_0")

@@ -1,8 +1,9 @@
-"""A ring of sequences that is small enough to see through, and its way to the disk and back."""
+"""Small states and rings, their way to the disk and back, and ways to damage what lies there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,25 +27,26 @@ def make_ring(length: int = 40) -> SequenceReplay:
     return SequenceReplay(SPEC, num_envs=2, size=2 * length, sequence=4, refreshed=("latent",))
 
 
-def fill(replay: SequenceReplay, steps: int, seed: int = 0) -> None:
+def fill(replay: SequenceReplay, steps: int, seed: int = 0) -> SequenceReplay:
     """Add random steps, and refresh some latents."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        replay.add(
-            {
-                key: torch.randint(0, 256, (2, *shape), generator=generator).to(dtype)
-                for key, (shape, dtype) in SPEC.items()
-            }
-        )
+        step = {k: torch.randint(0, 256, (2, *shape), generator=generator).to(d) for k, (shape, d) in SPEC.items()}
+        replay.add(step)
     if replay.ready:
         sample = replay.sample(3)
         replay.write_back(sample.worlds, sample.times, {"latent": torch.randn(3, 4, 2, generator=generator)})
+    return replay
 
 
-def save_ring(root: Path, step: int, replay: SequenceReplay, keep_last: int = 9) -> Path:
-    parts = {"agent": {"step": step}, "memory": replay.state_dict(history=False)}
-    journals = {"memory": {"replay": replay.journal}}
-    return checkpoint.save(root, step, parts, {}, keep_last=keep_last, journals=journals)
+def parts_of(replay: SequenceReplay) -> dict:
+    return {"agent": {"added": replay.added}, "memory": replay.state_dict(history=False)}
+
+
+def save_ring(root: Path, step: int, replay: SequenceReplay, keep_last: int = 9, **meta: float) -> Path:
+    with checkpoint.Writer(root, keep_last=keep_last) as writer:
+        writer.save(step, parts_of(replay), meta, replay, wait=True)
+        return writer.last.path
 
 
 def restore_ring(path: Path, length: int = 40) -> SequenceReplay:
@@ -53,60 +55,53 @@ def restore_ring(path: Path, length: int = 40) -> SequenceReplay:
     _, parts = checkpoint.load(path) if whole else checkpoint.load_latest(path)
     replay = make_ring(length)
     replay.load_state_dict(parts["memory"])
-    parts["journals"]["memory"]["replay"].copy_to(replay.journal)
+    parts["history"].copy_to(replay)
     return replay
 
 
 def assert_same(one: SequenceReplay, other: SequenceReplay) -> None:
+    """What they hold, and what they draw next."""
     assert (one.added, one.fresh) == (other.added, other.fresh)
-    for key in SPEC:
-        assert torch.equal(one.storage[key], other.storage[key]), key
-    state = one.generator.get_state()
-    assert torch.equal(state, other.generator.get_state())
-    mine, theirs = one.sample(5), other.sample(5)
-    assert all(torch.equal(mine.data[key], theirs.data[key]) for key in SPEC)
-    for replay in (one, other):
-        replay.generator.set_state(state)
+    held = min(one.added, one.length)
+    assert all(torch.equal(one.storage[key][:held], other.storage[key][:held]) for key in SPEC)
+    assert torch.equal(one.generator.get_state(), other.generator.get_state())
 
 
-def chunks(path: Path) -> dict[str, int]:
-    """Time ranges of a checkpoint's journal files, to their inodes."""
-    return {file.name.split(".")[2]: file.stat().st_ino for file in sorted(path.glob("memory.replay.*.pt"))}
+def chunks(root: Path) -> dict[str, int]:
+    """Chunk files beside a directory of checkpoints, to their inodes."""
+    return {file.name: file.stat().st_ino for file in sorted((root.parent / "replay").glob("*"))}
+
+
+def needed(path: Path) -> list[str]:
+    """Chunk files that a checkpoint names."""
+    return [entry[0] for entry in json.loads((path / "manifest.json").read_text())["chunks"]]
+
+
+def rewrite(path: Path, **changed: object) -> None:
+    """Change what a manifest says, its digest included, as an attacker would."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changed
+    manifest.pop("sha256")
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest}))
 
 
 def flip_bit(path: Path, where: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(where * (len(data) - 1))] ^= 1
-    with path.open("r+b") as file:  # the same inode: other links see it as well
-        file.write(data)
+    path.write_bytes(data)
 
 
 @pytest.fixture
-def rings() -> SimpleNamespace:
-    return SimpleNamespace(
-        make=make_ring,
-        fill=fill,
-        save=save_ring,
-        restore=restore_ring,
-        assert_same=assert_same,
-        chunks=chunks,
-        flip_bit=flip_bit,
-    )
+def lab() -> SimpleNamespace:
+    helpers = (make_ring, fill, parts_of, save_ring, restore_ring, assert_same, chunks, needed, rewrite, flip_bit)
+    return SimpleNamespace(**{helper.__name__: helper for helper in helpers})
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sheeplike.checkpoint.journals.CHUNK_BYTES", 36 * STEPS_PER_CHUNK)
+    monkeypatch.setattr("sheeplike.checkpoint.CHUNK_BYTES", 36 * STEPS_PER_CHUNK)
 
 
 @pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, OSError], None]:
-    """Makes a function of ``os`` fail."""
-
-    def install(name: str, error: OSError) -> None:
-        def failing(*args: object, **kwargs: object) -> None:
-            raise error
-
-        monkeypatch.setattr(name, failing)
-
-    return install
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "checkpoints"

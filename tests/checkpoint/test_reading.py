@@ -1,14 +1,16 @@
-"""Readers: of older formats, beside a writer, and wherever the checkpoint came from."""
+"""Readers: what is damaged is noticed and passed over, beside a writer and wherever the checkpoint came from."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -16,92 +18,121 @@ from pathlib import Path
 import pytest
 import torch
 
-from sheeplike.checkpoint import UnknownFormat, list_checkpoints, load, load_latest, reading, save
-from sheeplike.checkpoint.files import write_manifest
+import sheeplike
+from sheeplike import checkpoint
+from sheeplike.checkpoint import Corrupt, UnknownFormat, load, load_latest, save
 
 
-def part(value: float = 1.0) -> dict:
-    return {"agent": {"weight": torch.full((100,), value)}}
+def parts(value: float = 1.0) -> dict:
+    return {"agent": {"weight": torch.full((100,), value)}, "loop": {"ratio": {"carry": 0.25}}}
 
 
-def old_checkpoint(root: Path, step: int, parts: dict) -> Path:
-    """As format 1 had it: all that an agent had seen in one part."""
-    path = root / f"step_{step:012d}"
-    path.mkdir(parents=True)
-    files = {}
-    for name, content in parts.items():
-        torch.save(content, path / f"{name}.pt")
-        data = (path / f"{name}.pt").read_bytes()
-        files[f"{name}.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest = {"format": 1, "step": step, "files": files, "versions": {"sheeplike": "0"}, "meta": {"score": 3.0}}
-    write_manifest(path / "manifest.json", manifest)
-    return path
+def save_steps(root: Path, *steps: int) -> list[Path]:
+    return [save(root, step, parts(float(step)), {"config": "seed: 1"}, keep_last=9) for step in steps]
 
 
-def test_a_checkpoint_of_format_1_is_loaded_and_gone_on_from(tmp_path, rings):
-    replay = rings.make()
-    rings.fill(replay, 47)
-    old_checkpoint(tmp_path, 1, {**part(2.0), "memory": {"replay": replay.state_dict()}})
-    meta, parts = load_latest(tmp_path)
-    assert (meta["step"], meta["score"], meta["device"]) == (1, 3.0, None)
-    assert parts.keys() == {"agent", "memory"}
-    assert load_latest(tmp_path, only=("agent",))[1]["agent"]["weight"][0] == 2.0
-    other = rings.make()
-    other.load_state_dict(parts["memory"]["replay"])
-    rings.assert_same(replay, other)
-    rings.save(tmp_path, 2, other, keep_last=1)
-    rings.assert_same(other, rings.restore(tmp_path))
-    assert [load(path)[0]["step"] for path in list_checkpoints(tmp_path)] == [1, 2], "the old one has the best score"
+# Damage
 
 
-@pytest.mark.parametrize("foreign", [0, 3, 99, "2", None])
-def test_a_whole_checkpoint_of_another_format_is_not_passed_over(tmp_path, foreign):
+@pytest.mark.parametrize("where", [0.0, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("name", ["agent.pt", "loop.pt", "manifest.json"])
+def test_a_flipped_bit_is_noticed_and_the_one_before_is_loaded(root, lab, name, where):
+    _, newest = save_steps(root, 1, 2)
+    lab.flip_bit(newest / name, where)
+    with pytest.raises(Corrupt, match=re.escape(str(newest / name))):
+        load(newest)
+    with pytest.warns(RuntimeWarning, match=rf"passing over a damaged checkpoint: .*{name}"):
+        meta, loaded = load_latest(root)
+    assert (meta["step"], loaded["agent"]["weight"][0]) == (1, 1.0)
+
+
+@pytest.mark.parametrize("name", ["agent.pt", "loop.pt", "manifest.json"])
+@pytest.mark.parametrize("left", [0, 100, None])
+def test_a_truncated_or_missing_file_is_named(root, name, left):
+    (path,) = save_steps(root, 1)
+    (path / name).unlink() if left is None else os.truncate(path / name, left)
+    with pytest.raises(Corrupt, match=re.escape(str(path / name))):
+        load(path)
+
+
+def test_every_damaged_one_is_passed_over(root, lab):
+    first, second, third = save_steps(root, 1, 2, 3)
+    lab.flip_bit(third / "agent.pt")
+    shutil.rmtree(second)
+    second.mkdir()
+    with pytest.warns(RuntimeWarning, match="passing over") as caught:
+        assert load_latest(root)[0]["step"] == 1
+    assert len(caught) == 2
+    (first / "manifest.json").write_text("[]")
+    with pytest.warns(RuntimeWarning), pytest.raises(Corrupt, match="all 3 checkpoints are damaged"):
+        load_latest(root)
+
+
+def test_no_checkpoint_is_another_error(root):
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        load_latest(root)
+
+
+def test_only_what_is_asked_for_is_read(root, lab):
+    (path,) = save_steps(root, 1)
+    (path / "loop.pt").unlink()
+    assert load(path, only=("agent",))[1].keys() == load_latest(root, only=("agent",))[1].keys() == {"agent"}
+    assert load(path, only=())[1] == {}
+    lab.flip_bit(path / "agent.pt")
+    with pytest.raises(Corrupt, match=r"agent\.pt: was altered"):
+        load(path, only=("agent",))
+
+
+@pytest.mark.parametrize("foreign", [0, 2, 99, "1", None])
+def test_a_whole_checkpoint_of_another_format_is_not_passed_over(root, lab, foreign):
     """Going on from an older one would undo what another version of the package has done."""
-    save(tmp_path, 1, part(), {}, keep_last=9)
-    path = save(tmp_path, 2, part(), {}, keep_last=9)
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["sha256"]
-    write_manifest(path / "manifest.json", manifest | {"format": foreign, "versions": {"sheeplike": "7.1"}})
-    message = rf"has format {foreign}, written by sheeplike 7\.1; this is sheeplike .*, which reads formats 1 and 2"
-    for read in (lambda: load(path), lambda: load_latest(tmp_path)):
+    _, path = save_steps(root, 1, 2)
+    lab.rewrite(path, format=foreign, versions={"sheeplike": "7.1"})
+    message = rf"has format {foreign}, written by sheeplike 7\.1; this is sheeplike .*, which reads format 1$"
+    for read in (lambda: load(path), lambda: load_latest(root)):
         with pytest.raises(UnknownFormat, match=message):
             read()
 
 
-def test_files_that_are_not_in_the_manifest_are_left_alone(tmp_path):
-    path = save(tmp_path, 1, part(), {}, keep_last=1)
+def test_files_that_are_not_in_the_manifest_are_not_read(root):
+    (path,) = save_steps(root, 1)
     (path / "notes.pt").write_bytes(b"not mine")
-    (path / "memory.replay.000000000000-000000000010.pt").write_bytes(b"not mine")
-    assert load_latest(tmp_path)[1].keys() == {"agent"}
-    save(tmp_path, 2, part(), {}, keep_last=1)
-    assert not path.exists()
+    assert load_latest(root)[1].keys() == {"agent", "loop"}
+
+
+# Beside a writer
 
 
 WRITER = """
 import sys, torch
-from sheeplike.checkpoint import Writer
-with Writer(sys.argv[1], keep_last=1, keep_best=0) as writer:
+from sheeplike import checkpoint
+from sheeplike.memory import SequenceReplay
+checkpoint.CHUNK_BYTES = 3 * 1000
+spec = {"image": ((998,), torch.uint8), "is_first": ((), torch.bool), "is_last": ((), torch.bool)}
+replay = SequenceReplay(spec, num_envs=1, size=20, sequence=4)
+with checkpoint.Writer(sys.argv[1], keep_last=1, keep_best=0) as writer:
     for step in range(2, 10**6):
+        flag = torch.zeros(1, dtype=torch.bool)
+        replay.add({"image": torch.full((1, 998), step % 251), "is_first": flag, "is_last": flag})
         x = torch.full((20_000,), float(step))
         # Every other time the checkpoint of the same step is replaced.
-        writer.save(step - step % 2, {"agent": {"x": x}, "loop": {"x": x}}, {"seen": step}, wait=True)
+        parts = {"agent": {"x": x}, "loop": {"x": x}}
+        writer.save(step - step % 2, parts, {"seen": step}, replay, wait=True)
         print(step, flush=True)
 """
 
 
-def test_a_reader_beside_a_writer_never_sees_a_part_of_a_checkpoint(tmp_path):
+def test_a_reader_beside_a_writer_never_sees_a_part_of_a_checkpoint(root):
     """Only one is kept, so what is being read is removed all the time; nothing of that is worth a warning."""
-    save(tmp_path, 1, {name: {"x": torch.ones(20_000)} for name in ("agent", "loop")}, {"seen": 1}, keep_last=1)
     seen = [0]
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE) as writer:
         try:
             writer.stdout.readline()
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 30
+            with warnings.catch_warnings(action="error"):
                 while len(set(seen)) < 40 and time.monotonic() < deadline:
-                    meta, parts = load_latest(tmp_path)
-                    assert all((parts[name]["x"] == meta["seen"]).all() for name in ("agent", "loop"))
+                    meta, loaded = load_latest(root)
+                    assert all((loaded[name]["x"] == meta["seen"]).all() for name in ("agent", "loop"))
                     assert meta["seen"] >= seen[-1]
                     seen.append(meta["seen"])
         finally:
@@ -110,61 +141,89 @@ def test_a_reader_beside_a_writer_never_sees_a_part_of_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_what_is_removed_while_it_is_read_is_passed_over_without_a_word(tmp_path, monkeypatch, replaced):
+def test_what_is_removed_while_it_is_read_is_passed_over_without_a_word(root, monkeypatch, replaced):
     """The next one may not even have been there when the first was chosen."""
-    save(tmp_path, 1, part(1.0), {}, keep_last=1)
-    real, calls = reading.open_verified, []
+    save(root, 1, parts(1.0), {}, keep_last=1)
+    real, calls = checkpoint._open_verified, []
 
-    def removed_meanwhile(path: Path, expected: dict) -> object:
+    def removed_meanwhile(path: Path, *expected: object) -> object:
         calls.append(path)
         if len(calls) == 1:
-            save(tmp_path, 1 if replaced else 2, part(2.0), {}, keep_last=1)
-        return real(path, expected)
+            save(root, 1 if replaced else 2, parts(2.0), {}, keep_last=1)
+        return real(path, *expected)
 
-    monkeypatch.setattr(reading, "open_verified", removed_meanwhile)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _, parts = load_latest(tmp_path)
-    assert parts["agent"]["weight"][0] == 2.0
-    assert len(calls) == 2
+    monkeypatch.setattr(checkpoint, "_open_verified", removed_meanwhile)
+    with warnings.catch_warnings(action="error"):
+        assert load_latest(root)[1]["agent"]["weight"][0] == 2.0
 
 
-def test_a_checkpoint_that_goes_between_two_looks_at_the_directory_is_looked_for_anew(tmp_path, monkeypatch):
-    save(tmp_path, 1, part(1.0), {}, keep_last=1)
-    real, looks = reading.list_checkpoints, []
-
-    def listed(root: Path) -> list[Path]:
-        found = real(root)
-        looks.append(found)
-        if len(looks) == 1:
-            save(tmp_path, 2, part(2.0), {}, keep_last=1)
-        return found
-
-    monkeypatch.setattr(reading, "list_checkpoints", listed)
-    assert load_latest(tmp_path)[1]["agent"]["weight"][0] == 2.0
-
-
-def test_what_has_been_verified_is_read_even_if_it_is_removed(tmp_path, monkeypatch):
-    path = save(tmp_path, 1, part(), {}, keep_last=1)
-    real = reading.read_part
-    monkeypatch.setattr(reading, "read_part", lambda *a: shutil.rmtree(path, ignore_errors=True) or real(*a))
+def test_what_has_been_verified_is_read_even_if_it_is_removed(root, monkeypatch):
+    (path,) = save_steps(root, 1)
+    real = checkpoint._read_part
+    monkeypatch.setattr(checkpoint, "_read_part", lambda *a: shutil.rmtree(path, ignore_errors=True) or real(*a))
     assert load(path)[1]["agent"]["weight"][0] == 1.0
 
 
-@pytest.mark.skipif(
-    not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat(tempfile.gettempdir()).st_dev,
-    reason="there is no second file system",
+# From elsewhere
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("form", [pickle.dumps, None], ids=["pickle", "torch.save"])
+@pytest.mark.parametrize("name", ["agent.pt", "000000000000-000000000009.pt"])
+def test_a_malicious_pickle_is_refused_and_not_run(root, lab, tmp_path, form, name):
+    path = lab.save_ring(root, 1, lab.fill(lab.make_ring(), 15))
+    buffer, fired = io.BytesIO(), tmp_path / "fired"
+    torch.save({"x": Bomb(fired)}, buffer)
+    content = form({"x": Bomb(fired)}) if form else buffer.getvalue()
+    found, digest = json.loads((path / "manifest.json").read_text()), hashlib.sha256(content).hexdigest()
+    if name == "agent.pt":
+        (path / name).write_bytes(content)
+        lab.rewrite(path, files=found["files"] | {name: {"bytes": len(content), "sha256": digest}})
+    else:
+        (root.parent / "replay" / name).write_bytes(content)
+        lab.rewrite(path, chunks=[[name, 0, 10, len(content), digest]])
+    with pytest.raises(Corrupt, match=rf"{name}: refused by weights_only"):
+        lab.restore_ring(path)
+    assert not fired.exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"files": {name: {"bytes": 1, "sha256": ""}}} for name in ("../../secret.pt", "/etc/passwd", "a/b.pt")),
+        {"files": {"agent.pt": 5}},
+        *({"chunks": [[name, 0, 1, 1, ""]]} for name in ("../notes.pt", "mine.pt", 5)),
+        {"chunks": 5},
+        {"chunks": [5]},
+        {"chunks": [["000000000000-000000000009.pt", 0]]},
+        {"chunks": [["000000000000-000000000009.pt", "0", 10, 1, ""]]},
+        {"chunks": [["000000000000-000000000009.pt", 10, 10, 1, ""]]},
+    ],
+    ids=str,
 )
-def test_a_temporary_directory_on_another_file_system_does_not_matter(tmp_path, monkeypatch, rings):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        monkeypatch.setenv("TMPDIR", elsewhere)
-        monkeypatch.setattr("tempfile.tempdir", None)
-        replay = rings.make()
-        for number in (1, 2):
-            rings.fill(replay, 25, seed=number)
-            rings.save(tmp_path, number, replay)
-        rings.assert_same(replay, rings.restore(tmp_path))
-        assert os.listdir(elsewhere) == []
-        # And the other way round: checkpoints there, temporary files here.
-        monkeypatch.setenv("TMPDIR", str(tmp_path))
-        rings.assert_same(replay, rings.restore(rings.save(Path(elsewhere), 1, replay)))
+def test_a_manifest_cannot_lead_astray(root, lab, changed):
+    path = lab.save_ring(root, 1, lab.fill(lab.make_ring(), 15))
+    lab.rewrite(path, **changed)
+    with pytest.raises(Corrupt, match="is no manifest"):
+        load(path)
+    lab.save_ring(root, 2, lab.fill(lab.make_ring(), 15))  # nor keep the next one from being written
+    assert load_latest(root)[0]["step"] == 2
+
+
+def test_nothing_in_the_package_unpickles_freely():
+    package = Path(sheeplike.__file__).parent
+    for source in package.rglob("*.py"):
+        text = source.read_text()
+        assert not re.search(r"weights_only\s*=\s*False|pickle\.loads?\(|allow_pickle\s*=\s*True", text), source
+        for call in re.findall(r"torch\.load\([^\n]*", text):
+            assert "weights_only=True" in call, (source, call)

@@ -18,8 +18,8 @@ from sheeplike.commands.bench import PARTS, Settings
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.layers import Actions, BareLoop, VectorEnvLoop
 from sheeplike.commands.benchmark.measure import Quantity
-from sheeplike.commands.config import load
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.sources import Sources
 
 JOB = ("env=cartpole_balance", "agent=dreamer_v3")
 # Short enough for a test; what it finds of speed means nothing.
@@ -218,7 +218,7 @@ def test_checkpoints(agent, tmp_path, capsys, monkeypatch):
 
 def test_the_bare_loop_and_the_vector_env_do_the_same(tmp_path):
     """The same episodes, frames and ends included, from one compiled step."""
-    from sheeplike.commands.building import launch
+    from sheeplike.run.build import launch
 
     arguments = ["exp=dreamer_v3", JOB[0], "profile=cpu", "env.num_envs=2", "env.options.episode_length=4", "seed=3"]
     config = load(arguments, Sources())

@@ -11,8 +11,8 @@ from sheeplike.commands.benchmark.growth import rows
 from sheeplike.commands.benchmark.layers import period
 from sheeplike.commands.benchmark.measure import Quantity, interleaved, milliseconds, once, rate, ratio
 from sheeplike.commands.benchmark.tables import Report, Table
-from sheeplike.commands.config import load
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.sources import Sources
 
 
 class Clock:

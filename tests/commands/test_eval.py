@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sheeplike import checkpoint
+from sheeplike import checkpoint, host
 from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
-from sheeplike.commands import machine
-from sheeplike.commands.run_directory import create, lock
+from sheeplike.run.run_dir import create, lock
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 COMMAND = [sys.executable, "-m", "sheeplike"]
@@ -141,7 +140,7 @@ def test_where_it_runs(begun, evaluated, sheeplike, monkeypatch):
     file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
     assert evaluated("run=mine")[3].accelerator == "cpu"  # here is no GPU
     assert "on the CPU although" in sheeplike("eval", "run=mine").error
-    monkeypatch.setattr(machine, "gpu_problem", lambda: None)
+    monkeypatch.setattr(host, "gpu_problem", lambda: None)
     assert evaluated("run=mine")[3].accelerator == "cuda"
     assert evaluated("run=mine", "accelerator=cpu")[3].accelerator == "cpu"
     assert evaluated("run=mine", "accelerator=gpu")[3].accelerator == "cuda"

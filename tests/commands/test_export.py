@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.agents.agent import Agent
-from sheeplike.commands.config import load
-from sheeplike.commands.errors import CommandError
 from sheeplike.commands.export import load_agent
-from sheeplike.commands.run_directory import create
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.errors import CommandError
+from sheeplike.config.sources import Sources
+from sheeplike.run.run_dir import create
 
 AGENTS = {
     "dreamer_v3": ["exp=dreamer_v3", "agent.observations=[pixels/*,state]"],
@@ -31,9 +31,9 @@ AGENTS = {
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Agent]:
     """A run with checkpoints at 64 and 128 policy steps, of an agent whose every parameter has moved; that agent."""
     from lightning.fabric import Fabric
-
     from sheeplike.commands.agents import make_agent
-    from sheeplike.commands.building import make_envs
+
+    from sheeplike.run.build import make_envs
 
     run_dir = tmp_path_factory.mktemp("runs") / "mine"
     arguments = [*AGENTS[request.param], "env=cartpole_balance", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from sheeplike.__main__ import main
-from sheeplike.analysis.runs import find_runs, read_run
 from sheeplike.commands.advice import memory_advice
-from sheeplike.commands.config import load, to_yaml
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.sources import Sources
-from sheeplike.envs.gym import ids
+from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.errors import CommandError
+from sheeplike.config.sources import Sources
+from sheeplike.envs.gym import options
 from sheeplike.monitor.dashboard import hyperparameters
+from sheeplike.monitor.runs import find_runs, read_run
 
 
 def compose(*overrides: str):
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_before_anything_heavy(overrides: list[str], p
 
 def test_checking_imports_neither_torch_nor_what_is_optional() -> None:
     code = (
-        "import sys; from sheeplike.commands.config import load; from sheeplike.commands.sources import Sources\n"
+        "import sys; from sheeplike.config.compose import load; from sheeplike.config.sources import Sources\n"
         "for env in ('gym', 'minigrid', 'atari', 'dmc'):\n"
         "    load(['exp=ppo', f'env={env}', 'env.id=CartPole-v1' if env == 'gym' else 'seed=0'], Sources())\n"
         "print([m for m in ('torch', 'jax', 'mujoco', 'minigrid', 'ale_py', 'dm_control') if m in sys.modules])"
@@ -103,7 +103,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(
     env: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(ids.importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(CommandError, match=rf"env={env} needs {package}: pip install 'sheeplike\[{env}\]'"):
         compose("exp=ppo", f"env={env}")
 

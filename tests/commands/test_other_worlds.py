@@ -113,7 +113,7 @@ UNSEEN = {"dreamer_v3": {"privileged_state"}, "ppo": {"privileged_state", "pixel
 @pytest.fixture
 def films(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, torch.Size]:
     """The worlds under a name of their own, and the videos of a run: name to shape."""
-    monkeypatch.setitem(envs._BUILDERS, "odd", _odd)
+    monkeypatch.setitem(envs.registry.BUILDERS, "odd", _odd)
     (tmp_path / "mine" / "env").mkdir(parents=True)
     (tmp_path / "mine" / "env" / "odd.yaml").write_text("name: odd\n")
     monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path / "mine"))

@@ -67,7 +67,7 @@ def test_the_console_script():
 
 def test_the_driver_is_asked_without_torch_or_jax():
     code = (
-        "import sys; from sheeplike.commands import machine; print(machine.gpu_count(), machine.gpu_problem())\n"
+        "import sys; from sheeplike import host; print(host.gpu_count(), host.gpu_problem())\n"
         "print({'torch', 'jax'} & set(sys.modules) or 'light')"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sheeplike.agents.registry.dreamer_v3 import DreamerV3Kind
 
 from sheeplike.commands import series
-from sheeplike.commands.kinds.dreamer_v3 import DreamerV3Kind
-from sheeplike.commands.preemption import INTERRUPTED, PREEMPTED
-from sheeplike.commands.run_directory import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, lock
-from sheeplike.commands.sources import CONFIGS
+from sheeplike.config.sources import CONFIGS
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, lock
+from sheeplike.run.signals import INTERRUPTED, PREEMPTED
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 DEFAULT = Path("logs/cartpole_balance/dreamer_v3/dreamer_v3")

@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from sheeplike.commands.agents import learning_begins
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.commands import experiment, run_directory
-from sheeplike.commands.agents import learning_begins
-from sheeplike.commands.config import load
-from sheeplike.commands.errors import CommandError
-from sheeplike.commands.run_directory import Plan
-from sheeplike.commands.schema import Config
-from sheeplike.commands.sources import Sources
+from sheeplike.config.compose import load
+from sheeplike.config.errors import CommandError
+from sheeplike.config.schema import Config
+from sheeplike.config.sources import Sources
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 from sheeplike.loop import LoopState
+from sheeplike.run.run_dir import Plan
 
 QUIET = ("video_every=null", "eval.every=null", "checkpoint.every=null", "logger=jsonl")
 WORLDS = 2

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import sheeplike.envs
-from sheeplike.envs.contract import check
+from sheeplike.envs.contract import check_vector_env
 
 
 class Worlds(gymnasium.vector.VectorEnv):
@@ -25,9 +25,9 @@ def observing(**named: spaces.Space) -> spaces.Dict:
 
 
 def test_what_has_everything_is_let_through():
-    check(Worlds(), num_envs=2)
+    check_vector_env(Worlds(), num_envs=2)
     made = sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)
-    check(made, num_envs=2)
+    check_vector_env(made, num_envs=2)
     made.close()
 
 
@@ -62,6 +62,6 @@ def test_what_is_missing(changed, reason):
     kept = {name: value for name, value in base.items() if name not in gone and not name.startswith("__")}
     made = type("Worlds", (gymnasium.vector.VectorEnv,), kept | {k: v for k, v in changed.items() if v is not None})()
     with pytest.raises(ValueError, match=reason):
-        check(made, num_envs=2)
+        check_vector_env(made, num_envs=2)
     with pytest.raises(ValueError, match=r"is a int: expected a gymnasium\.vector\.VectorEnv"):
-        check(3, num_envs=2)
+        check_vector_env(3, num_envs=2)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.envs.mjx import kinematics
+from sheeplike.envs.mjx.tasks import panda
 from sheeplike.envs.mjx.tasks.franka_pick import BOX_RANGE, MAX_RETURN, TIP_HIGH, TIP_LOW, WEIGHTS, FrankaPick
 
 TIP, COMMAND_ERROR, BOX = slice(0, 3), slice(3, 5), slice(7, 10)
@@ -20,9 +20,9 @@ def task():
 def test_forward_kinematics_is_the_scenes(task):
     data = mujoco.MjData(task.model)
     rng = np.random.default_rng(0)
-    forward = jax.jit(kinematics.forward)
+    forward = jax.jit(panda.forward)
     for _ in range(20):
-        joints = rng.uniform(kinematics.JOINT_LOW, kinematics.JOINT_HIGH).astype(np.float32)
+        joints = rng.uniform(panda.JOINT_LOW, panda.JOINT_HIGH).astype(np.float32)
         data.qpos[:7] = joints
         mujoco.mj_kinematics(task.model, data)
         mujoco.mj_comPos(task.model, data)
@@ -35,19 +35,19 @@ def test_forward_kinematics_is_the_scenes(task):
 
 
 def test_joint_limits_are_the_scenes(task):
-    np.testing.assert_allclose(task.model.jnt_range[:7].T, [kinematics.JOINT_LOW, kinematics.JOINT_HIGH], atol=1e-6)
+    np.testing.assert_allclose(task.model.jnt_range[:7].T, [panda.JOINT_LOW, panda.JOINT_HIGH], atol=1e-6)
 
 
 def test_inverse_kinematics_follows_to_a_fraction_of_a_millimetre(task):
     """Random commands over the whole allowed plane, one step of inverse kinematics for each, as in the task."""
     home, down = jnp.asarray(task.model.keyframe("home").ctrl[:7], jnp.float32), jnp.diag(jnp.array([1.0, -1.0, -1.0]))
-    start, _, _ = kinematics.forward(home)
+    start, _, _ = panda.forward(home)
 
     def follow(carry, move):
         joints, tip = carry
         tip = jnp.clip(tip + 0.005 * jnp.concatenate([jnp.zeros(1), jnp.clip(move, -1, 1)]), TIP_LOW, TIP_HIGH)
-        joints = kinematics.inverse_step(joints, tip, down, home)
-        reached, rotation, _ = kinematics.forward(joints)
+        joints = panda.inverse_step(joints, tip, down, home)
+        reached, rotation, _ = panda.forward(joints)
         turn = jnp.arccos(jnp.clip((jnp.trace(rotation @ down) - 1) / 2, -1, 1))
         return (joints, tip), (jnp.linalg.norm(reached - tip), turn, tip, joints)
 
@@ -58,8 +58,8 @@ def test_inverse_kinematics_follows_to_a_fraction_of_a_millimetre(task):
     assert error.mean() < 1e-4
     assert error.max() < 1e-3
     assert np.degrees(turn.max()) < 0.5
-    assert (joints >= kinematics.JOINT_LOW).all()
-    assert (joints <= kinematics.JOINT_HIGH).all()
+    assert (joints >= panda.JOINT_LOW).all()
+    assert (joints <= panda.JOINT_HIGH).all()
     # The commands did cover the plane.
     assert np.ptp(tip[..., 1]) > 0.6
     assert tip[..., 2].min() == pytest.approx(0.02)
@@ -208,7 +208,7 @@ def test_touching_the_floor_is_seen(task):
 
     down = np.diag([1.0, -1.0, -1.0]).astype(np.float32)
     home = jnp.asarray(task.model.keyframe("home").ctrl[:7], jnp.float32)
-    step = jax.jit(kinematics.inverse_step)
+    step = jax.jit(panda.inverse_step)
     joints = home
     for height, above in ((0.1, True), (0.015, True), (0.005, False)):
         for _ in range(60):

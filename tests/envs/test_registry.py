@@ -32,9 +32,15 @@ def test_scenes_are_package_data_and_compile(scene):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"name": "franka_pik"}, r"'franka_pik' does not exist.*cartpole_balance.*nearest: franka_pick"),
-        ({"episode_lenght": 9}, r"cartpole_balance has no option 'episode_lenght'.*nearest: episode_length"),
-        ({"picked_probability": 0.5}, r"no option 'picked_probability'"),
+        ({"name": "franka_pik"}, r"name='franka_pik': expected one of .*cartpole_balance.*nearest: franka_pick"),
+        (
+            {"episode_lenght": 9},
+            r"options='episode_lenght': .*cartpole_balance.*nearest: episode_length",
+        ),
+        (
+            {"picked_probability": 0.5},
+            r"options='picked_probability': expected one of cartpole_balance's options: episode_length",
+        ),
         ({"name": "franka_pick", "picked_probability": 1.5}, r"picked_probability=1.5.*\[0, 1\]"),
         ({"name": "franka_pick", "box_range": 0.3}, r"box_range=0.3: expected metres in \[0, 0.2\], such as 0.05"),
         ({"name": "franka_pick", "box_range": float("nan")}, r"box_range=nan"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.stepping import Resets
+from sheeplike.envs.mjx.simulator import Resets
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -196,12 +196,12 @@ def test_a_reset_is_not_made_where_no_episode_begins() -> None:
     task, device = SteppingDrone(), jax.devices("cpu")[0]
     model = mjx.put_model(task.model, impl="warp", device=device)
     template = mjx.make_data(task.model, impl="warp", naconmax=2, njmax=1, device=device)
-    resets = Resets(task, inputs=("qpos", "qvel"), model=model, template=template, device=device)
+    resets = Resets(task, model, template, device)
 
     def begin(key: jax.Array, due: jax.Array) -> jax.Array:
         return resets.begin(model, template, key, due)[0].qpos
 
-    mapped = jax.vmap(begin, axis_name="worlds")
+    mapped = jax.vmap(begin, axis_name="envs")
     keys = jax.random.split(jax.random.key(0), 2)
     assert "cond[" in str(jax.make_jaxpr(mapped)(keys, jnp.array([True, False])))
     assert (np.asarray(mapped(keys, jnp.array([False, False]))) == 0.0).all()

@@ -197,7 +197,7 @@ def test_frames_are_stored_once_as_bytes() -> None:
         "pixels/front": ((64, 64, 3), torch.uint8),
         **{name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")},
         **{name: ((), torch.float32) for name in ("reward", "log_prob", "value")},
-        "drawn": ((3,), torch.float32),
+        "raw_action": ((3,), torch.float32),
     }
     step = 64 * 64 * 3 + 3 * 1 + 3 * 4 + 3 * 4 + 8  # the last is the age
     assert Rollout.footprint(spec, 1024, 20) == 21 * 1024 * step == 264_993_792

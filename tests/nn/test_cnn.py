@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor, nn
 
-from sheeplike.nn.cnn import ACTIVATIONS, CNN, HEADS, LAYOUTS, orthogonal_
+from sheeplike.nn.cnn import ACTIVATIONS, CNN, LAYOUTS, orthogonal_, to_unit
 
 # The last feature map, by hand. Each convolution halves (or quarters) and rounds up, each pool halves and rounds down;
 # with 84 pixels the second convolution of "nature" starts from 21 features, of which the last has no full window.
@@ -28,6 +29,14 @@ MAPS = {
 }
 
 
+HEADS = ("flatten", "average", "max", "spatial_softmax")
+
+
+def make(height: int, width: int, channels: int, **options: Any) -> CNN:
+    defaults = {"layout": "max_pool", "head": "flatten", "activation": "elu", "normalise_channels": False}
+    return CNN(height, width, channels, **(defaults | options))
+
+
 def image(*shape: int, seed: int = 0, low: int = 0, high: int = 256) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(low, high, shape, dtype=torch.uint8, generator=generator)
@@ -36,7 +45,7 @@ def image(*shape: int, seed: int = 0, low: int = 0, high: int = 256) -> Tensor:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("layout", "height", "width"), MAPS)
 def test_shapes(layout: str, height: int, width: int, head: str) -> None:
-    cnn = CNN(height, width, 3, layout=layout, head=head)
+    cnn = make(height, width, 3, layout=layout, head=head)
     h, w, channels = MAPS[layout, height, width]
     expected = {"flatten": h * w * channels, "average": channels, "max": channels, "spatial_softmax": 2 * channels}
     features = cnn(image(2, height, width, 3))
@@ -55,7 +64,7 @@ def test_shapes(layout: str, height: int, width: int, head: str) -> None:
     ],
 )
 def test_published_networks_at_64_pixels(layout: str, channels: int, features: int, parameters: int) -> None:
-    cnn = CNN(64, 64, channels, layout=layout)
+    cnn = make(64, 64, channels, layout=layout)
     assert cnn.outputs == features
     assert sum(p.numel() for p in cnn.parameters()) == parameters
 
@@ -101,7 +110,7 @@ def feature_map(pixels: np.ndarray, cnn: CNN, layout: str, activation: str) -> n
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_features_are_those_of_the_published_network(layout: str, activation: str) -> None:
     torch.manual_seed(0)
-    cnn = CNN(48, 32, 2, layout=layout, activation=activation)
+    cnn = make(48, 32, 2, layout=layout, activation=activation)
     pixels = image(2, 48, 32, 2)
     found = cnn(pixels).detach().double().numpy()
     for row, single in zip(found, pixels.numpy(), strict=True):
@@ -113,7 +122,7 @@ def test_features_are_those_of_the_published_network(layout: str, activation: st
 def test_heads_summarise_the_feature_map(layout: str) -> None:
     """All heads of the same weights, from the one that keeps everything."""
     torch.manual_seed(0)
-    whole = CNN(48, 80, 3, layout=layout, activation="tanh")
+    whole = make(48, 80, 3, layout=layout, activation="tanh")
     h, w = (3, 5) if layout == "max_pool" else (6, 10)
     pixels = image(4, 48, 80, 3)
     x = whole(pixels).detach().double().numpy().reshape(4, -1, h, w)
@@ -130,7 +139,7 @@ def test_heads_summarise_the_feature_map(layout: str) -> None:
         "spatial_softmax": np.concatenate([rows, columns], 1),
     }
     for head, values in expected.items():
-        cnn = CNN(48, 80, 3, layout=layout, activation="tanh", head=head)
+        cnn = make(48, 80, 3, layout=layout, activation="tanh", head=head)
         cnn.load_state_dict(whole.state_dict())
         np.testing.assert_allclose(cnn(pixels).detach(), values, atol=1e-5)
 
@@ -138,7 +147,7 @@ def test_heads_summarise_the_feature_map(layout: str) -> None:
 @pytest.mark.parametrize("cell", [(0, 0), (1, 3), (2, 5), (1, 0)])
 def test_spatial_softmax_says_where_a_bright_spot_is(cell: tuple[int, int]) -> None:
     """With filters that pass one pixel on, each of 3 x 6 features watches a block of 16 x 16 pixels."""
-    cnn = CNN(48, 96, 1, head="spatial_softmax", activation="relu")
+    cnn = make(48, 96, 1, head="spatial_softmax", activation="relu")
     with torch.no_grad():
         for conv, gain in zip(cnn.convs, (10.0, 10.0), strict=True):
             conv.weight.zero_()
@@ -158,7 +167,7 @@ def test_spatial_softmax_says_where_a_bright_spot_is(cell: tuple[int, int]) -> N
 
 
 def test_whitened_images_have_mean_zero_and_deviation_one_per_channel() -> None:
-    cnn = CNN(48, 64, 4, normalise_channels=True)
+    cnn = make(48, 64, 4, normalise_channels=True)
     seen = []
     cnn.convs[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     pixels = image(3, 48, 64, 4)
@@ -171,20 +180,20 @@ def test_whitened_images_have_mean_zero_and_deviation_one_per_channel() -> None:
 
 def test_whitening_hides_brightness_and_contrast_of_each_channel() -> None:
     torch.manual_seed(0)
-    cnn = CNN(48, 48, 3, normalise_channels=True)
+    cnn = make(48, 48, 3, normalise_channels=True)
     pixels = image(2, 48, 48, 3, high=80)
     changed = pixels.clone()
     changed[0, :, :, 1] = 3 * pixels[0, :, :, 1] + 10  # one channel of one image
     changed[1] = 2 * pixels[1] + 40
     torch.testing.assert_close(cnn(changed), cnn(pixels), atol=1e-3, rtol=0)
-    plain = CNN(48, 48, 3)
+    plain = make(48, 48, 3)
     plain.load_state_dict(cnn.state_dict())
     assert (plain(changed) - plain(pixels)).abs().max() > 0.05
 
 
 def test_whitening_keeps_images_apart_and_survives_a_uniform_one() -> None:
     torch.manual_seed(0)
-    cnn = CNN(48, 48, 3, normalise_channels=True)
+    cnn = make(48, 48, 3, normalise_channels=True)
     pixels = image(3, 48, 48, 3)
     pixels[1] = 77
     features = cnn(pixels)
@@ -200,7 +209,7 @@ def test_whitening_keeps_images_apart_and_survives_a_uniform_one() -> None:
 @pytest.mark.parametrize("gain", [None, 0.3])
 def test_orthogonal_weights_and_no_bias(gain: float | None) -> None:
     """Rows, or columns where there are fewer, are orthogonal and as long as the gain: by default sqrt(2)."""
-    module = nn.Sequential(CNN(48, 48, 3, layout="nature"), nn.Linear(7, 12), nn.Linear(12, 5))
+    module = nn.Sequential(make(48, 48, 3, layout="nature"), nn.Linear(7, 12), nn.Linear(12, 5))
     nn.init.ones_(module[1].bias)
     orthogonal_(module) if gain is None else orthogonal_(module, gain)
     square = (math.sqrt(2) if gain is None else gain) ** 2
@@ -213,28 +222,37 @@ def test_orthogonal_weights_and_no_bias(gain: float | None) -> None:
         assert not part.bias.any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layout": "resnet"}, "layout 'resnet': expected one of max_pool, nature"),
-        ({"head": "mean"}, "head 'mean': expected one of flatten, average, max, spatial_softmax"),
-        ({"activation": "gelu"}, "activation 'gelu': expected one of elu, relu, silu, tanh"),
-    ],
-)
-def test_unknown_names_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CNN(64, 64, 3, **options)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_images_too_small_are_refused_before_they_are_seen(layout: str) -> None:
     with pytest.raises(ValueError, match=rf"image 64x5: too small for the {layout} network; expected at least 16x16"):
-        CNN(64, 5, 3, layout=layout)
+        make(64, 5, 3, layout=layout)
     for head in HEADS:
-        assert CNN(16, 16, 3, layout=layout, head=head)(image(1, 16, 16, 3)).isfinite().all()
+        assert make(16, 16, 3, layout=layout, head=head)(image(1, 16, 16, 3)).isfinite().all()
     for side in range(1, 16):
         try:
-            cnn = CNN(side, 20, 3, layout=layout)
+            cnn = make(side, 20, 3, layout=layout)
         except ValueError:
             continue
         assert cnn(image(1, side, 20, 3)).shape == (1, cnn.outputs)
+
+
+# --- pixels and depth as numbers from 0 to 1 --------------------------------------------------------------------------
+
+
+def test_colours_are_divided_by_255() -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1)
+    assert to_unit(values).dtype == torch.float32
+    np.testing.assert_allclose(to_unit(values).flatten(), np.arange(256) / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metres", "expected"),
+    [(0.0, 0.0), (0.001, 0.000999), (0.25, 0.2), (1.0, 0.5), (3.0, 0.75), (99.0, 0.99), (float("inf"), 1.0), (-2.0, 0)],
+)
+def test_depth_is_squashed_and_nothing_hit_stays_nothing(metres: float, expected: float) -> None:
+    assert to_unit(torch.tensor(metres)).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_depth_that_is_no_number_stays_none() -> None:
+    """An update that sees it is skipped, instead of learning from a made-up image."""
+    assert bool(to_unit(torch.tensor(float("nan"))).isnan())

@@ -37,6 +37,10 @@ class Reference:
         self.value = self.value - lr * self.first / (1 - 0.9**self.count)
 
 
+def make(params: list[nn.Parameter], lr: float, *, warmup: int) -> LaProp:
+    return LaProp(params, lr, betas=(0.9, 0.999), eps=1e-20, agc=0.3, warmup=warmup)
+
+
 def tensors(seed: int = 0) -> list[np.ndarray]:
     """A matrix, a bias that starts at zero, a norm scale, a 3-D block kernel."""
     rng = np.random.default_rng(seed)
@@ -53,7 +57,7 @@ def gradients(step: int) -> list[np.ndarray]:
 def run(warmup: int, steps: int, lr: float = 0.01) -> tuple[list[nn.Parameter], list[Reference], LaProp]:
     params = [nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in tensors()]
     references = [Reference(v.astype(np.float32), lr=lr, warmup=warmup) for v in tensors()]
-    optimizer = LaProp(params, lr, warmup=warmup)
+    optimizer = make(params, lr, warmup=warmup)
     for step in range(steps):
         for p, reference, g in zip(params, references, gradients(step), strict=True):
             p.grad = torch.tensor(g, dtype=torch.float32)
@@ -81,7 +85,7 @@ def test_clipping_is_per_tensor_and_bites_a_zero_bias_at_its_smallest_norm() -> 
     """A gradient of norm 3 on a zero bias is clipped to 0.3 * 1e-3; the second moment keeps the clipped gradient."""
     bias, weight = nn.Parameter(torch.zeros(9)), nn.Parameter(torch.ones(9))
     bias.grad, weight.grad = torch.ones(9), torch.full((9,), 0.1)
-    optimizer = LaProp([weight, bias], 0.1, warmup=0)
+    optimizer = make([weight, bias], 0.1, warmup=0)
     optimizer.step()
     np.testing.assert_allclose(optimizer.state[bias]["square"], 0.001 * 1e-4**2, rtol=1e-4)
     # Norm 0.3 is below 0.3 * 3: untouched, although the other tensor was clipped.
@@ -100,7 +104,7 @@ def test_first_update_of_a_warm_up_moves_nothing_but_fills_the_moments() -> None
 )
 def test_learning_rate_rises_linearly_over_a_thousand_updates_then_stays(done: int, expected: float) -> None:
     p = nn.Parameter(torch.ones(1))
-    optimizer = LaProp([p])
+    optimizer = make([p], 4e-5, warmup=1000)
     optimizer.state[p]["step"].fill_(done)
     assert float(optimizer.learning_rate()) == pytest.approx(expected, rel=1e-5, abs=1e-15)
 
@@ -110,7 +114,7 @@ def test_updates_do_not_depend_on_the_scale_of_the_gradient(factor: float) -> No
     moved = []
     for scale in (1.0, factor):
         p = nn.Parameter(torch.ones(6))
-        optimizer = LaProp([p], 0.01, warmup=0)
+        optimizer = make([p], 0.01, warmup=0)
         for step in range(3):
             p.grad = scale * torch.tensor(np.random.default_rng(step).uniform(-0.2, 0.2, 6), dtype=torch.float32)
             optimizer.step()
@@ -121,7 +125,7 @@ def test_updates_do_not_depend_on_the_scale_of_the_gradient(factor: float) -> No
 def test_learning_rate_multiplies_after_the_momentum() -> None:
     """With the rate folded into the momentum, a rate of zero in the first update would also erase its momentum."""
     p = nn.Parameter(torch.zeros(1))
-    optimizer = LaProp([p], 1.0, warmup=1)
+    optimizer = make([p], 1.0, warmup=1)
     for _ in range(2):
         p.grad = torch.full((1,), 1e-5)
         optimizer.step()
@@ -130,7 +134,7 @@ def test_learning_rate_multiplies_after_the_momentum() -> None:
 
 def test_zero_gradients_move_nothing_and_stay_finite() -> None:
     p = nn.Parameter(torch.ones(3))
-    optimizer = LaProp([p], 0.1, warmup=0)
+    optimizer = make([p], 0.1, warmup=0)
     p.grad = torch.zeros(3)
     optimizer.step()
     assert torch.equal(p.detach(), torch.ones(3))
@@ -138,7 +142,7 @@ def test_zero_gradients_move_nothing_and_stay_finite() -> None:
 
 def test_a_parameter_without_gradient_is_left_alone() -> None:
     params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    optimizer = LaProp(params, 0.1, warmup=0)
+    optimizer = make(params, 0.1, warmup=0)
     params[0].grad = torch.ones(2)
     optimizer.step()
     assert torch.equal(params[1].detach(), torch.ones(2))
@@ -153,7 +157,7 @@ def test_moments_stay_float32() -> None:
 def test_state_round_trip_continues_alike() -> None:
     params, _, optimizer = run(4, 3)
     copies = [nn.Parameter(p.detach().clone()) for p in params]
-    other = LaProp(copies, 0.01, warmup=4)
+    other = make(copies, 0.01, warmup=4)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for step in range(3, 6):
         for group in (params, copies):
@@ -187,7 +191,7 @@ def taught(steps: int, found_inf: list[float | None], bad: float = float("nan"))
     """Steps, each told what of ``found_inf`` says; where that is 1, one gradient is ``bad`` here and there."""
     params = [nn.Parameter(torch.tensor(v, dtype=torch.float32)) for v in tensors()]
     params[1].data.mul_(-1.0)  # zeros with a sign
-    optimizer, good = LaProp(params, 0.01, warmup=2), 0
+    optimizer, good = make(params, 0.01, warmup=2), 0
     for found in found_inf:
         for n, (p, g) in enumerate(zip(params, gradients(good), strict=True)):
             p.grad = torch.tensor(g, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Acting and judging in imagination: policy, value, slow value and their losses.
+"""Learning behaviour in imagination: policy, value, slow value and their losses.
 
 Source: DreamerV3 (Hafner et al., 2025), "Critic learning" and "Actor learning"; ``danijar/dreamerv3`` ``agent.py``:
 ``imag_loss``, ``repl_loss``, ``lambda_return``. The losses are pure functions of distributions and tensors.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.world_model import TwoHotHead
 from sheeplike.agents.spaces import ActionCodec
@@ -30,7 +31,7 @@ class Policy(nn.Module):
             that too but does not apply it (their issue 219), and the default follows the code.
     """
 
-    def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float = 0.0) -> None:
+    def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float) -> None:
         super().__init__()
         self.classes, self.unimix = codec.classes, unimix
         self.net = MLP(inputs, units, layers)
@@ -49,13 +50,13 @@ class ActorCritic(nn.Module):
     Args:
         features: width ``F`` of the model's features.
         codec: of the action space.
-        units: width of the hidden layers.
-        unimix: see :class:`Policy`.
+        config: options of the agent.
     """
 
-    def __init__(self, features: int, codec: ActionCodec, units: int, *, unimix: float = 0.0) -> None:
+    def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config) -> None:
         super().__init__()
-        self.policy = Policy(features, codec, units, unimix=unimix)
+        units = config.widths.units
+        self.policy = Policy(features, codec, units, unimix=config.policy_unimix)
         self.value = TwoHotHead(features, units, layers=3)
         # A copy, in value: the slow critic regularises the fast one, it is not a target network.
         self.slow_value = TwoHotHead(features, units, layers=3).requires_grad_(False)
@@ -85,7 +86,7 @@ class ActorCritic(nn.Module):
 
 
 def lambda_return(
-    last: Tensor, terminal: Tensor, reward: Tensor, bootstrap: Tensor, discount: float, lam: float
+    last: Tensor, terminal: Tensor, reward: Tensor, bootstrap: Tensor, discount: float, return_lambda: float
 ) -> Tensor:
     """TD(lambda) returns of states ``0 .. T-1`` from ``(B, T + 1)`` inputs: ``(B, T)``.
 
@@ -105,7 +106,7 @@ def lambda_return(
     if not last.shape == terminal.shape == reward.shape == bootstrap.shape:
         raise ValueError(f"shapes differ: {[tuple(x.shape) for x in (last, terminal, reward, bootstrap)]}")
     live = (1 - terminal.float())[:, 1:] * discount
-    keep = (1 - last.float())[:, 1:] * lam
+    keep = (1 - last.float())[:, 1:] * return_lambda
     known = reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:]
     follow = live * keep
     ret = bootstrap[:, -1]
@@ -125,8 +126,8 @@ def imagination_loss(
     slow_value: TwoHot,
     scale: PercentileScale,
     *,
-    lam: float = 0.95,
-    entropy_scale: float = 3e-4,
+    return_lambda: float,
+    entropy_scale: float,
     slow_scale: float = 1.0,
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
     """Actor and critic losses on imagined rollouts.
@@ -144,7 +145,7 @@ def imagination_loss(
     val, slow = value.pred(), slow_value.pred().detach()
     weight = torch.cumprod(cont, 1).detach()
     # Targets bootstrap the fast value; the slow one only regularises.
-    ret = lambda_return(torch.zeros_like(cont), 1 - cont, reward, val, 1.0, lam).detach()
+    ret = lambda_return(torch.zeros_like(cont), 1 - cont, reward, val, 1.0, return_lambda).detach()
     spread = scale.update(ret)
     advantage = (ret - val[:, :-1].detach()) / spread
     log_prob, entropy = policy.log_prob(action.detach())[:, :-1], policy.entropy()[:, :-1]
@@ -174,8 +175,8 @@ def replay_value_loss(
     value: TwoHot,
     slow_value: TwoHot,
     *,
-    horizon: float = 333.0,
-    lam: float = 0.95,
+    horizon: float,
+    return_lambda: float,
     slow_scale: float = 1.0,
 ) -> Tensor:
     """Critic loss on replayed sequences, ``(B, T - 1)``; its gradient reaches the world model.
@@ -184,7 +185,7 @@ def replay_value_loss(
     ``bootstrap (B, T)`` are the imagined returns that start at each replayed state.
     """
     slow = slow_value.pred().detach()
-    ret = lambda_return(last, terminal, reward, bootstrap, 1 - 1 / horizon, lam).detach()
+    ret = lambda_return(last, terminal, reward, bootstrap, 1 - 1 / horizon, return_lambda).detach()
     padded = torch.cat([ret, torch.zeros_like(ret[:, -1:])], 1)
     weight = 1 - last.float()
     return (weight * (value.loss(padded) + slow_scale * value.loss(slow)))[:, :-1]

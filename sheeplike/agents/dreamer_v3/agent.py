@@ -1,4 +1,4 @@
-"""The DreamerV3 agent: its player, its memory and its one gradient update.
+"""The DreamerV3 agent: its player, its replay and its one gradient update.
 
 Source: DreamerV3 (Hafner et al., Nature 2025, arXiv 2301.04104v2) as implemented today by ``danijar/dreamerv3``.
 
@@ -8,68 +8,51 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Prediction, Ratio, Step, own_randomness
-from sheeplike.agents.dreamer_v3 import inspection
+from sheeplike.agents.agent import Agent, Player, Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
-from sheeplike.agents.dreamer_v3.experience import compact, expand, replay_spec, to_store
-from sheeplike.agents.dreamer_v3.observations import ModelKeys
-from sheeplike.agents.dreamer_v3.player import DreamerPlayer
-from sheeplike.agents.dreamer_v3.report import open_loop
+from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import Latent
-from sheeplike.agents.dreamer_v3.sizes import SIZES, Size
-from sheeplike.agents.dreamer_v3.world_model import WorldModel
-from sheeplike.agents.faults import Faults, health
-from sheeplike.agents.rehearsal import rehearsal
+from sheeplike.agents.dreamer_v3.storage import (
+    LATENTS,
+    ModelKeys,
+    encode_step,
+    pack_latent,
+    replay_spec,
+    unpack_latent,
+)
+from sheeplike.agents.dreamer_v3.world_model import WorldModel, open_loop
+from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.memory import ReplayJournal, SequenceReplay
+from sheeplike.memory import SequenceReplay
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
-CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
-LATENTS = ("deter", "stoch")  # stored with every step, and refreshed by every update
-LOSS_SCALES = {"reconstruction": 1.0, "reward": 1.0, "continue": 1.0, "dyn": 1.0, "rep": 0.1} | {
-    "policy": 1.0,
-    "value": 1.0,
-    "replay_value": 0.3,
-}
 
-
-class DreamerV3:
+class DreamerV3(Agent):
     """Learns a world model from replayed sequences, and behaviour inside it.
 
     Args:
         observation_space: of one world, a flat ``Dict``.
         action_space: of one world, ``Discrete``, ``MultiDiscrete`` or ``Box`` in ``[-1, 1]``.
-        num_envs: worlds that :meth:`remember` receives.
+        config: options of the agent.
+        num_envs: worlds that :meth:`add` receives.
         device: of parameters and replay.
-        size: widths of the model, or the name of a preset.
-        observations: glob patterns of the observation keys that the model sees and predicts.
-        targets: of those that it predicts without seeing them, such as ``privileged_state``: they shape the latent
-            state, and a player does without them.
-        replay_ratio: gradient steps per policy step after ``learning_starts``.
-        learning_starts: policy steps before the first update.
-        batch_size, batch_length: sequences per update and steps per sequence.
-        replay_size: policy steps kept.
-        imagination_length: imagined steps ``I``.
-        horizon: discount horizon in steps.
-        loss_scales: overrides of :data:`LOSS_SCALES`; ``reconstruction`` is for each observation key, targets too.
-        learning_rate, warmup, betas, eps, agc: see :class:`~sheeplike.nn.optimizers.LaProp`.
-        slow_critic_rate: how far the slow critic moves towards the fast one after each update.
-        unimix, policy_unimix: share of a uniform distribution in the latents, and in a discrete policy.
         compile: how updates and acting are made fast; see :class:`~sheeplike.nn.compilation.Compilation`.
         autocast: makes the context of mixed precision, such as ``fabric.autocast``.
         seed: of parameters, latents and replay sampling.
 
     Raises:
-        ValueError: an argument that cannot work; the message names it, what was expected and the nearest valid value.
+        ValueError: the options do not suit the spaces; the message names the option, what was expected and the nearest
+            valid value.
         MemoryError: the replay does not fit.
     """
 
@@ -77,81 +60,48 @@ class DreamerV3:
         self,
         observation_space: gymnasium.spaces.Dict,
         action_space: gymnasium.spaces.Space,
+        config: DreamerV3Config = DreamerV3Config(),  # noqa: B008, immutable
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
-        size: Size | str = "12m",
-        observations: Sequence[str] = ("pixels/*",),
-        targets: Sequence[str] = (),
-        replay_ratio: float = 0.0625,
-        learning_starts: int = 0,
-        batch_size: int = 16,
-        batch_length: int = 64,
-        replay_size: int = 1_000_000,
-        imagination_length: int = 15,
-        horizon: float = 333.0,
-        return_lambda: float = 0.95,
-        entropy_scale: float = 3e-4,
-        slow_critic_rate: float = 0.02,
-        free_nats: float = 1.0,
-        unimix: float = 0.01,
-        policy_unimix: float = 0.0,
-        loss_scales: Mapping[str, float] | None = None,
-        learning_rate: float = 4e-5,
-        warmup: int = 1000,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-20,
-        agc: float = 0.3,
         compile: str = "off",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
     ) -> None:
-        if isinstance(size, str):
-            if size not in SIZES:
-                raise ValueError(f"size {size!r}: expected one of {', '.join(SIZES)}")
-            size = SIZES[size]
-        self.device = torch.device(device)
-        self.num_envs, self.imagination_length = num_envs, imagination_length
-        self.batch_size, self.batch_length = batch_size, batch_length
-        self.horizon, self.return_lambda, self.entropy_scale = horizon, return_lambda, entropy_scale
-        self.slow_critic_rate, self.autocast = slow_critic_rate, autocast
-        self.keys = ModelKeys(observation_space, observations)
-        self.predicted = self.keys.with_targets(observation_space, targets)
+        self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
+        self.keys = ModelKeys(observation_space, config.observations)
+        self.predicted = self.keys.with_targets(observation_space, config.targets)
         self.targets = [key for key in self.predicted.spaces if key not in self.keys.spaces]
         self.codec = ActionCodec(action_space)
-        self.scales = {**LOSS_SCALES, **(loss_scales or {})}
-        if unknown := self.scales.keys() - LOSS_SCALES.keys():
-            raise ValueError(f"loss scale {sorted(unknown)[0]!r}: expected one of {', '.join(LOSS_SCALES)}")
+        self.scales = config.loss_scales.model_dump(by_alias=True)
         with own_randomness(self.device):
             torch.manual_seed(seed)
-            self.world_model = WorldModel(
-                self.keys,
-                self.codec.width,
-                size,
-                unimix=unimix,
-                free_nats=free_nats,
-                horizon=horizon,
-                predicted=self.predicted,
-            ).to(self.device)
-            features = self.world_model.rssm.features
-            self.actor_critic = ActorCritic(features, self.codec, size.units, unimix=policy_unimix).to(self.device)
+            world_model = WorldModel(self.keys, self.codec.width, config, predicted=self.predicted)
+            self.world_model = world_model.to(self.device)
+            self.actor_critic = ActorCritic(world_model.rssm.features, self.codec, config).to(self.device)
         self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
-        trained = [p for p in self.modules.parameters() if p.requires_grad]
-        self.optimizer = LaProp(trained, learning_rate, betas=betas, eps=eps, agc=agc, warmup=warmup)
+        self.optimizer = LaProp(
+            [p for p in self.modules.parameters() if p.requires_grad],
+            config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            agc=config.agc,
+            warmup=config.warmup,
+        )
         self.replay = SequenceReplay(
-            replay_spec(self.predicted, self.codec, size),
+            replay_spec(self.predicted, self.codec, config.widths),
             num_envs=num_envs,
-            size=replay_size,
-            sequence=batch_length + CONTEXT,
+            size=config.replay_size,
+            sequence=config.batch_length + CONTEXT,
             device=self.device,
             seed=seed,
             refreshed=LATENTS,
         )
-        self.ratio = Ratio(replay_ratio, start=learning_starts)
-        none = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
-        self.faults = Faults(self.device, worlds=none, starts=none)
         self.generator = self.replay.generator
-        self.skipped_in_a_row, self.skipped_total = self.faults.skipped_in_a_row, self.faults.skipped_total
+        self.ratio = Ratio(config.replay_ratio, start=config.first_update(num_envs))
+        self.skips = SkipCounter(self.device)
+        self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
+        self._last_draw: tuple[Tensor, Tensor] | None = None  # what the last update learned from
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
@@ -165,7 +115,7 @@ class DreamerV3:
         self.compiled.methods(self, "behaviour_losses", "_act")
         self._learn = self.compiled.step(self._learn)
 
-    # --- acting and remembering -------------------------------------------------------------------------------------
+    # --- acting and collecting --------------------------------------------------------------------------------------
 
     def player(self, num_envs: int) -> DreamerPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
@@ -188,21 +138,16 @@ class DreamerV3:
         policy = self.actor_critic.policy(latent.features)
         return latent, policy.sample() if sample else policy.mode()
 
-    def remember(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
-        self.replay.add(to_store(step, self.predicted, self.codec))
-
-    def forget(self) -> None:
-        """The replay is empty, as in a new agent."""
-        self.replay.forget()
-        self.faults.forget()
+        self.replay.add(encode_step(step, self.predicted, self.codec))
 
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.
 
         None before ``learning_starts``, nor before the replay holds the steps of one batch; none is made up for later.
         """
-        needed = min(self.batch_size * self.batch_length, self.replay.length * self.num_envs)
+        needed = min(self.config.batch_size * self.config.batch_length, self.replay.length * self.num_envs)
         if not self.replay.ready or len(self.replay) < needed:
             self.ratio.skip(policy_steps)
         return self.ratio(policy_steps)
@@ -213,17 +158,18 @@ class DreamerV3:
         """One gradient step of world model, actor and critic on one batch of sequences.
 
         Static shapes, one backward pass, no host synchronisation. Returns 0-dim device tensors. Where a loss or a
-        gradient is not finite, nothing changes but ``skipped_in_a_row`` and what is drawn next.
+        gradient is not finite, nothing changes but the counters and what is drawn next.
         """
-        return self._learn(*self.replay.draw(self.batch_size))
+        self._last_draw = self.replay.draw(self.config.batch_size)
+        return self._learn(*self._last_draw)
 
-    def _learn(self, worlds: Tensor, starts: Tensor) -> dict[str, Tensor]:
-        """The gradient step on the sequences that ``worlds`` and ``starts``, ``(B,)`` int64, name in the replay."""
-        sample = self.replay.gather(worlds, starts)
+    def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
+        """The gradient step on the sequences that ``envs`` and ``starts``, ``(B,)`` int64, name in the replay."""
+        data, _, times = self.replay.gather(envs, starts)
         returns = self.actor_critic.return_scale.range
         returns_before = returns.clone()
         with self.autocast():
-            losses, metrics, posterior = self.losses(sample.data)
+            losses, metrics, posterior = self.losses(data)
         means, total = self.total(losses)
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
@@ -231,18 +177,18 @@ class DreamerV3:
         means = {name: mean.detach() for name, mean in (means | {"total": total}).items()}
         finite = torch.stack([means["total"], *norms.values()]).isfinite().all()
         # Asked for on its own: an infinite reward falls into the last bin, and its loss is finite.
-        finite &= sample.data["reward"].isfinite().all()
-        skip = self.faults.count(finite, worlds=worlds, starts=starts)
+        finite &= data["reward"].isfinite().all()
+        skip = self.skips.count(finite)
         metrics |= {f"loss/{name}": mean for name, mean in means.items()} | norms | health(means["total"], skip)
         metrics["opt/learning_rate"] = self.optimizer.learning_rate()
         self.optimizer.found_inf = skip
         self.optimizer.step()
-        update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.slow_critic_rate, skip)
+        update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.config.slow_critic_rate, skip)
         returns.copy_(torch.where(finite, returns, returns_before))
         # The latents were computed by parameters that have just changed, but are fresher than those stored.
-        fresh = compact(posterior.detach())
-        fresh = {name: torch.where(finite, value, sample.data[name][:, CONTEXT:]) for name, value in fresh.items()}
-        self.replay.write_back(sample.worlds, sample.times[:, CONTEXT:], fresh)
+        fresh = pack_latent(posterior.detach())
+        fresh = {name: torch.where(finite, value, data[name][:, CONTEXT:]) for name, value in fresh.items()}
+        self.replay.write_back(envs, times[:, CONTEXT:], fresh)
         return metrics
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -264,7 +210,7 @@ class DreamerV3:
         losses, metrics = world.losses(posterior, logits, batch)
         # Imagination starts from every replayed state, sequences first, then time.
         starts = posterior.detach().map(lambda x: x.flatten(0, 1))
-        imagined = self.actor_critic.imagine(world.rssm, starts, self.imagination_length)
+        imagined = self.actor_critic.imagine(world.rssm, starts, self.config.imagination_length)
         behaviour, info = self.behaviour_losses(*imagined, posterior.features, batch)
         return losses | behaviour, metrics | info, posterior
 
@@ -290,8 +236,8 @@ class DreamerV3:
             critic.value(features),
             slow,
             critic.return_scale,
-            lam=self.return_lambda,
-            entropy_scale=self.entropy_scale,
+            return_lambda=self.config.return_lambda,
+            entropy_scale=self.config.entropy_scale,
         )
         losses["replay_value"] = replay_value_loss(
             batch["is_last"],
@@ -300,8 +246,8 @@ class DreamerV3:
             returns[:, 0].unflatten(0, batch["reward"].shape),
             critic.value(replayed),  # not detached: the critic shapes the representation
             slow_replayed,
-            horizon=self.horizon,
-            lam=self.return_lambda,
+            horizon=self.config.horizon,
+            return_lambda=self.config.return_lambda,
         )
         return losses, metrics
 
@@ -312,7 +258,7 @@ class DreamerV3:
         # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
         state = self.replay.generator.get_state(), self.replay.fresh.copy()
         with own_randomness(self.device), torch.no_grad(), self.autocast(), self.compiled.paused():
-            data = self.replay.sample(min(self.batch_size, 6)).data
+            data = self.replay.sample(min(self.config.batch_size, 6)).data
             self.replay.generator.set_state(state[0])
             self.replay.fresh = state[1]
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
@@ -323,31 +269,52 @@ class DreamerV3:
         learned = max(policy_steps - self.ratio.start, 1)
         return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
 
-    def offending_batch(self) -> dict[str, Tensor]:
-        """See :func:`sheeplike.agents.dreamer_v3.inspection.offending_batch`."""
-        return inspection.offending_batch(self)
+    def last_batch(self) -> dict[str, Tensor]:
+        """The sequences of the last update, as the replay holds them now; empty before the first update.
 
-    def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See :func:`sheeplike.agents.dreamer_v3.inspection.examine`."""
-        return inspection.examine(self, batch)
+        Returns:
+            The replay's keys to ``(B, CONTEXT + T, ...)``; ``envs`` ``(B,)`` and ``times`` ``(B, CONTEXT + T)``, which
+            world each sequence is from and how many steps that world had seen before each step.
+        """
+        if self._last_draw is None:
+            return {}
+        data, envs, times = self.replay.gather(*self._last_draw)
+        return data | {"envs": envs, "times": times}
+
+    def describe(self) -> dict[str, str]:
+        """Size of the model, how often it learns, and size of the replay."""
+        config, per_iteration = self.config, self.num_envs * self.config.replay_ratio
+        size = config.size if isinstance(config.size, str) else "of its own"
+        parameters = sum(p.numel() for p in self.modules.parameters() if p.requires_grad)
+        if per_iteration >= 1:
+            rhythm = f"{self.num_envs} policy steps, then {per_iteration:g} gradient steps"
+        else:
+            rhythm = f"{self.num_envs} policy steps; one gradient step every {1 / per_iteration:g} iterations"
+        return {
+            "agent": f"{config.name}, size {size}: {parameters:,} parameters",
+            "one iteration": rhythm,
+            "learning": f"from policy step {self.ratio.start:,} on; replay_ratio {config.replay_ratio:g} is "
+            f"train_ratio {config.train_ratio:g}: each frame is replayed {config.train_ratio:g} times on average",
+            "memory": f"replay of {self.replay.describe()}",
+        }
 
     def warm_up(self) -> float:
         """Compile the update and time it on the first sequence in memory, in seconds; nothing of the agent changes."""
-        none = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-        first = self.replay.gather(none[:1], none[:1])
-        latents = {name: first.data[name].clone() for name in LATENTS}
+        none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
+        data, envs, times = self.replay.gather(none[:1], none[:1])
+        latents = {name: data[name].clone() for name in LATENTS}
         try:
-            with rehearsal(self.modules, self.optimizer, self.faults, self.device):
+            with preserve_state(self.modules, self.optimizer, self.skips, self.device):
                 return self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
-            self.replay.write_back(first.worlds, first.times, latents)
+            self.replay.write_back(envs, times, latents)
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.predicted.spaces else name]
 
     def context(self, data: Mapping[str, Tensor]) -> Latent:
         """The stored latent ``(B, ...)`` from which the trained part of replayed sequences begins."""
-        return expand(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
+        return unpack_latent(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
 
     def _gradient_norms(self) -> dict[str, Tensor]:
         parts = {
@@ -360,18 +327,18 @@ class DreamerV3:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
-    def journals(self) -> dict[str, ReplayJournal]:
+    def history(self) -> SequenceReplay:
         """What was seen and done; the latents, which every update refreshes, are part of the state."""
-        return {"replay": self.replay.journal}
+        return self.replay
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, without
-        ``history`` the ring is without what :attr:`journals` hold."""
+        ``history`` the ring is without what never changes."""
         state = {
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
-        } | self.faults.state_dict()
+        } | self.skips.state_dict()
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -379,6 +346,41 @@ class DreamerV3:
         self.modules.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
-        self.faults.load_state_dict(state)
+        self.skips.load_state_dict(state)
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
+
+
+class DreamerPlayer(Player):
+    """Follows ``N`` worlds with the agent's model and samples its policy.
+
+    Attributes:
+        extras: latents of the last :meth:`act`, as the replay stores them.
+    """
+
+    def __init__(self, agent: DreamerV3, num_envs: int) -> None:
+        self.agent = agent
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
+        self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
+        self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
+        self.extras = pack_latent(self.latent)
+
+    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
+        """Actions after seeing ``obs (N, ...)``; worlds with ``is_first (N,)`` begin from the zero state.
+
+        The authors evaluate with ``sample=True`` too; ``False`` takes the mode of the policy.
+        """
+        seen = {key: obs[key] for key in self.agent.keys.spaces}
+        self.latent, self.action = self.steps[sample](self.latent, self.action, seen, is_first)
+        self.extras = pack_latent(self.latent)
+        return self.agent.codec.to_env(self.action)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"deter": self.latent.deter, "stoch": self.latent.stoch, "action": self.action}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        device = self.agent.device
+        self.latent = Latent(state["deter"].to(device), state["stoch"].to(device))
+        self.action = state["action"].to(device)

@@ -53,7 +53,7 @@ class RSSM(nn.Module):
     Args:
         embed: width ``E`` of the encoder's output.
         actions: width ``A`` of the action (continuous dimensions, or classes of a one-hot).
-        deter, hidden, classes: see :class:`~sheeplike.agents.dreamer_v3.sizes.Size`.
+        deter, hidden, classes: see :class:`~sheeplike.agents.dreamer_v3.config.Size`.
         stoch: categorical groups ``S``.
         blocks: blocks of the recurrent layers.
         unimix: share of a uniform distribution in prior and posterior.
@@ -70,8 +70,8 @@ class RSSM(nn.Module):
         classes: int,
         stoch: int = 32,
         blocks: int = 8,
-        unimix: float = 0.01,
-        free_nats: float = 1.0,
+        unimix: float,
+        free_nats: float,
     ) -> None:
         super().__init__()
         self.deter, self.stoch, self.classes, self.blocks = deter, stoch, classes, blocks

@@ -1,6 +1,6 @@
 """The world model: encoder, recurrent state-space model, decoder, reward and continue heads, and their losses.
 
-Source: DreamerV3 (Hafner et al., 2025), "World model learning"; ``danijar/dreamerv3`` ``agent.py``.
+Source: DreamerV3 (Hafner et al., 2025), "World model learning"; ``danijar/dreamerv3`` ``agent.py`` and ``rssm.py``.
 
 Shape letters: ``B`` batch, ``T`` time, ``A`` action, ``F`` features.
 """
@@ -9,13 +9,78 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.dreamer_v3.observations import Decoder, Encoder, ModelKeys
+from sheeplike.agents.agent import Prediction
+from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
-from sheeplike.agents.dreamer_v3.sizes import Size
+from sheeplike.agents.dreamer_v3.storage import ModelKeys
+from sheeplike.nn.cnn import to_unit
 from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl, symlog
 from sheeplike.nn.layers import MLP, Linear
+from sheeplike.nn.vision import ImageDecoder, ImageEncoder
+
+
+class Encoder(nn.Module):
+    """Observations ``(B, ...)`` to an embedding ``(B, outputs)``."""
+
+    def __init__(self, keys: ModelKeys, *, depth: int, units: int, layers: int = 3) -> None:
+        super().__init__()
+        self.keys = keys
+        self.outputs = 0
+        if keys.vectors:
+            self.mlp = MLP(sum(map(keys.width, keys.vectors)), units, layers)
+            self.outputs += units
+        for images in keys.sizes:
+            cnn = ImageEncoder(images.height, images.width, sum(images.channels.values()), depth)
+            self.add_module(images.name, cnn)
+            self.outputs += cnn.outputs
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        if self.keys.vectors:
+            parts.append(self.mlp(torch.cat([symlog(obs[key].float()) for key in self.keys.vectors], -1)))
+        parts += [getattr(self, images.name)(images.read(obs)) for images in self.keys.sizes]
+        return torch.cat(parts, -1)
+
+
+class Decoder(nn.Module):
+    """Latents to predicted observations: images in [0, 1], as :func:`~sheeplike.nn.cnn.to_unit` has them, and
+    vectors in symlog space."""
+
+    def __init__(
+        self, keys: ModelKeys, *, deter: int, stoch: int, depth: int, units: int, blocks: int = 8, layers: int = 3
+    ) -> None:
+        super().__init__()
+        self.keys = keys
+        if keys.vectors:
+            self.mlp = MLP(deter + stoch, units, layers)
+            self.heads = nn.ModuleList(Linear(units, keys.width(key)) for key in keys.vectors)
+        for images in keys.sizes:
+            channels, size = sum(images.channels.values()), {"depth": depth, "units": units, "blocks": blocks}
+            self.add_module(images.name, ImageDecoder(deter, stoch, images.height, images.width, channels, **size))
+
+    def forward(self, latent: Latent) -> dict[str, Tensor]:
+        """Latents ``(B, ...)`` to key: images ``(B, H, W, C)`` and vectors ``(B, D)``, float32."""
+        out: dict[str, Tensor] = {}
+        if self.keys.vectors:
+            hidden = self.mlp(latent.features)
+            out |= {key: head(hidden).float() for key, head in zip(self.keys.vectors, self.heads, strict=True)}
+        for images in self.keys.sizes:
+            image = getattr(self, images.name)(latent.deter, latent.stoch.flatten(-2))
+            parts = image.split(list(images.channels.values()), -1)
+            out |= dict(zip(images.channels, parts, strict=True))
+        return out
+
+    def losses(self, predicted: Mapping[str, Tensor], obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Squared error per key ``(B,)``: *summed* over pixels and channels, or over the vector in symlog space."""
+        losses = {}
+        for key in self.keys.images:
+            losses[key] = (predicted[key] - to_unit(obs[key])).square().sum((-3, -2, -1))
+        for key in self.keys.vectors:
+            losses[key] = (predicted[key] - symlog(obs[key].float())).square().sum(-1)
+        return losses
 
 
 class TwoHotHead(nn.Module):
@@ -49,26 +114,22 @@ class WorldModel(nn.Module):
         predicted: those that it predicts; None: the same. What it predicts without seeing it is a target: its loss
             shapes the latent state, as that of any other observation does, and nobody needs it for acting.
         actions: width of the action.
-        size: widths of the networks.
-        horizon: effective planning horizon in steps. It is folded into the continue target, ``1 - 1/horizon``, so
-            that imagination needs no other discount.
+        config: options of the agent. Its ``horizon`` is folded into the continue target, ``1 - 1/horizon``, so that
+            imagination needs no other discount.
     """
 
     def __init__(
         self,
         keys: ModelKeys,
         actions: int,
-        size: Size,
+        config: DreamerV3Config,
         *,
         stoch: int = 32,
         blocks: int = 8,
-        unimix: float = 0.01,
-        free_nats: float = 1.0,
-        horizon: float = 333.0,
         predicted: ModelKeys | None = None,
     ) -> None:
         super().__init__()
-        self.horizon = horizon
+        self.horizon, size = config.horizon, config.widths
         predicted = keys if predicted is None else predicted
         self.targets = [key for key in predicted.spaces if key not in keys.spaces]
         self.encoder = Encoder(keys, depth=size.depth, units=size.units)
@@ -80,8 +141,8 @@ class WorldModel(nn.Module):
             classes=size.classes,
             stoch=stoch,
             blocks=blocks,
-            unimix=unimix,
-            free_nats=free_nats,
+            unimix=config.unimix,
+            free_nats=config.free_nats,
         )
         flat = stoch * size.classes
         widths = {"depth": size.depth, "units": size.units, "blocks": blocks}
@@ -143,3 +204,49 @@ class WorldModel(nn.Module):
             spread = (truth - truth.mean(0)).square().sum(-1).mean()
             metrics[f"wm/explained_variance/{key}"] = 1 - losses[key].mean() / spread.clamp_min(1e-8)
         return losses, {key: value.detach() for key, value in metrics.items()}
+
+
+def open_loop(
+    world: WorldModel, start: Latent, action: Tensor, batch: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
+    """Observe the first half of each sequence, then predict the second from its actions alone.
+
+    Source: ``danijar/dreamerv3`` ``agent.py``: ``report``.
+
+    Args:
+        world: the model.
+        start: latent before the first step, ``(B, ...)``.
+        action: ``(B, T, A)``, the action that led to each step.
+        batch: observations and ``is_first``, ``(B, T, ...)``.
+
+    Returns:
+        0-dim metrics ``wm/open_loop_mse@K/<camera>``, the mean squared error of pixels in [0, 1] ``K`` steps into the
+        imagined half, and the images of both halves by camera.
+    """
+    length = action.shape[1]
+    context = max(length // 2, 1)
+    shown = {key: batch[key][:, :context] for key in (*world.encoder.keys.spaces, "is_first")}
+    seen, _ = world.observe(start, action[:, :context], shown, shown["is_first"])
+    latent = seen.map(lambda x: x[:, -1])
+    states = [seen.map(lambda x, t=t: x[:, t]) for t in range(context)]
+    for t in range(context, length):
+        # An episode may end inside the imagined half: the model is told so, as it would be by the environment.
+        first = batch["is_first"][:, t]
+        latent = world.rssm.imagine(latent.reset(first), torch.where(first[:, None], 0.0, action[:, t]))
+        states.append(latent)
+    stacked = Latent(*(torch.stack(part, 1).flatten(0, 1) for part in zip(*states, strict=True)))
+    predicted = world.decoder(stacked)
+    metrics: dict[str, Tensor] = {}
+    predictions: dict[str, Prediction] = {}
+    for key in world.decoder.keys.images:
+        model = predicted[key].unflatten(0, (-1, length))
+        truth = batch[key]
+        error = (model - to_unit(truth)).square().mean((0, 2, 3, 4))  # (T,)
+        name = key.removeprefix("pixels/")
+        for ahead in (1, 5, 15, 30):
+            if context + ahead <= length:
+                metrics[f"wm/open_loop_mse@{ahead}/{name}"] = error[context + ahead - 1]
+        pixels = (model * 255).clamp(0, 255).to(torch.uint8)
+        shown = truth if truth.dtype == torch.uint8 else (to_unit(truth) * 255).to(torch.uint8)
+        predictions[name] = Prediction(shown.transpose(0, 1), pixels.transpose(0, 1), context)
+    return metrics, predictions

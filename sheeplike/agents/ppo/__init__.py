@@ -1,5 +1,16 @@
-"""PPO (Schulman et al., 2017) on pixels, vectors or both: the baseline."""
+"""Proximal policy optimisation on pixels and vectors: the baseline."""
 
-from sheeplike.agents.ppo.agent import PPO
+from typing import Any
 
-__all__ = ["PPO"]
+from sheeplike.agents.ppo.config import PPOConfig, Vision
+
+__all__ = ["PPO", "PPOConfig", "Vision"]
+
+
+def __getattr__(name: str) -> Any:
+    """``PPO``, loaded when it is asked for: its options need no torch."""
+    if name == "PPO":
+        from sheeplike.agents.ppo.agent import PPO
+
+        return PPO
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,162 +8,106 @@ Shape letters: ``N`` worlds, ``T`` steps of a trajectory, ``B`` minibatch, ``A``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Prediction, Step, own_randomness
-from sheeplike.agents.faults import Faults, health
-from sheeplike.agents.ppo import inspection
-from sheeplike.agents.ppo.experience import STORED, draw_shift, observations, rollout_spec, to_store
-from sheeplike.agents.ppo.kl_control import KL_CONTROLS, control_kl
-from sheeplike.agents.ppo.losses import JUDGED, judge, objective
-from sheeplike.agents.ppo.networks import ActorCritic, Vision
-from sheeplike.agents.ppo.player import PPOPlayer
-from sheeplike.agents.rehearsal import rehearsal
+from sheeplike.agents.agent import Agent, Player, Step, own_randomness
+from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
+from sheeplike.agents.ppo.config import PPOConfig
+from sheeplike.agents.ppo.losses import COMPUTED, STORED, compute_advantages, objective
+from sheeplike.agents.ppo.networks import ActorCritic
+from sheeplike.agents.ppo.storage import RESERVED, draw_shift, encode_step, observations, rollout_spec
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
 from sheeplike.memory.replay import load_generator
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import adam, load_in_place
 
+# How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
+LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
+MEASURABLE_KL = 1e-6  # nats
 
-class PPO:
-    """Proximal policy optimisation, a :class:`sheeplike.agents.agent.Agent`.
+
+class PPO(Agent):
+    """Proximal policy optimisation.
 
     When every world has taken ``rollout_length`` steps, ``epochs`` passes are made over them, each in ``minibatches``
     parts drawn without replacement.
 
     Args:
         observation_space, action_space: of one world.
+        config: options of the agent.
         num_envs: training worlds ``N``.
         device: where networks and rollout live.
-        observations: glob patterns of what the policy sees: pixels, vectors or both.
-        value_observations: of what the value sees, which may be more, such as ``privileged_state``; None: the same.
-        frame_stack: frames that an image consists of. The policy has no memory: from one frame nothing moves.
-        vision, activation, policy_layers, value_layers, shared_trunk, distribution: of the networks.
-        augment: move all images of a camera in one trajectory by a random few pixels.
-        rollout_length: steps of every world between two updates.
-        minibatches, epochs: gradient steps per pass, and passes.
-        discount, gae_lambda: of future rewards, and of longer advantage estimates.
-        reward_scaling: factor of all rewards.
-        learning_rate: of Adam.
-        clip: how far the ratio of probabilities may leave 1.
-        value_clip: how far a value may move, or None.
-        value_scale, entropy_scale: weights of the losses.
-        normalise_advantage: per minibatch.
-        max_grad_norm: of all gradients together.
-        kl_control: what holds the policy within ``kl_target`` nats of the one that acted: ``none``; ``early_stop``
-            (beyond 1.5 times as much, the rest of the updates on this rollout changes nothing); or ``adaptive_lr`` (a
-            smaller learning rate beyond twice as much, a larger one below half of it).
         compile: how updates and acting are made fast; see :class:`~sheeplike.nn.compilation.Compilation`.
-        autocast: context of the networks' arithmetic.
+        autocast: makes the context of mixed precision, such as ``fabric.autocast``.
         seed: of the parameters and of minibatches and shifts.
 
     Raises:
-        ValueError: settings that do not go together.
+        ValueError: the options do not suit the spaces or the number of worlds.
     """
 
     def __init__(
         self,
         observation_space: gymnasium.spaces.Dict,
         action_space: gymnasium.spaces.Space,
+        config: PPOConfig = PPOConfig(),  # noqa: B008, immutable
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
-        observations: Sequence[str] = ("pixels/*",),
-        value_observations: Sequence[str] | None = None,
-        frame_stack: int = 1,
-        vision: Vision = Vision(),  # noqa: B008, immutable
-        activation: str = "elu",
-        policy_layers: Sequence[int] = (128, 64),
-        value_layers: Sequence[int] = (128, 64),
-        shared_trunk: bool = False,
-        distribution: str = "auto",
-        augment: bool = False,
-        rollout_length: int = 20,
-        minibatches: int = 8,
-        epochs: int = 8,
-        discount: float = 0.99,
-        gae_lambda: float = 0.95,
-        reward_scaling: float = 1.0,
-        learning_rate: float = 1e-3,
-        clip: float = 0.3,
-        value_clip: float | None = None,
-        value_scale: float = 0.5,
-        entropy_scale: float = 0.01,
-        normalise_advantage: bool = True,
-        max_grad_norm: float = 1.0,
-        kl_control: str = "none",
-        kl_target: float = 0.01,
         compile: str = "off",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
     ) -> None:
-        if num_envs * rollout_length % minibatches:
-            raise ValueError(f"{num_envs} worlds x {rollout_length} steps do not divide into {minibatches} minibatches")
-        if kl_control not in KL_CONTROLS:
-            raise ValueError(f"kl_control {kl_control!r}: expected one of {', '.join(KL_CONTROLS)}")
-        self.device = torch.device(device)
-        self.num_envs, self.rollout_length = num_envs, rollout_length
-        self.frame_stack, self.autocast = frame_stack, autocast
-        self.minibatches, self.epochs = minibatches, epochs
-        self.discount, self.gae_lambda, self.reward_scaling = discount, gae_lambda, reward_scaling
-        self.clip, self.value_clip = clip, value_clip
-        self.value_scale, self.entropy_scale = value_scale, entropy_scale
-        self.normalise_advantage, self.max_grad_norm = normalise_advantage, max_grad_norm
-        self.kl_control, self.kl_target = kl_control, kl_target
-        self.policy_keys = ObservationKeys(observation_space, observations)
-        value_keys = ObservationKeys(observation_space, value_observations or observations)
+        length, minibatches = config.rollout_length, config.minibatches
+        if num_envs * length % minibatches:
+            raise ValueError(f"{num_envs} worlds x {length} steps do not divide into {minibatches} minibatches")
+        self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
+        self.policy_keys = ObservationKeys(observation_space, config.observations)
+        value_keys = ObservationKeys(observation_space, config.value_observations or config.observations)
         self.keys = ObservationKeys(observation_space, sorted({*self.policy_keys.spaces, *value_keys.spaces}))
-        self.keys.refuse_names(STORED, "something else in the rollout")
-        self.augment = augment and bool(self.keys.images)
+        self.keys.refuse_names(RESERVED, "something else in the rollout")
+        self.augment = config.augment and bool(self.keys.images)
         self.codec = ActionCodec(action_space)
         with own_randomness(self.device):
             torch.manual_seed(seed)
-            self.networks = ActorCritic(
-                self.policy_keys,
-                value_keys,
-                self.codec,
-                distribution=distribution,
-                policy_layers=policy_layers,
-                value_layers=value_layers,
-                shared_trunk=shared_trunk,
-                stack=frame_stack,
-                vision=vision,
-                activation=activation,
-            ).to(self.device)
-        self.optimizer = adam(self.networks.parameters(), learning_rate, eps=1e-5)
+            self.networks = ActorCritic(self.policy_keys, value_keys, self.codec, config).to(self.device)
+        self.optimizer = adam(self.networks.parameters(), config.learning_rate, eps=1e-5)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
-            length=rollout_length,
+            length=length,
             device=self.device,
-            history=frame_stack - 1,
+            history=config.frame_stack - 1,
         )
-        self.seed, self.generator = seed, torch.Generator(self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.shift = draw_shift(num_envs, len(self.keys.images), self.generator)
         # What the updates on one rollout share. It stays where it is: a captured update reads it there.
-        self.advantage, self.target, self.valid = torch.zeros(3, num_envs * rollout_length, device=self.device)
+        self.advantage, self.target, self.mask = torch.zeros(3, num_envs * length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
-        none = torch.zeros(num_envs * rollout_length // minibatches, dtype=torch.int64, device=self.device)
-        self.faults = Faults(self.device, index=none)
-        self.skipped_in_a_row, self.skipped_total = self.faults.skipped_in_a_row, self.faults.skipped_total
-        self.forget()
+        self.updates = 0  # made on the current rollout
+        self.unknown = config.frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
+        self.skips = SkipCounter(self.device)
+        self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
+        self._last_batch: dict[str, Tensor] = {}  # of the rollout before the current one
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
         """What is compiled and captured; everything else is written as if it were not."""
         self.compiled = Compilation(mode, self.device)
         self.compiled.methods(self.networks, "forward")
-        self.judge, self.objective = self.compiled.kernels(judge), self.compiled.kernels(objective)
+        self.compute_advantages = self.compiled.kernels(compute_advantages)
+        self.objective = self.compiled.kernels(objective)
         self._learn = self.compiled.step(self._learn)
         self._prepare = self.compiled.step(self._prepare)
 
-    # --- acting and remembering -------------------------------------------------------------------------------------
+    # --- acting and collecting --------------------------------------------------------------------------------------
 
     def player(self, num_envs: int) -> PPOPlayer:
         """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
@@ -176,44 +120,32 @@ class PPO:
         Where ``seen`` is without what only the value sees, the extras are without a value.
         """
         with self.autocast():
-            judged = seen.keys() == self.keys.spaces.keys()
-            policy, value = self.networks(seen) if judged else (self.networks.act(seen), None)
-        drawn = policy.sample() if sample else policy.mode()
-        extras = {"drawn": drawn, "log_prob": policy.log_prob(drawn)} | ({"value": value} if judged else {})
-        return extras, self.networks.to_env(drawn)
+            complete = seen.keys() == self.keys.spaces.keys()
+            policy, value = self.networks(seen) if complete else (self.networks.act(seen), None)
+        raw_action = policy.sample() if sample else policy.mode()
+        extras = {"raw_action": raw_action, "log_prob": policy.log_prob(raw_action)}
+        return extras | ({"value": value} if complete else {}), self.networks.to_env(raw_action)
 
-    def remember(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         """Store one step of all worlds, with what the policy drew, its log-probability and the value.
 
         Where the updates will see other images, log-probability and value are taken anew, on those: a ratio that starts
         at 1 compares like with like. So it is with augmentation, and where a rollout begins in the middle of an episode
         whose older frames only the player knows, after a resume without the rollout.
         """
-        self.rollout.add(to_store(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
+        self.rollout.add(encode_step(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
         if self.augment or self.unknown:
-            slot, worlds = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
-            seen = observations(self.rollout, self.keys, torch.full_like(worlds, slot), worlds)
+            slot, envs = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
+            seen = observations(self.rollout, self.keys, torch.full_like(envs, slot), envs)
             with torch.no_grad(), self.autocast():
                 policy, value = self.networks(seen)
-            self.rollout.storage["log_prob"][slot] = policy.log_prob(step.extras["drawn"])
+            self.rollout.storage["log_prob"][slot] = policy.log_prob(step.extras["raw_action"])
             self.rollout.storage["value"][slot] = value
         self.unknown = max(self.unknown - 1, 0)
 
-    def forget(self) -> None:
-        """What was seen is gone, as in a new agent; a rollout begins, in the middle of an episode for all it knows."""
-        self.rollout.forget()
-        self.updates = 0  # of the current rollout
-        self.unknown = self.frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
-        for kept in (self.advantage, self.target, self.valid, self.stopped):
-            kept.zero_()
-        self.faults.forget()
-        self.offending: dict[str, Tensor] = {}  # what is kept of an earlier rollout
-        self.generator.manual_seed(self.seed)
-        self.shift = draw_shift(self.num_envs, len(self.keys.images), self.generator)
-
     def updates_due(self, policy_steps: int) -> int:
         """All epochs of a rollout when it is complete, else none."""
-        return self.epochs * self.minibatches if self.rollout.full else 0
+        return self.config.epochs * self.config.minibatches if self.rollout.full else 0
 
     # --- learning ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +153,7 @@ class PPO:
         """One gradient step on one minibatch of the complete rollout; the last one makes room for the next rollout.
 
         Static shapes, no host synchronisation. Returns 0-dim device tensors. Where a loss or a gradient is not finite,
-        nothing changes but ``skipped_in_a_row`` and what is drawn next. A step that ``early_stop`` skips is no such
+        nothing changes but the counters and what is drawn next. A step that ``early_stop`` skips is no such
         update: ``ppo/skipped`` counts both, ``health/skipped_update`` these.
 
         Raises:
@@ -231,25 +163,28 @@ class PPO:
             raise RuntimeError("update() before the rollout is complete: ask updates_due() first")
         if self.updates == 0:
             self._prepare()
-        turn = self.updates % self.minibatches
+        minibatches = self.config.minibatches
+        turn = self.updates % minibatches
         if turn == 0:
-            self.order = torch.randperm(self.valid.numel(), generator=self.generator, device=self.device)
-        metrics = self._learn(self.order.view(self.minibatches, -1)[turn])
+            self.order = torch.randperm(self.mask.numel(), generator=self.generator, device=self.device)
+        self._last_index = self.order.view(minibatches, -1)[turn]
+        metrics = self._learn(self._last_index)
         self.updates += 1
-        if self.updates == self.epochs * self.minibatches:
+        if self.updates == self.config.epochs * minibatches:
             self._finish()
         return metrics
 
     def _prepare(self) -> None:
-        """Judge the actions of the rollout, with the values that were current when they were chosen."""
+        """Compute advantages and targets, with the values that were current when the actions were chosen."""
         seen = (self.rollout.trajectory(name) for name in ("reward", "value", "is_last", "is_terminal"))
-        judged = self.judge(*seen, reward_scaling=self.reward_scaling, discount=self.discount, lam=self.gae_lambda)
-        for kept, value in zip((self.advantage, self.target, self.valid), judged, strict=True):
-            kept.copy_(value.flatten())
+        options = {name: getattr(self.config, name) for name in ("reward_scaling", "discount", "gae_lambda")}
+        computed = self.compute_advantages(*seen, **options)
+        for name, value in zip(COMPUTED, computed, strict=True):
+            getattr(self, name).copy_(value.flatten())
         self.stopped.zero_()
 
     def _finish(self) -> None:
-        self.offending = inspection.keep_offending(self)
+        self._last_batch = self.last_batch()
         # Only now, or the ratio would compare actions chosen under two different normalisations.
         steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
         self.networks.update_norms(steps)
@@ -259,17 +194,16 @@ class PPO:
 
     def _learn(self, index: Tensor) -> dict[str, Tensor]:
         """One gradient step on the steps ``index (B,)`` of the flattened rollout."""
-        data = self.minibatch(index)
-        losses, metrics = self.losses(data, *(data[key] for key in JUDGED))
+        losses, metrics = self.losses(self.minibatch(index))
         total = self.total(losses)
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
-        norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.config.max_grad_norm)
         losses = {name: loss.detach() for name, loss in (losses | {"total": total}).items()}
         finite = losses["total"].isfinite() & norm.isfinite()
-        skip = self.faults.count(finite, index=index)
+        skip = self.skips.count(finite)
         rate, kl = self.optimizer.param_groups[0]["lr"], metrics["ppo/approx_kl"]
-        control_kl(self.kl_control, kl, self.kl_target, finite=finite, stopped=self.stopped, rate=rate)
+        control_kl(self.config.kl_control, kl, self.config.kl_target, finite=finite, stopped=self.stopped, rate=rate)
         # Adam's way to skip a step without the host, made for gradients that overflowed.
         self.optimizer.found_inf = torch.maximum(self.stopped, skip)
         self.optimizer.step()
@@ -277,21 +211,17 @@ class PPO:
         metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.learning_rate}
         return metrics | {"ppo/skipped": self.optimizer.found_inf}
 
-    def losses(self, obs: Mapping[str, Tensor], *judged: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Losses and metrics of ``B`` steps, 0-dim each, over those where ``valid (B,)`` is 1.
-
-        Args:
-            obs: what the networks see.
-            judged: :data:`JUDGED`.
-        """
+    def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Losses and metrics of a :meth:`minibatch`, 0-dim each, over the steps where ``mask`` is 1."""
         with self.autocast():
-            policy, value = self.networks({key: obs[key] for key in self.keys.spaces})
-        options = {"clip": self.clip, "value_clip": self.value_clip, "normalise_advantage": self.normalise_advantage}
-        return self.objective(policy, value, *judged, **options)
+            policy, value = self.networks({key: data[key] for key in self.keys.spaces})
+        options = {name: getattr(self.config, name) for name in ("clip", "value_clip", "normalise_advantage")}
+        return self.objective(policy, value, *(data[key] for key in (*STORED, *COMPUTED)), **options)
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         """What is minimised."""
-        return losses["policy"] + self.value_scale * losses["value"] - self.entropy_scale * losses["entropy"]
+        value_scale, entropy_scale = self.config.value_scale, self.config.entropy_scale
+        return losses["policy"] + value_scale * losses["value"] - entropy_scale * losses["entropy"]
 
     @property
     def learning_rate(self) -> Tensor:
@@ -299,43 +229,49 @@ class PPO:
         return self.optimizer.param_groups[0]["lr"].clone()
 
     def minibatch(self, index: Tensor) -> dict[str, Tensor]:
-        """The steps ``index (B,)`` of the flattened rollout: what the networks see of them, and :data:`JUDGED`."""
-        slot, world = index // self.num_envs + self.rollout.history, index % self.num_envs
-        obs = observations(self.rollout, self.keys, slot, world)
-        stored = {key: self.rollout.storage[key][slot, world] for key in JUDGED[:3]}
-        return {**obs, **stored, **{key: getattr(self, key)[index] for key in JUDGED[3:]}}
+        """The steps ``index (B,)`` of the flattened rollout: observations, and what :func:`objective` takes."""
+        slot, env = index // self.num_envs + self.rollout.history, index % self.num_envs
+        obs = observations(self.rollout, self.keys, slot, env)
+        stored = {key: self.rollout.storage[key][slot, env] for key in STORED}
+        return {**obs, **stored, **{key: getattr(self, key)[index] for key in COMPUTED}}
 
     # --- what the loop asks beside that -----------------------------------------------------------------------------
 
-    def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
-        """Nothing: there is no model whose predictions could be shown."""
-        return {}, {}
+    def last_batch(self) -> dict[str, Tensor]:
+        """The :meth:`minibatch` of the last update; empty before the first.
 
-    def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
-        """Nothing that the host knows alone."""
-        return {}
+        Beside it ``envs`` and ``times``, ``(B,)``: which world each step is from, and which step of its rollout it is.
+        """
+        if not self.updates:
+            return self._last_batch
+        steps = {"envs": self._last_index % self.num_envs, "times": self._last_index // self.num_envs}
+        return self.minibatch(self._last_index) | steps
 
-    def offending_batch(self) -> dict[str, Tensor]:
-        """See :func:`sheeplike.agents.ppo.inspection.offending_batch`."""
-        return inspection.offending_batch(self)
-
-    def examine(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See :func:`sheeplike.agents.ppo.inspection.examine`."""
-        return inspection.examine(self, batch)
+    def describe(self) -> dict[str, str]:
+        """Size and kind of the networks, how often they learn, and size of the rollout."""
+        config, steps = self.config, self.config.rollout_length * self.num_envs
+        frames = f"{config.frame_stack} stacked frames" if config.frame_stack > 1 else "single frames"
+        cnn = f", {config.vision.layout} network on {frames}" if self.keys.images else ""
+        return {
+            "agent": f"{config.name}{cnn}: {sum(p.numel() for p in self.networks.parameters()):,} parameters",
+            "one iteration": f"{self.num_envs} policy steps",
+            "learning": f"every {config.rollout_length} iterations: {config.epochs} epochs of {config.minibatches} "
+            f"minibatches of {steps // config.minibatches:,} steps",
+            "memory": f"rollout of {steps:,} policy steps",
+        }
 
     def warm_up(self) -> float:
         """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
-        index = torch.zeros_like(self.faults.first["index"])
-        with rehearsal(self.networks, self.optimizer, self.faults, self.device):
+        index = torch.zeros(self.mask.numel() // self.config.minibatches, dtype=torch.int64, device=self.device)
+        with preserve_state(self.networks, self.optimizer, self.skips, self.device):
             self.compiled.warm_up(self._prepare)
             return self.compiled.warm_up(lambda: self._learn(index))
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
-    def journals(self) -> dict[str, Any]:
+    def history(self) -> None:
         """None: a rollout is small, and part of the state."""
-        return {}
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` a new rollout begins.
@@ -350,7 +286,7 @@ class PPO:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "shift": self.shift,
-        } | self.faults.state_dict()
+        } | self.skips.state_dict()
         return state | ({"rollout": self.rollout.state_dict()} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -359,8 +295,76 @@ class PPO:
         load_in_place(self.optimizer, self.optimizer.load_state_dict, state["optimizer"])
         load_generator(self.generator, state["generator"])
         self.shift = state["shift"].to(self.device)
-        self.faults.load_state_dict(state)
-        self.offending = {}
+        self.skips.load_state_dict(state)
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])
-        self.unknown = 0 if "rollout" in state else self.frame_stack - 1
+        self.unknown = 0 if "rollout" in state else self.config.frame_stack - 1
+
+
+def control_kl(kind: str, kl: Tensor, target: float, *, finite: Tensor, stopped: Tensor, rate: Tensor) -> None:
+    """React to how far an update finds the policy from the one that acted; all tensors are 0-dim on the device.
+
+    Args:
+        kind: the option ``kl_control``.
+        kl: nats.
+        target: nats.
+        finite: bool; where the update's numbers are not, what was measured says nothing and changes nothing.
+        stopped: float32; ``early_stop`` makes it 1 beyond 1.5 times the target.
+        rate: the learning rate; ``adaptive_lr`` makes it smaller beyond twice the target and larger below half of it.
+    """
+    if kind == "early_stop":
+        stopped.copy_(torch.maximum(stopped, ((kl > 1.5 * target) & finite).float()))
+    elif kind == "adaptive_lr":
+        factor = torch.where(kl > 2 * target, 1 / LR_FACTOR, 1.0)
+        # At a rollout's first update, where the policy is still the one that acted, there is nothing but rounding.
+        factor = torch.where((kl < target / 2) & (kl > MEASURABLE_KL), LR_FACTOR, factor)
+        rate.copy_(torch.where(finite, (rate * factor).clamp(*LR_RANGE), rate))
+
+
+class PPOPlayer(Player):
+    """Samples the policy in ``N`` worlds.
+
+    Attributes:
+        extras: of the last :meth:`act`: ``raw_action`` ``(N, A)``, what the distribution drew, before any squashing;
+            ``log_prob`` and ``value`` ``(N,)``. Without ``value``, and so not to be learnt from, where ``obs`` was
+            without something that only the value sees.
+    """
+
+    def __init__(self, agent: PPO, num_envs: int) -> None:
+        self.agent = agent
+        # One for the policy's mode and one for a sample of it.
+        act = [partial(agent.act, sample=sample) for sample in (False, True)]
+        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
+        stack = agent.config.frame_stack
+        stacked = agent.keys.images if stack > 1 else []
+        self.frames = {
+            key: torch.zeros(num_envs, stack, *shape, dtype=dtype, device=agent.device)
+            for key, (shape, dtype) in agent.keys.stored().items()
+            if key in stacked
+        }
+        self.extras: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
+        """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
+        keys = self.agent.keys
+        if not keys.spaces.keys() <= obs.keys():  # a robot has no privileged state, and the policy does not ask for it
+            keys = self.agent.policy_keys
+        seen = {key: self._stack(key, obs[key], is_first) for key in keys.images}
+        seen |= {key: obs[key] for key in keys.vectors}
+        self.extras, action = self.steps[sample](seen)
+        return action
+
+    def _stack(self, key: str, frame: Tensor, is_first: Tensor) -> Tensor:
+        """The newest frames ``(N, H, W, stack * C)``, oldest first; an episode's first frame fills the whole stack."""
+        if self.agent.config.frame_stack == 1:
+            return frame
+        older = torch.cat([self.frames[key][:, 1:], frame.unsqueeze(1)], 1)
+        self.frames[key] = torch.where(is_first.view(-1, 1, 1, 1, 1), frame.unsqueeze(1), older)
+        return self.frames[key].permute(0, 2, 3, 1, 4).flatten(-2)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self.frames)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.frames = {key: value.to(self.agent.device) for key, value in state.items()}

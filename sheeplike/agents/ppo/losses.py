@@ -13,23 +13,25 @@ from torch import Tensor
 
 from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical
 
-JUDGED = ("drawn", "log_prob", "value", "advantage", "target", "valid")  # of each step, as :func:`objective` takes them
+STORED = ("raw_action", "log_prob", "value")  # of each step, when it was taken
+COMPUTED = ("advantage", "target", "mask")  # of each step, when its rollout is complete: :func:`compute_advantages`
 
 
 def gae(
-    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, lam: float
+    reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Advantages and value targets of steps ``0 .. T-1`` from ``(T + 1, N)`` inputs: two times ``(T, N)``.
 
-    The action of step ``t`` is judged by reward, ending and value of step ``t + 1``, where it led. A truncated episode
-    bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one from nothing. The
-    action chosen on a last frame was ignored: its advantage is 0, its target its own value, and it is to be left out.
+    The advantage of an action of step ``t`` comes from reward, ending and value of step ``t + 1``, where it led. A
+    truncated episode bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one
+    from nothing. The action chosen on a last frame was ignored: its advantage is 0, its target its own value, and it is
+    to be left out.
 
     Args:
         reward: for arriving at each step.
         value: of each step.
         is_last, is_terminal: bool; the episode ends here, and ends for good.
-        discount, lam: of future rewards, and of longer estimates.
+        discount, gae_lambda: of future rewards, and of longer estimates.
 
     Raises:
         ValueError: the inputs differ in shape.
@@ -38,18 +40,17 @@ def gae(
         raise ValueError(f"shapes differ: {[tuple(x.shape) for x in (reward, value, is_last, is_terminal)]}")
     follows = (~is_terminal[1:]).float() * discount
     delta = reward[1:] + follows * value[1:] - value[:-1]
-    carry = (~is_last[1:]).float() * discount * lam
-    valid = ~is_last[:-1]
+    carry = (~is_last[1:]).float() * discount * gae_lambda
     estimates = []
     ahead = torch.zeros_like(value[0])
     for t in reversed(range(len(delta))):
         ahead = delta[t] + carry[t] * ahead
         estimates.append(ahead)
-    advantage = torch.stack(estimates[::-1]) * valid
+    advantage = torch.stack(estimates[::-1]) * ~is_last[:-1]
     return advantage, advantage + value[:-1]
 
 
-def judge(
+def compute_advantages(
     reward: Tensor,
     value: Tensor,
     is_last: Tensor,
@@ -57,11 +58,12 @@ def judge(
     *,
     reward_scaling: float,
     discount: float,
-    lam: float,
+    gae_lambda: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantage, target and validity of the steps of a trajectory; see :func:`gae`."""
-    judged = gae(reward * reward_scaling, value, is_last, is_terminal, discount=discount, lam=lam)
-    return *judged, (~is_last[:-1]).float()
+    """Advantage, value target and mask (0 where the action was ignored) of the steps of a trajectory: :func:`gae`."""
+    reward = reward * reward_scaling
+    advantage, target = gae(reward, value, is_last, is_terminal, discount=discount, gae_lambda=gae_lambda)
+    return advantage, target, (~is_last[:-1]).float()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -103,28 +105,29 @@ def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 def objective(
     policy: Normal | OneHotCategorical | JointCategorical,
     value: Tensor,
-    drawn: Tensor,
+    raw_action: Tensor,
     old_log_prob: Tensor,
     old_value: Tensor,
     advantage: Tensor,
     target: Tensor,
-    valid: Tensor,
+    mask: Tensor,
     *,
     clip: float,
     value_clip: float | None,
     normalise_advantage: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Losses ``policy``, ``value`` and ``entropy``, and metrics, 0-dim each, over the steps where ``valid`` is 1.
+    """Losses ``policy``, ``value`` and ``entropy``, and metrics, 0-dim each, over the steps where ``mask`` is 1.
 
     Args:
         policy, value: what the networks say now of ``B`` steps.
-        drawn, old_log_prob, old_value: what was drawn at the time, ``(B, A)``, and what they said of it then, ``(B,)``.
-        advantage, target, valid: ``(B,)``.
+        raw_action, old_log_prob, old_value: what the policy drew at the time, ``(B, A)``, and what the networks said of
+            it then, ``(B,)``.
+        advantage, target, mask: ``(B,)``; see :func:`compute_advantages`.
     """
     # On an ignored step the ratio is 1 by decree: one that overflowed would turn the masked sum into NaN.
-    log_prob = torch.where(valid.bool(), policy.log_prob(drawn), old_log_prob)
+    log_prob = torch.where(mask.bool(), policy.log_prob(raw_action), old_log_prob)
     if normalise_advantage:
-        advantage = normalise(advantage, valid)
+        advantage = normalise(advantage, mask)
     losses = {
         "policy": policy_loss(log_prob, old_log_prob, advantage, clip),
         "value": value_loss(value, old_value, target, value_clip),
@@ -132,15 +135,15 @@ def objective(
     }
     with torch.no_grad():
         ratio = (log_prob - old_log_prob).exp()
-        unexplained, spread = masked_variance(target - value, valid), masked_variance(target, valid)
+        unexplained, spread = masked_variance(target - value, mask), masked_variance(target, mask)
         metrics = {
-            "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), valid),
-            "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
-            "ppo/valid_fraction": valid.mean(),
-            "actor/entropy": masked_mean(losses["entropy"], valid),
-            "critic/value": masked_mean(value, valid),
+            "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), mask),
+            "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), mask),
+            "ppo/valid_fraction": mask.mean(),
+            "actor/entropy": masked_mean(losses["entropy"], mask),
+            "critic/value": masked_mean(value, mask),
             "critic/explained_variance": 1 - unexplained / spread.clamp_min(1e-8),
         }
         if isinstance(policy, Normal):
-            metrics["actor/std"] = masked_mean(policy.std.mean(-1), valid)
-    return {name: masked_mean(loss, valid) for name, loss in losses.items()}, metrics
+            metrics["actor/std"] = masked_mean(policy.std.mean(-1), mask)
+    return {name: masked_mean(loss, mask) for name, loss in losses.items()}, metrics

@@ -7,32 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
 from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical, TanhNormal, categorical
 from sheeplike.nn.normalizers import RunningNorm
 
 Distribution = Normal | OneHotCategorical | JointCategorical
-DISTRIBUTIONS = ("auto", "tanh_normal", "clipped_normal", "categorical")
-
-
-class Vision(NamedTuple):
-    """How images are seen; see :class:`sheeplike.nn.cnn.CNN`.
-
-    Attributes:
-        layout, head, normalise_channels: of each CNN.
-        shared: one CNN for all cameras, instead of one for each.
-    """
-
-    layout: str = "max_pool"
-    head: str = "flatten"
-    normalise_channels: bool = False
-    shared: bool = False
 
 
 class Trunk(nn.Module):
@@ -40,16 +25,15 @@ class Trunk(nn.Module):
 
     Args:
         keys: the observations.
-        stack: frames that an image consists of, as channels.
-        vision: how images are seen.
-        activation: between convolutions.
+        config: options of the agent.
 
     Raises:
         ValueError: a shared CNN, but cameras of different shapes.
     """
 
-    def __init__(self, keys: ObservationKeys, *, stack: int, vision: Vision, activation: str) -> None:
+    def __init__(self, keys: ObservationKeys, config: PPOConfig) -> None:
         super().__init__()
+        vision = config.vision
         self.keys = keys
         shapes = {key: keys.spaces[key].shape for key in keys.images}
         if vision.shared and len(set(shapes.values())) > 1:
@@ -63,10 +47,10 @@ class Trunk(nn.Module):
                 self.cnns[name] = CNN(
                     height,
                     width,
-                    channels * stack,
+                    channels * config.frame_stack,
                     layout=vision.layout,
                     head=vision.head,
-                    activation=activation,
+                    activation=config.activation,
                     normalise_channels=vision.normalise_channels,
                 )
             self.names[key] = name
@@ -126,49 +110,32 @@ class ActorCritic(nn.Module):
     Args:
         policy_keys, value_keys: what each of them sees.
         codec: of the action space.
-        distribution: of actions: ``tanh_normal``, ``clipped_normal`` (a deviation that does not depend on what is seen)
-            or ``categorical``; ``auto`` is ``categorical`` for discrete actions and ``tanh_normal`` for others.
-        policy_layers, value_layers: widths of the hidden layers.
-        shared_trunk: one trunk for both.
-        stack, vision, activation: see :class:`Trunk`.
+        config: options of the agent. Its distribution ``clipped_normal`` has a deviation that does not depend on what
+            is seen.
 
     Raises:
-        ValueError: a name that does not exist, a distribution that does not suit the actions, or a shared trunk with
-            different observations.
+        ValueError: a distribution that does not suit the actions, or a shared trunk with different observations.
     """
 
     def __init__(
-        self,
-        policy_keys: ObservationKeys,
-        value_keys: ObservationKeys,
-        codec: ActionCodec,
-        *,
-        distribution: str = "auto",
-        policy_layers: Sequence[int] = (128, 64),
-        value_layers: Sequence[int] = (128, 64),
-        shared_trunk: bool = False,
-        stack: int = 1,
-        vision: Vision = Vision(),  # noqa: B008, immutable
-        activation: str = "elu",
+        self, policy_keys: ObservationKeys, value_keys: ObservationKeys, codec: ActionCodec, config: PPOConfig
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
-        self.distribution = choose_distribution(distribution, codec)
+        self.distribution = choose_distribution(config.distribution, codec)
         self.codec = codec
-        if shared_trunk and policy_keys.spaces.keys() != value_keys.spaces.keys():
+        if config.shared_trunk and policy_keys.spaces.keys() != value_keys.spaces.keys():
             raise ValueError(
                 f"a trunk shared by a policy that sees {', '.join(policy_keys.spaces)} and a value that sees "
                 f"{', '.join(value_keys.spaces)}: expected the same observations; nearest: shared_trunk=false"
             )
-        trunk = {"stack": stack, "vision": vision, "activation": activation}
-        self.policy_trunk = Trunk(policy_keys, **trunk)
-        self.value_trunk = self.policy_trunk if shared_trunk else Trunk(value_keys, **trunk)
+        self.policy_trunk = Trunk(policy_keys, config)
+        self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
         outputs = codec.width * (2 if self.distribution == "tanh_normal" else 1)
         # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights. The
         # gain is that of Huang et al.; Playground's recipes have 0.2.
-        self.policy_head = MLP(self.policy_trunk.outputs, policy_layers, outputs, activation=activation, gain=0.01)
-        self.value_head = MLP(self.value_trunk.outputs, value_layers, 1, activation=activation, gain=1.0)
+        inputs, activation = self.policy_trunk.outputs, config.activation
+        self.policy_head = MLP(inputs, config.policy_layers, outputs, activation=activation, gain=0.01)
+        self.value_head = MLP(self.value_trunk.outputs, config.value_layers, 1, activation=activation, gain=1.0)
         if self.distribution == "clipped_normal":
             self.log_std = nn.Parameter(torch.zeros(codec.width))
 
@@ -212,10 +179,8 @@ def choose_distribution(name: str, codec: ActionCodec) -> str:
     """The distribution that ``name`` means for these actions.
 
     Raises:
-        ValueError: there is no such distribution, or it does not suit the actions.
+        ValueError: it does not suit the actions.
     """
-    if name not in DISTRIBUTIONS:
-        raise ValueError(f"distribution {name!r}: expected one of {', '.join(DISTRIBUTIONS)}")
     suited = ("categorical",) if codec.discrete else ("tanh_normal", "clipped_normal")
     if name == "auto":
         return suited[0]

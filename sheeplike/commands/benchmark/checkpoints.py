@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.checkpoint import Journal, Writer
+from sheeplike.checkpoint import History, Writer
 from sheeplike.commands.benchmark.common import Bench
 from sheeplike.commands.benchmark.layers import learning_loop, period
 from sheeplike.commands.benchmark.measure import LEAST_ROUNDS, Quantity, once
@@ -23,7 +23,7 @@ from sheeplike.commands.kinds import kind_of
 from sheeplike.memory import SequenceReplay
 from sheeplike.monitor.progress import phase
 
-Grown = tuple[dict[str, Any], dict[str, Journal]]
+Grown = tuple[dict[str, Any], History | None]
 
 SIZES = (100_000, 1_000_000)  # policy steps in the replay
 NEW = 20_000  # policy steps between two checkpoints
@@ -53,7 +53,7 @@ def checkpoints(bench: Bench, out: Path) -> Table:
         memory = {name: value for name, value in agent.state_dict(history=False).items() if name not in state}
         what, steps = kind_of(bench.config.agent).remembered(bench.config, bench.worlds.num_envs)
         name = f"{steps:,} steps" if steps else what
-        _measure(table, name, out, lambda: ({"agent": state, "memory": memory}, {}), lambda: run(each))
+        _measure(table, name, out, lambda: ({"agent": state, "memory": memory}, None), lambda: run(each))
         return table
     spec = {key: (tuple(ring.shape[2:]), ring.dtype) for key, ring in agent.replay.storage.items()}
     worlds, refreshed, sequence = agent.replay.num_envs, agent.replay.refreshed, agent.replay.sequence
@@ -91,7 +91,7 @@ def _replay(
     def grown() -> Grown:
         for _ in range(NEW // replay.num_envs):
             replay.add(step)
-        return {"agent": state, "memory": replay.state_dict(history=False)}, {"replay": replay.journal}
+        return {"agent": state, "memory": replay.state_dict(history=False)}, replay
 
     _measure(table, name, out, grown, run)
 
@@ -100,20 +100,20 @@ def _measure(table: Table, name: str, out: Path, grown: Callable[[], Grown], run
     """Two rows.
 
     Args:
-        grown: adds to the memory; returns the parts of a checkpoint, and the journals of the memory.
+        grown: adds to the memory; returns the parts of a checkpoint, and the history among the memory.
         run: lets the run go on for a while; returns the seconds that it took.
     """
     with (
         phase(f"checkpoints: {name}"),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=".bench-") as place,
-        Writer(place, keep_last=1, keep_best=0) as writer,
+        Writer(Path(place) / "checkpoints", keep_last=1, keep_best=0) as writer,
     ):
         rows: list[tuple[float, ...]] = []
         for number in range(1 + LEAST_ROUNDS):
-            parts, journals = grown()
+            parts, history = grown()
             usual = statistics.median(run() for _ in range(LEAST_ROUNDS))
             start = time.perf_counter()
-            writer.save(number, parts, {}, {"memory": journals})
+            writer.save(number, parts, {}, history)
             del parts
             made = 0
             while writer.busy:

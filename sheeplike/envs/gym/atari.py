@@ -2,11 +2,12 @@
 
 Source: ``danijar/dreamerv3`` ``embodied/envs/atari.py``, and ``atari100k`` in ``dreamerv3/configs.yaml``: no sticky
 actions, up to 30 steps of doing nothing at the start, the actions that the game uses, every life of a game in one
-episode, frames in RGB. Four frames an action and the brighter of the last two are the world's business.
+episode, frames in RGB. The world holds an action for four frames and takes the brighter of the last two.
 """
 
 from typing import Any
 
+import ale_py  # noqa: F401, registers its games
 import gymnasium
 
 FRAMES = 108_000

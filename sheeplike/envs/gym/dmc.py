@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sheeplike.envs.errors import Unusable
+from sheeplike.envs.contract import Unusable
 
 CAMERAS = {"quadruped": 2}
 """Of domains whose first camera is not the one to learn from."""
@@ -26,8 +26,7 @@ class ControlSuite(gymnasium.Env):
         id: ``<domain>-<task>``.
         image_size: pixels, ``(H, W)``.
         camera: number of the camera; None: the one of :data:`CAMERAS`, or the first.
-        shadow_map: pixels a side of the map from which shadows are drawn, which takes most of the time where there is
-            no GPU; 0: no shadows; None: the task's own.
+        shadow_map: see :class:`~sheeplike.envs.gym.options.DmcOptions`.
         render_mode: ``rgb_array`` or None.
 
     Attributes:

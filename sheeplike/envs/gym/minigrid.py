@@ -8,7 +8,7 @@ from gymnasium import spaces
 from minigrid.core.grid import Grid
 from minigrid.core.world_object import WorldObj
 
-from sheeplike.envs.errors import InvalidOption
+from sheeplike.options import InvalidOption
 
 UNSEEN = 0  # OBJECT_TO_IDX["unseen"]: cells that the agent cannot see
 UPWARDS = 3  # the agent's direction in its own view

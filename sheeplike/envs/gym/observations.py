@@ -1,20 +1,27 @@
-"""What agents see of an environment's observations: images and vectors by name, as a flat dict."""
+"""From an environment's spaces to ours and back: frames of one size, vectors by name, actions in [-1, 1]."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
+from PIL import Image
 
-from sheeplike.envs.gym.images import Images, as_frame
+from sheeplike.envs.gym.options import GymOptions
+from sheeplike.options import InvalidOption
 
+FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
+GREY = np.array([0.299, 0.587, 0.114], np.float32)
+"""ITU-R BT.601, as in ``danijar/dreamerv3`` ``embodied/envs/atari.py``."""
 SMALLEST_IMAGE = 16
 """Pixels a side: a smaller array of bytes is a grid of symbols or a vector."""
 MOST_CHANNELS = 16
 VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 RENDERED = "render"
 """The camera's name where frames come from ``render()``."""
+ToEnv = Callable[[Any], Any]
 
 
 class Part(NamedTuple):
@@ -53,17 +60,17 @@ def parts_of(space: spaces.Space) -> Parts:
     return Parts(images, vectors, [part for part in found if part not in images and part not in vectors])
 
 
-def choose_frames(frames: str, space: spaces.Space, render_modes: list[str]) -> str:
-    """Where frames come from: ``observation``, ``render`` or ``none``.
+def choose_frames(frames: str, env: gymnasium.Env) -> str:
+    """Where frames of an environment come from: ``observation``, ``render`` or ``none``.
 
     Args:
-        frames: one of those, which the environment must be able to serve, or ``auto``: the first that it can.
+        frames: one of those, or ``auto``: the first that the environment can serve.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the environment cannot serve ``frames``.
     """
-    images, renders = parts_of(space).images, "rgb_array" in render_modes
-    can = {"observation": bool(images), "render": renders, "none": True}
+    space, render_modes = env.observation_space, list(env.metadata.get("render_modes", []))
+    can = {"observation": bool(parts_of(space).images), "render": "rgb_array" in render_modes, "none": True}
     if frames == "auto":
         return next(choice for choice, possible in can.items() if possible)
     if not can[frames]:
@@ -84,33 +91,23 @@ class Observer:
 
     Args:
         space: of the environment.
-        frames: ``observation``, ``render`` or ``none``.
-        image_size, resize, grayscale, frame_stack: see :class:`~sheeplike.envs.gym.images.Images`.
+        options: ``frames`` is decided.
+        image_size: of all images, ``(H, W)``.
 
     Attributes:
         space: of the result; uint8 (H, W, C) and float32 (D,).
 
     Raises:
-        ValueError: nothing remains to be seen.
+        ValueError: neither an image nor a vector remains.
     """
 
-    def __init__(
-        self,
-        space: spaces.Space,
-        *,
-        frames: str,
-        image_size: tuple[int, int],
-        resize: str,
-        grayscale: bool,
-        frame_stack: int,
-    ) -> None:
+    def __init__(self, space: spaces.Space, options: GymOptions, image_size: tuple[int, int]) -> None:
         images, vectors, _ = parts_of(space)
-        self._rendered = frames == "render"
-        self._images = {part.name or "observation": part for part in images} if frames == "observation" else {}
+        self._rendered = options.frames == RENDERED
+        self._images = {part.name or "observation": part for part in images} if options.frames == "observation" else {}
         cameras = [RENDERED] if self._rendered else list(self._images)
-        settings = {"size": image_size, "resize": resize, "grayscale": grayscale, "stack": frame_stack}
-        self._makers = {f"pixels/{camera}": Images(**settings) for camera in cameras}
-        self._vectors = {part.name or "state": part for part in sorted(vectors)} if vectors else {}
+        self._makers = {f"pixels/{camera}": Images(options, image_size) for camera in cameras}
+        self._vectors = {part.name or "state": part for part in sorted(vectors)}
         self._joined = bool(vectors) and "state" not in self._vectors
         entries: dict[str, spaces.Space] = {}
         for key, maker in self._makers.items():
@@ -127,7 +124,7 @@ class Observer:
     def __call__(
         self, observation: Any, render: Callable[[], Any], *, first: bool, earlier: Any = None
     ) -> dict[str, np.ndarray]:
-        """The flat dict; its images are written over by the next call.
+        """The flat dict.
 
         Args:
             observation: of the environment.
@@ -155,31 +152,23 @@ class Observer:
 
 
 def _walk(space: spaces.Space, names: tuple[str, ...], path: tuple[Any, ...]) -> Iterator[Part]:
-    inside: Mapping[Any, spaces.Space] = {}
-    if isinstance(space, spaces.Dict):
-        inside = space.spaces
-    elif isinstance(space, spaces.Tuple):
-        inside = dict(enumerate(space.spaces))
-    if not inside and not isinstance(space, spaces.Dict | spaces.Tuple):
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
         yield Part("/".join(names), path, space)
-    for key, entry in inside.items():
+        return
+    for key, entry in space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
         yield from _walk(entry, (*names, str(key)), (*path, key))
 
 
 def _is_image(space: spaces.Space) -> bool:
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
         return False
-    height, width = _sides(space)
-    return min(height, width) >= SMALLEST_IMAGE and _channels(space) <= MOST_CHANNELS
+    sides = space.shape[1:] if _channels_first(space) else space.shape[:2]
+    return min(sides) >= SMALLEST_IMAGE and _channels(space) <= MOST_CHANNELS
 
 
 def _channels_first(space: spaces.Box) -> bool:
     """Whether the shape can only mean (C, H, W)."""
     return len(space.shape) == 3 and space.shape[0] <= 4 and space.shape[2] > MOST_CHANNELS
-
-
-def _sides(space: spaces.Box) -> tuple[int, int]:
-    return space.shape[1:] if _channels_first(space) else space.shape[:2]
 
 
 def _channels(space: spaces.Box) -> int:
@@ -192,7 +181,9 @@ def _oriented(frame: Any, space: spaces.Box) -> np.ndarray:
     frame = np.asarray(frame)
     if frame.shape != space.shape or frame.dtype != np.uint8:
         raise ValueError(f"an image {frame.dtype} {frame.shape}: expected uint8 {space.shape}, as its space says")
-    return frame.transpose(1, 2, 0) if _channels_first(space) else as_frame(frame)
+    if _channels_first(space):
+        return frame.transpose(1, 2, 0)
+    return frame[..., None] if frame.ndim == 2 else frame
 
 
 def _checked(frame: Any) -> np.ndarray:
@@ -206,3 +197,101 @@ def _vector(space: spaces.Space, value: Any) -> np.ndarray:
     if isinstance(space, spaces.Box):
         return np.asarray(value, np.float32).reshape(-1)
     return np.asarray(flatten(space, value), np.float32)
+
+
+class Images:
+    """Makes the image of one camera: of one size, grey if wanted, and stacked.
+
+    Args:
+        options: ``resize``, ``grayscale`` and ``frame_stack``.
+        size: ``(H, W)`` of the result.
+    """
+
+    def __init__(self, options: GymOptions, size: tuple[int, int]) -> None:
+        self._options, self._size = options, size
+        self._image: np.ndarray | None = None
+
+    def channels(self, frame_channels: int) -> int:
+        """Channels of the result."""
+        return (1 if self._options.grayscale and frame_channels == 3 else frame_channels) * self._options.frame_stack
+
+    def __call__(self, frame: np.ndarray, *, first: bool) -> np.ndarray:
+        """The image after ``frame`` (H', W', C).
+
+        Args:
+            first: an episode begins, whose first frame fills the whole stack.
+
+        Raises:
+            InvalidOption: the frame does not fit.
+        """
+        image, stack = _fit(frame, self._size, self._options.resize), self._options.frame_stack
+        if self._options.grayscale and image.shape[-1] == 3:
+            image = (image @ GREY).astype(np.uint8)[..., None]
+        if stack == 1:
+            return image
+        older = [image] * (stack - 1) if first or self._image is None else [self._image[..., image.shape[-1] :]]
+        self._image = np.concatenate([*older, image], -1)
+        return self._image
+
+
+def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
+    """A frame (H', W', C) as an image of ``size``; see :attr:`GymOptions.resize`."""
+    height, width, channels = frame.shape
+    if (height, width) == size:
+        return frame
+    factor = min(size[0] // height, size[1] // width)  # 0: it does not fit
+    if resize == "pad" or (resize == "auto" and factor):
+        if not factor:
+            fit = f"a frame of {height}x{width} does not fit into image_size={size}"
+            raise InvalidOption("resize", "pad", f"area, or larger images, as {fit}", "area")
+        image = np.zeros((*size, channels), np.uint8)
+        top, left = (size[0] - factor * height) // 2, (size[1] - factor * width) // 2
+        inside = image[top : top + factor * height, left : left + factor * width]
+        inside[...] = frame if factor == 1 else frame.repeat(factor, 0).repeat(factor, 1)
+        return image
+    method = FILTERS["area" if resize == "auto" else resize]
+    planes = [frame] if channels == 3 else [np.ascontiguousarray(frame[..., channel]) for channel in range(channels)]
+    resized = [np.asarray(Image.fromarray(plane).resize(size[::-1], method)) for plane in planes]
+    return resized[0] if channels == 3 else np.stack(resized, -1)
+
+
+def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
+    """The space in which agents act, and what turns their action into one of ``space``.
+
+    - ``Discrete(n)``: itself, counted from 0; ``MultiDiscrete``: likewise, flat; ``MultiBinary(n)`` becomes
+      ``MultiDiscrete([2] * n)``.
+    - ``Box`` with finite bounds: a ``Box`` (A,) float32 in [-1, 1], of which -1 is the lower bound and 1 the upper.
+
+    Raises:
+        ValueError: any other space, or a Box without bounds.
+    """
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return spaces.Discrete(int(space.n)), lambda action: int(action) + start
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        shape, dtype, binary = space.shape, space.dtype, isinstance(space, spaces.MultiBinary)
+        first = 0 if binary else np.asarray(space.start)
+        counts = [2] * int(np.prod(shape)) if binary else space.nvec.ravel()
+        return spaces.MultiDiscrete(counts), lambda action: (np.reshape(action, shape) + first).astype(dtype)
+    if isinstance(space, spaces.Box):
+        return _box(space)
+    raise ValueError(
+        f"action space {space}: expected Discrete, MultiDiscrete, MultiBinary or Box; nearest: wrap the environment"
+    )
+
+
+def _box(space: spaces.Box) -> tuple[spaces.Box, ToEnv]:
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(
+            f"action space {space}: expected finite bounds, which become -1 and 1; nearest: "
+            "gymnasium.wrappers.RescaleAction"
+        )
+    half, whole = (high - low) / 2, np.issubdtype(space.dtype, np.integer)
+
+    def to_env(action: np.ndarray) -> np.ndarray:
+        scaled = low + (np.clip(action, -1.0, 1.0).reshape(low.shape).astype(np.float64) + 1.0) * half
+        scaled = np.clip(scaled, low, high)  # the sum may round beyond a bound
+        return (np.rint(scaled) if whole else scaled).astype(space.dtype)
+
+    return spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),), np.float32), to_env

@@ -2,8 +2,11 @@
 
 import math
 import multiprocessing
+import multiprocessing.connection
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,16 +16,25 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from sheeplike.envs.arguments import ImageSize, check_seed, resolve_device, resolve_image_size
-from sheeplike.envs.errors import Unusable
-from sheeplike.envs.gym.checks import look_at, positive, tell
-from sheeplike.envs.gym.settings import check_options
-from sheeplike.envs.gym.staging import Staging
-from sheeplike.envs.gym.world import MakeEnv, MakeWorld, Settings, derive_seed, first_line
+from sheeplike.envs.contract import (
+    ImageSize,
+    Unusable,
+    check_positive,
+    check_seed,
+    resolve_device,
+    resolve_image_size,
+)
+from sheeplike.envs.gym.observations import choose_frames, parts_of
+from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.world import MakeEnv, MakeWorld, derive_seed, first_line
+from sheeplike.options import InvalidOption
 
 Observations = dict[str, torch.Tensor]
 
 CLOSING = 10.0  # seconds that processes have to close their environments
+DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
+UNKNOWN_FPS = 30.0
+ALIGNMENT = 64  # bytes: every tensor begins at an address that suits its dtype, and the device's reads
 SCALARS = {
     "reward": np.float32,
     "terminated": np.bool_,
@@ -33,17 +45,15 @@ SCALARS = {
     "nonfinite": np.bool_,
     "restarted": np.bool_,
 }
-STATE = ("seed", "begun", "restarts")
+STATE = ("seed", "generation", "restarts")
 
 
 class GymVectorEnv(gymnasium.vector.VectorEnv):
     """Worlds of one Gymnasium environment, stepped on the host by gymnasium's own vector environments.
 
     Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, C), ``"state"`` and the
-    environment's other vectors float32 (N, D); see :class:`~sheeplike.envs.gym.observations.Observer`. Actions are
-    those of :func:`~sheeplike.envs.gym.actions.translate`. Resets follow ``AutoresetMode.NEXT_STEP``: the last frame of
-    an episode comes with ``terminated`` or ``truncated``; the next call ignores that world's action and delivers the
-    first frame of a new episode, with reward 0.
+    environment's other vectors float32 (N, D), from :class:`~sheeplike.envs.gym.observations.Observer`; actions are
+    those of :func:`~sheeplike.envs.gym.observations.translate`. Resets follow ``AutoresetMode.NEXT_STEP``.
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
@@ -54,29 +64,21 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
       ``reward_terms``}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: a vector or the reward was not finite. Vectors and reward are zeros, the world is
       truncated, and the next step resets it;
-    - ``restarted`` (N,) bool: the environment is replaced by a new one, which is told on stderr: it failed or, in
-      ``async``, somebody's process died. Where that was in a step, the world is truncated, shows its last good
-      observation and has reward 0; what was played of the episode is not to be counted as one.
+    - ``restarted`` (N,) bool: the environment failed, or a process died, and a new one replaces it, as a line on stderr
+      says. The world is truncated, shows its last good observation and has reward 0; its episode does not count.
 
-    World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. A state that is
-    loaded begins new episodes in all worlds, from seeds that no episode before had: other people's environments cannot
-    be saved (``exact_resume`` is False).
+    World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. Other people's
+    environments cannot be saved (``exact_resume`` is False): a state that is loaded begins new episodes in all worlds,
+    from seeds that no episode before had.
 
     Args:
         make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
-        name: of the environment, for people to read.
+        options: of the worlds; its ``id`` is the name of the environment.
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
         image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
         action_repeat: steps of the environment for which an action is held; rewards are summed.
         seed: of the first ``reset()``.
-        episode_length: steps of the environment after which an episode is truncated; None: its own limit.
-        frames: where images come from: ``observation``, ``render``, ``none``, or ``auto``, the first that there is.
-        resize, grayscale, frame_stack: see :class:`~sheeplike.envs.gym.images.Images`.
-        pool_frames, clip_rewards: see :class:`~sheeplike.envs.gym.world.Settings`.
-        vectorization: ``sync``, one world after another, or ``async``, each in a process of its own.
-        max_restarts: of one world in a row, before its exception ends the run; in ``async`` of all worlds too, when a
-            process has died.
 
     Attributes:
         episode_length: policy steps of an episode, at most.
@@ -92,47 +94,29 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
     def __init__(
         self,
         make: MakeEnv,
+        options: GymOptions,
         *,
-        name: str,
         num_envs: int,
         device: torch.device | str = "cpu",
         image_size: ImageSize = 64,
         action_repeat: int = 1,
         seed: int = 0,
-        episode_length: int | None = None,
-        frames: str = "auto",
-        resize: str = "auto",
-        grayscale: bool = False,
-        frame_stack: int = 1,
-        pool_frames: bool = False,
-        clip_rewards: bool = False,
-        vectorization: str = "sync",
-        max_restarts: int = 10,
     ) -> None:
-        check_options(
-            {"episode_length": episode_length, "frames": frames, "resize": resize, "frame_stack": frame_stack}
-        )
-        check_options({"vectorization": vectorization, "max_restarts": max_restarts})
-        self.name, self.num_envs = name, positive("num_envs", num_envs)
+        self.name, self.num_envs = options.id, check_positive("num_envs", num_envs, 16)
         self.device, self._seed = resolve_device(device), check_seed(seed)
-        repeat = positive("action_repeat", action_repeat)
-        frames, limit, fps = look_at(make, name, frames, episode_length)
-        self.episode_length = math.ceil(limit / repeat)
-        self._settings = Settings(
+        repeat = check_positive("action_repeat", action_repeat, 1)
+        size = resolve_image_size(image_size)
+        self._options, observed, taken, fps = _inspect(make, options)
+        self._make_world = MakeWorld(
             make=make,
-            episode_length=limit,
+            options=self._options,
+            observation_space=observed,
+            action_space=taken,
+            image_size=size,
             action_repeat=repeat,
-            frames=frames,
-            image_size=resolve_image_size(image_size),
-            resize=resize,
-            grayscale=grayscale,
-            frame_stack=frame_stack,
-            pool_frames=pool_frames,
-            clip_rewards=clip_rewards,
-            max_restarts=max_restarts,
         )
+        self.episode_length = math.ceil(self._options.episode_length / repeat)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(fps / repeat, 6)}
-        self._asynchronous = vectorization == "async"
         self._worlds = self._make_worlds()
         self.single_action_space = self._worlds.single_action_space
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -147,9 +131,10 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._observations: Observations = {}  # the last that were given out
         self._running = False  # a first reset has been made
         self._anew = False  # the next step begins an episode in all worlds, whatever they did
-        self._begun = 0  # how often all worlds had to begin anew, with other seeds than before
+        self._generation = 0  # of seeds: how often all worlds had to begin anew
         self._restarts = 0
-        self._deaths = np.zeros(num_envs, int)  # of a world's process, since an episode there last ended by itself
+        self._deaths = 0  # of processes, in a row
+        self._since_death = 0  # steps
 
     @property
     def counters(self) -> dict[str, float]:
@@ -167,7 +152,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             ValueError: an impossible seed, or ``options``, of which there are none.
             RuntimeError: the environment is closed.
-            Exception: that of an environment, after ``max_restarts`` restarts in a row.
+            Unusable, RuntimeError: an environment failed for good; see :meth:`sheeplike.envs.gym.world.World.reset`.
         """
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
@@ -175,7 +160,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             raise RuntimeError("reset() of a closed environment")
         if seed is not None or not self._running:
             self._seed = self._seed if seed is None else check_seed(seed)
-            self._begun = self._restarts = 0
+            self._generation = self._restarts = 0
             self._anew = True
         self._begin()
         return self._deliver()[::4]
@@ -195,7 +180,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             RuntimeError: ``reset`` was never called, or the environment is closed.
             ValueError: actions of another shape, dtype or device.
-            Exception: that of an environment, after ``max_restarts`` restarts in a row.
+            Unusable, RuntimeError: an environment failed for good; see :meth:`sheeplike.envs.gym.world.World.reset`.
         """
         if not self._running:
             raise RuntimeError("step() of a closed environment" if self.closed else "step() before the first reset()")
@@ -205,6 +190,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
                 f"actions are {actions.dtype} {tuple(actions.shape)} on {actions.device}: "
                 f"expected {dtype} {shape} on {self.device}"
             )
+        self._since_death += 1
         if self._anew:
             self._begin()
             return self._deliver()
@@ -214,14 +200,12 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             chosen = actions.detach().cpu().numpy()
             self._buffer, reward, terminated, truncated, info = self._worlds.step(chosen)
         except (EOFError, OSError) as error:
-            self._cut(error)
-            # Those that had ended were about to begin, and show how: whoever learns from it takes this step for the
-            # first of an episode. The next one begins that episode again, from the same seeds.
-            if before.any():
-                self._reset()
-            for name in ("success", "return", "length"):
-                host[name][before] = 0
-            return self._deliver(keep=~before)
+            self._replace_processes(error)
+            # All worlds are cut where they last were seen; the next step begins their episodes.
+            host["reward"][:], host["terminated"][:], host["truncated"][:] = 0, False, True
+            self._count({}, began=before)
+            host["restarted"][:] = True
+            return self._deliver(self._observations)
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         self._count(info, began=before)
         return self._deliver()
@@ -235,7 +219,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         """Closes all environments, and ends their processes."""
         self._running, self._observations = False, {}
         with suppress(Exception):
-            self._worlds.close(**({"timeout": CLOSING} if self._asynchronous else {}))
+            self._worlds.close(timeout=CLOSING)
         self._end_processes()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -252,22 +236,22 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         """Has the next step begin a new episode in every world, with seeds that the run before did not use.
 
         Raises:
-            ValueError: it is the state of another kind of environment.
+            ValueError: the state is that of another kind of environment.
         """
         if set(state) != set(STATE):
             odd = sorted(set(state) ^ set(STATE))[0]
             raise ValueError(f"state has {len(state)} entries, this environment {len(STATE)}: {odd!r} is in one only")
-        self._seed, self._begun, self._restarts = (int(state[name]) for name in STATE)
-        self._begun += 1
+        self._seed, self._generation, self._restarts = (int(state[name]) for name in STATE)
+        self._generation += 1
         self._running = self._anew = True
 
     # --- the worlds -------------------------------------------------------------------------------------------------
 
     def _make_worlds(self) -> SyncVectorEnv | AsyncVectorEnv:
-        makers: list[Callable[[], gymnasium.Env]] = [MakeWorld(self._settings)] * self.num_envs
+        makers: list[Callable[[], gymnasium.Env]] = [self._make_world] * self.num_envs
         # Nothing is copied there: what leaves here is.
         common = {"copy": False, "autoreset_mode": AutoresetMode.NEXT_STEP}
-        if not self._asynchronous:
+        if self._options.vectorization == "sync":
             return SyncVectorEnv(makers, **common)
         # A forked copy of this process would hold locks and device contexts whose threads it lacks.
         context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -280,28 +264,24 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             why = f"{type(error).__name__}: {first_line(error)}"
             raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
-    def _reset(self) -> dict[str, Any]:
-        """New episodes in all worlds, from seeds or in their own streams; returns what the worlds tell."""
+    def _begin(self) -> None:
+        """New episodes in all worlds, from seeds or in their own streams, with totals from zero."""
         while True:
             seeds: list[int | None] = [None] * self.num_envs
             if self._anew:
-                seeds = [derive_seed(self._seed, world, self._begun) for world in range(self.num_envs)]
+                seeds = [derive_seed(self._seed, world, self._generation) for world in range(self.num_envs)]
             try:
                 self._buffer, info = self._worlds.reset(seed=seeds)
-                return info
+                break
             except (EOFError, OSError) as error:
-                self._cut(error)
-
-    def _begin(self) -> None:
-        """New episodes in all worlds, with totals from zero."""
-        info = self._reset()
+                self._replace_processes(error)
         self._running, self._anew = True, False
         for name in ("reward", "terminated", "truncated"):
             self._host[name][:] = 0
         self._count(info, began=np.ones(self.num_envs, bool))
 
     def _count(self, info: dict[str, Any], *, began: np.ndarray) -> None:
-        """Totals of the episodes, and what the worlds told."""
+        """Totals of the episodes, and what the worlds' ``info`` says; ``began`` (N,) bool: an episode begins."""
         host, none = self._host, np.zeros(self.num_envs, bool)
         for name in ("success", "return", "length"):
             host[name][began] = 0
@@ -311,72 +291,125 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         host["nonfinite"][:] = info.get("_nonfinite", none)
         host["restarted"][:] = info.get("_restarted", none)
         for world in np.flatnonzero(host["restarted"]):
-            tell(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
+            _warn(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
-        self._deaths[(host["terminated"] | host["truncated"]) & ~host["nonfinite"] & ~host["restarted"]] = 0
 
     def _deliver(
-        self, *, keep: np.ndarray | None = None
+        self, observations: Observations | None = None
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What a call returns; ``keep`` (N,) bool: of these worlds with the observations of the last one."""
+        """What a call returns; with ``observations`` in place of the worlds' own."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
-        seen = {key: sent[key] for key in self.single_observation_space}
-        if keep is not None:
-            worlds = torch.from_numpy(keep).to(self.device)
-            seen = {key: torch.where(_along(worlds, new), self._observations[key], new) for key, new in seen.items()}
-        self._observations = seen
-        told = {key: sent[f":{key}"] for key in SCALARS}
-        totals = {key: told[key] for key in ("return", "length", "success")} | {"reward_terms": {}}
-        info = {"success": told["success"], "reward_terms": {}, "episode": totals}
-        info |= {key: told[key] for key in ("nonfinite", "restarted")}
-        return dict(self._observations), told["reward"], told["terminated"], told["truncated"], info
+        self._observations = observations or {key: sent[key] for key in self.single_observation_space}
+        scalars = {key: sent[f":{key}"] for key in SCALARS}
+        totals = {key: scalars[key] for key in ("return", "length", "success")} | {"reward_terms": {}}
+        info = {"success": scalars["success"], "reward_terms": {}, "episode": totals}
+        info |= {key: scalars[key] for key in ("nonfinite", "restarted")}
+        return dict(self._observations), scalars["reward"], scalars["terminated"], scalars["truncated"], info
 
-    # --- processes that die -----------------------------------------------------------------------------------------
-
-    def _cut(self, error: Exception) -> None:
-        """After a process has died: all worlds are truncated where they last were, and begin anew in new processes.
+    def _replace_processes(self, error: Exception) -> None:
+        """Makes all worlds anew after a process has died; the next step begins their episodes, from new seeds.
 
         Raises:
-            Exception: ``error`` was not that, or it has happened too often.
+            Exception: ``error``, where no process has died.
+            RuntimeError: it has happened too often, with less than the length of an episode between.
         """
-        dead = self._dead()
+        processes = getattr(self._worlds, "processes", [])
+        multiprocessing.connection.wait([process.sentinel for process in processes], DYING)
+        dead = {world: process.exitcode for world, process in enumerate(processes) if process.exitcode is not None}
         if not dead:
             raise error
         self._end_processes()
-        self._deaths[min(dead)] += 1  # those that died together count as one
-        told = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
-        deaths = int(self._deaths.sum())
-        if deaths > self._settings.max_restarts:
-            raise RuntimeError(f"{self.name}: processes died {deaths} times in a row (max_restarts); {told}")
-        tell(f"all worlds of {self.name} were restarted, since a process has died: {told}")
+        self._deaths = 1 if self._since_death > self.episode_length else self._deaths + 1
+        self._since_death = 0
+        status = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
+        if self._deaths > self._options.max_restarts:
+            raise RuntimeError(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {status}")
+        _warn(f"all worlds of {self.name} were restarted, since a process has died: {status}")
         self._worlds = self._make_worlds()
         self._restarts += len(dead)
-        self._begun += 1
+        self._generation += 1
         self._anew = True
-        host = self._host
-        marks = {"terminated": False, "truncated": True, "nonfinite": False, "restarted": True}
-        for name, value in {"reward": 0, **marks}.items():
-            host[name][:] = value
-
-    def _dead(self) -> dict[int, int]:
-        """Worlds whose process has ended by itself, and its exit status."""
-        if not self._asynchronous:
-            return {}
-        processes = self._worlds.processes
-        for process in processes:  # the pipe may be closed a moment before
-            process.join(0.1 if all(one.exitcode is None for one in processes) else 0)
-        return {world: process.exitcode for world, process in enumerate(processes) if process.exitcode is not None}
 
     def _end_processes(self) -> None:
-        if not self._asynchronous:
-            return
-        for process in self._worlds.processes:
-            if process.is_alive():
-                process.kill()
+        for process in getattr(self._worlds, "processes", ()):
+            process.kill()
             process.join()
         self._worlds.closed = True  # or it would wait for answers when it is collected
 
 
-def _along(worlds: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``worlds`` (N,) in a shape that goes with ``values`` (N, ...)."""
-    return worlds.view(-1, *[1] * (values.ndim - 1))
+class Staging:
+    """Sends the same named arrays again and again, from the host to the device.
+
+    On a GPU, each call packs all of them into one pinned buffer, from which one copy is queued that nobody waits for.
+    The buffer is a new one while the last is still being read: torch's allocator of pinned memory hands out none whose
+    copies have not finished. On a CPU, each array is copied once, out of the memory that its owner writes again.
+
+    Args:
+        arrays: name to shape and dtype.
+        device: where the tensors appear.
+    """
+
+    def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:
+        self.device = device
+        self._places: dict[str, tuple[slice, tuple[int, ...], np.dtype, torch.dtype]] = {}
+        size = 0
+        for name, (shape, dtype) in arrays.items():
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+            self._places[name] = slice(size, size + count), shape, np.dtype(dtype), kind
+            size += -(-count // ALIGNMENT) * ALIGNMENT
+        self._size = size
+
+    def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Tensors of the arrays as they are now; they share nothing with them."""
+        if self.device.type == "cpu":
+            return {
+                name: torch.from_numpy(np.array(arrays[name], dtype).reshape(shape))
+                for name, (_, shape, dtype, _) in self._places.items()
+            }
+        packed = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
+        host = packed.numpy()
+        for name, (place, shape, dtype, _) in self._places.items():
+            host[place].view(dtype).reshape(shape)[...] = arrays[name]
+        there = packed.to(self.device, non_blocking=True)
+        return {name: there[place].view(kind).view(shape) for name, (place, shape, _, kind) in self._places.items()}
+
+
+def _inspect(make: MakeEnv, options: GymOptions) -> tuple[GymOptions, spaces.Space, spaces.Space, float]:
+    """Makes an environment to look at it.
+
+    Returns:
+        the options with ``frames`` and ``episode_length`` decided, the spaces of observations and actions, and steps a
+        second.
+
+    Raises:
+        Unusable: it cannot be made.
+        ValueError: it has no such frames.
+        InvalidOption: it has no limit of its own and none is given: an evaluation of it might never end.
+    """
+    try:
+        env = make(render_mode=None)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise Unusable(f"{options.id}: {first_line(error)}") from error
+    try:
+        for part in parts_of(env.observation_space).others:
+            if not isinstance(part.space, spaces.Text):
+                _warn(f"{options.id}: the observation {part.name or part.space} is left out: it has no fixed size")
+        if options.frames != (frames := choose_frames(options.frames, env)):
+            options = replace(options, frames=frames)
+        limits = [options.episode_length, env.spec.max_episode_steps if env.spec else None]
+        limits += [getattr(env.unwrapped, attribute, None) for attribute in ("max_steps", "max_episode_steps")]
+        limit = next((int(limit) for limit in limits if isinstance(limit, int | np.integer) and limit > 0), None)
+        if limit is None:
+            expected = f"a number of steps, since {options.id} has no limit of its own"
+            raise InvalidOption("episode_length", None, expected, 1000)
+        fps = float(env.metadata.get("render_fps") or UNKNOWN_FPS)
+        return replace(options, episode_length=limit), env.observation_space, env.action_space, fps
+    finally:
+        env.close()
+
+
+def _warn(text: str) -> None:
+    """Prints a line on stderr; a reader that has gone away does not end the run."""
+    with suppress(OSError, ValueError):
+        print(f"sheeplike: {text}", file=sys.stderr, flush=True)

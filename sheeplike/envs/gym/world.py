@@ -3,59 +3,68 @@
 No torch and no JAX: with ``vectorization=async`` this runs in processes of their own.
 """
 
-import multiprocessing
+import ctypes.util
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sheeplike.envs.errors import InvalidOption, Unusable
-from sheeplike.envs.gym.actions import translate
-from sheeplike.envs.gym.observations import Observer
+from sheeplike.envs.contract import Unusable
+from sheeplike.envs.gym.observations import Observer, translate
+from sheeplike.envs.gym.options import GymOptions
+from sheeplike.options import InvalidOption
 
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that ask a run to stop: they reach all processes of a terminal or a job, and only the first is to act."""
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
 """How the names of variables begin that say how environments render."""
+BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
+"""Values of ``MUJOCO_GL`` that need no screen, and the libraries that they need."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a world makes of its environment.
+class MakeWorld:
+    """Makes a world, in this process or, unpickled, in another one.
 
     Attributes:
         make: makes the environment; takes ``render_mode``.
-        episode_length: steps of the environment after which an episode is truncated.
+        options: ``frames`` and ``episode_length`` are decided.
+        observation_space, action_space: of the environment.
+        image_size: pixels, ``(H, W)``.
         action_repeat: steps of the environment for which an action is held; rewards are summed.
-        frames: ``observation``, ``render`` or ``none``.
-        image_size, resize, grayscale, frame_stack: see :class:`~sheeplike.envs.gym.images.Images`.
-        pool_frames: of the last two frames of a held action take, pixel by pixel, the brighter: screens flicker.
-        clip_rewards: a reward is its sign.
-        max_restarts: in a row, without an episode that ended by itself between them.
     """
 
     make: MakeEnv
-    episode_length: int
-    action_repeat: int = 1
-    frames: str = "none"
-    image_size: tuple[int, int] = (64, 64)
-    resize: str = "auto"
-    grayscale: bool = False
-    frame_stack: int = 1
-    pool_frames: bool = False
-    clip_rewards: bool = False
-    max_restarts: int = 10
+    options: GymOptions
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    image_size: tuple[int, int]
+    action_repeat: int
+    process: int = field(default_factory=os.getpid)
+    # A server of processes may have begun before these were set.
+    environment: dict[str, str] = field(
+        default_factory=lambda: {name: value for name, value in os.environ.items() if name.startswith(RENDERING)}
+    )
 
-    def make_env(self) -> gymnasium.Env:
-        """A new environment, which renders if frames come from there."""
-        return self.make(render_mode="rgb_array" if self.frames == "render" else None)
+    def __call__(self) -> "World":
+        world = World(self)
+        if os.getpid() == self.process:
+            world.open()
+            return world
+        # An exception here would be lost with the process: there, the first reset opens the environment.
+        os.environ.update(self.environment)
+        for name in IGNORED:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        return world
 
 
 class World(gymnasium.Env):
@@ -66,70 +75,58 @@ class World(gymnasium.Env):
 
     An environment that raises in ``step`` or ``render`` is cut: the step delivers its last good observation, truncated
     and with reward 0. The reset that follows makes a new one, with a seed of its own, and tries again if that fails.
-
-    Args:
-        settings: of this world.
-        portable: what it raises will be sent to another process, and is made fit for that.
     """
 
-    def __init__(self, settings: Settings, *, portable: bool = False) -> None:
-        self.settings, self._portable = settings, portable
-        self._env: gymnasium.Env | None = settings.make_env()
-        self.metadata = dict(self._env.metadata)
-        self.render_mode = None
-        self._observe = Observer(
-            self._env.observation_space,
-            frames=settings.frames,
-            image_size=settings.image_size,
-            resize=settings.resize,
-            grayscale=settings.grayscale,
-            frame_stack=settings.frame_stack,
-        )
+    def __init__(self, made: MakeWorld) -> None:
+        self._made, self._options = made, made.options
+        self._observe = Observer(made.observation_space, made.options, made.image_size)
         self.observation_space = self._observe.space
-        self.action_space, self._to_env = translate(self._env.action_space)
+        self.action_space, self._to_env = translate(made.action_space)
         self._vectors = [key for key, space in self.observation_space.items() if space.dtype == np.float32]
+        self._env: gymnasium.Env | None = None
         self._last: dict[str, np.ndarray] = {}
         self._steps = 0
-        self._seed, self._made = 0, 0  # of the stream of random numbers; environments that began in it
-        self._new = True  # the environment has not been seeded yet
+        self._seed, self._restarts = 0, 0  # of the stream of random numbers; environments replaced since it began
+        self._unseeded = True
         self._failures: list[str] = []  # since the last info
-        self._in_a_row = 0
+        self._in_a_row = 0  # failures, without an episode that ended by itself between them
+
+    def open(self) -> None:
+        """Makes the environment, which renders if frames come from there."""
+        self._env = self._made.make(render_mode="rgb_array" if self._options.frames == "render" else None)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begins an episode; with a ``seed`` a new stream of random numbers too.
 
         Raises:
-            Exception: that of the environment, after ``max_restarts`` restarts in a row.
+            Unusable: the environment cannot be used here.
+            RuntimeError: it failed more than ``max_restarts`` times in a row.
         """
         if seed is not None:
-            self._seed, self._made, self._new = seed, 0, True
+            self._seed, self._restarts, self._unseeded = seed, 0, True
         while True:
             try:
                 if self._env is None:
-                    self._env = self.settings.make_env()
-                start = derive_seed(self._seed, self._made) if self._made else self._seed
-                raw, _ = self._env.reset(seed=start if self._new else None)
+                    self.open()
+                start = derive_seed(self._seed, self._restarts) if self._restarts else self._seed
+                raw, _ = self._env.reset(seed=start if self._unseeded else None)
                 observation = self._observe(raw, self._env.render, first=True)
                 if not self._finite(observation):
                     raise FloatingPointError("the first observation of an episode is not finite")
             except Exception as error:
-                self._restart(error)
+                self._discard(error)
                 continue
-            self._new, self._steps = False, 0
+            self._unseeded, self._steps = False, 0
             self._last = observation
-            return observation, self._told({})
+            return observation, self._with_failures({})
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """One action, held as long as the settings say or until the episode ends.
-
-        Raises:
-            Exception: as :meth:`reset`.
-        """
+        """One action, held for ``action_repeat`` steps or until the episode ends; raises as :meth:`reset` does."""
         try:
             outcome = self._advance(self._to_env(action))
         except Exception as error:
-            self._restart(error)
-            return self._last, 0.0, False, True, self._told({})
+            self._discard(error)
+            return self._last, 0.0, False, True, self._with_failures({})
         self._last, _, terminated, truncated, info = outcome
         if terminated or (truncated and "nonfinite" not in info):
             self._in_a_row = 0
@@ -137,31 +134,29 @@ class World(gymnasium.Env):
 
     def close(self) -> None:
         """Closes the environment."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
 
     def _advance(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        settings, env = self.settings, self._env
+        options, env = self._options, self._env
         reward, raw, earlier = 0.0, None, None
-        for _ in range(settings.action_repeat):
+        for _ in range(self._made.action_repeat):
             earlier = raw
-            raw, one, terminated, truncated, told = env.step(action)
+            raw, one, terminated, truncated, info = env.step(action)
             reward += float(one)
             self._steps += 1
-            if terminated or truncated or self._steps >= settings.episode_length:
+            if terminated or truncated or self._steps >= options.episode_length:
                 truncated = bool(truncated) or not terminated
                 break
-        pooled = earlier if settings.pool_frames else None
-        observation = self._observe(raw, env.render, first=False, earlier=pooled)
-        info: dict[str, Any] = {}
-        if _says_success(told):
-            info["success"] = True
+        observation = self._observe(raw, env.render, first=False, earlier=earlier if options.pool_frames else None)
         if not (self._finite(observation) and np.isfinite(reward)):
-            return observation, 0.0, False, True, self._told({"nonfinite": True})
-        if settings.clip_rewards:
+            return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
+        if options.clip_rewards:
             reward = float(np.sign(reward))
-        return observation, reward, bool(terminated), bool(truncated), self._told(info)
+        success = info.get("is_success", info.get("success"))
+        own = {"success": True} if success is not None and np.asarray(success).all() else {}
+        return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
         """Whether all vectors are finite; if not, all of them become zeros."""
@@ -171,69 +166,25 @@ class World(gymnasium.Env):
             observation[key] = np.zeros_like(observation[key])
         return False
 
-    def _restart(self, error: Exception) -> None:
-        """Let go of an environment that failed, so that a reset makes another one; or give up."""
-        self._in_a_row += 1
+    def _discard(self, error: Exception) -> None:
+        """Closes the environment that raised ``error``, so that a reset makes another one; raises as reset does."""
         # What is not installed, or does not fit, will not the next time either.
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error
-        if self._in_a_row > self.settings.max_restarts:
-            error.add_note(f"the environment failed {self._in_a_row} times in a row (max_restarts)")
-            raise sendable(error) if self._portable else error
+        self._in_a_row += 1
         self._failures.append(f"{type(error).__name__}: {first_line(error)}")
-        if self._env is not None:
-            with suppress(Exception):
-                self._env.close()
-        self._env, self._new, self._made = None, True, self._made + 1
+        if self._in_a_row > self._options.max_restarts:
+            # Any other type may not survive the way out of another process; OSError says there that one has died.
+            row = f"the environment failed {self._in_a_row} times in a row (max_restarts)"
+            raise RuntimeError(f"{self._failures[-1]}; {row}") from error
+        with suppress(Exception):
+            self.close()
+        self._unseeded, self._restarts = True, self._restarts + 1
 
-    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _with_failures(self, info: dict[str, Any]) -> dict[str, Any]:
         if self._failures:
             info["restarted"], self._failures = "; ".join(self._failures), []
         return info
-
-
-class Unmade(gymnasium.Env):
-    """What there is in another process instead of a world that could not be made: only once it runs can it tell why.
-
-    Args:
-        error: of the environment.
-        observation_space, action_space: of the other worlds.
-    """
-
-    def __init__(self, error: Exception, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self._error, self.observation_space, self.action_space = error, observation_space, action_space
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        error = sendable(self._error)
-        if isinstance(error, MemoryError):
-            raise error
-        kind = "" if isinstance(self._error, Unusable | InvalidOption) else f"{type(self._error).__name__}: "
-        raise Unusable(f"{kind}{first_line(self._error)}")
-
-
-class MakeWorld:
-    """Makes a world, here or in a process of its own; here first, where its spaces are found out."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self._spaces: tuple[spaces.Space, ...] = ()
-        self._process = multiprocessing.current_process().name
-        # A server of processes may have begun before these were set.
-        self._environment = {name: value for name, value in os.environ.items() if name.startswith(RENDERING)}
-
-    def __call__(self) -> World | Unmade:
-        if multiprocessing.current_process().name == self._process:
-            world = World(self.settings)
-            self._spaces = world.observation_space, world.action_space
-            return world
-        os.environ.update(self._environment)
-        for name in IGNORED:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
-        try:
-            return World(self.settings, portable=True)
-        except Exception as error:
-            return Unmade(error, *self._spaces)
 
 
 def derive_seed(*numbers: int) -> int:
@@ -241,22 +192,33 @@ def derive_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 
-def sendable(error: Exception) -> Exception:
-    """``error``, or what says the same where it would not survive the way to another process, or be misread there."""
-    # These two say there that a process has died.
-    misread = isinstance(error, OSError | EOFError)
-    if type(error).__module__ == "builtins" and not misread and all(isinstance(x, str | int) for x in error.args):
-        with suppress(Exception):
-            type(error)(error)  # as gymnasium raises it there
-            return error
-    return RuntimeError(f"{type(error).__name__}: {first_line(error)}")
-
-
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
-def _says_success(info: dict[str, Any]) -> bool:
-    told = info.get("is_success", info.get("success"))
-    return told is not None and bool(np.asarray(told).all())
+def choose_backend(*, required: bool) -> None:
+    """Set ``MUJOCO_GL`` where it is not set and there is no screen: ``egl``, or else ``osmesa``.
+
+    The libraries read it when they are first imported, or when they first render.
+
+    Args:
+        required: raise where there is none; an environment that does not render can do without.
+
+    Raises:
+        Unusable: there is none.
+    """
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # of pygame, which would look for a screen and complain
+    if os.environ.get("MUJOCO_GL"):
+        return
+    for backend, library in BACKENDS.items():
+        if ctypes.util.find_library(library):
+            os.environ["MUJOCO_GL"] = backend
+            return
+    if required:
+        raise Unusable(
+            "there is no screen, and neither libEGL nor libOSMesa to render without one: expected one of them (on "
+            "Debian and Ubuntu: apt-get install libegl1, or libosmesa6)"
+        )

@@ -30,11 +30,10 @@ import numpy as np
 import warp
 from mujoco import mjx
 
-from sheeplike.envs.errors import InvalidOption, Unusable
-from sheeplike.envs.mjx.capacity import least_capacity
+from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.playground_ids import IDS, check
-from sheeplike.envs.mjx.task import Outcome, Vectors
-from sheeplike.names import nearest
+from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
+from sheeplike.options import InvalidOption, nearest
 
 ALLOCATED_FOR = 2048
 """Worlds for which Playground's configurations allocate contacts, at the fewest."""

@@ -3,7 +3,8 @@
 import importlib.util
 from collections.abc import Mapping
 
-from sheeplike.envs.errors import InvalidOption, Unusable
+from sheeplike.envs.contract import Unusable
+from sheeplike.options import InvalidOption
 
 IDS = (
     "AcrobotSwingup",

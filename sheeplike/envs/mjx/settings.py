@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sheeplike.envs.mjx.task import Task
-from sheeplike.names import one_of
+from sheeplike.options import one_of
 
 Values = float | Sequence[float] | np.ndarray | torch.Tensor
 """One number for all worlds, or (N,) numbers, one per world; on the host."""
@@ -86,14 +86,6 @@ class Settings:
     def read(self) -> dict[str, torch.Tensor]:
         """Copies: float32 (N,) CPU tensors by name."""
         return {name: torch.from_numpy(value.copy()) for name, value in self._on_host.items()}
-
-    def restore(self, saved: Mapping[str, Values]) -> None:
-        """Takes what ``read`` gave, and the defaults of what is missing: it was saved before the task had them.
-
-        Raises:
-            ValueError: as for ``write``.
-        """
-        self.write({**self._defaults, **saved})
 
     def check_name(self, name: str) -> str:
         """Returns the name.

@@ -21,8 +21,8 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +30,73 @@ import numpy as np
 from mujoco import mjx
 from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
-from sheeplike.envs.mjx.capacity import check_capacity
-from sheeplike.envs.mjx.forced import FREE, Forced, replaced
-from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation
-from sheeplike.envs.mjx.randomization.effects import adjust, delayed, told
+from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
+from sheeplike.envs.mjx.randomization.draw import (
+    NOMINAL,
+    Randomization,
+    Variation,
+    adjust_frames,
+    append_variation,
+    delay_action,
+)
 from sheeplike.envs.mjx.randomization.fields import BATCHABLE
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
-from sheeplike.envs.mjx.rendering import Renderer
+from sheeplike.envs.mjx.rendering.protocol import ENVS, Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
-from sheeplike.envs.mjx.state import INPUTS, Output, Scalars, State, Statistics, zero_statistics
-from sheeplike.envs.mjx.stepping import WORLDS, Resets, signature
-from sheeplike.envs.mjx.task import SteppingTask, Task, steps_itself
+from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, check_capacity, steps_itself
+
+Scalars = dict[str, jax.Array]
+"""The task's settings by name, float32 () of one world, (N,) of all."""
+
+INPUTS = (
+    *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "time"),
+    *("qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "eq_active"),
+)
+"""The fields of ``mjx.Data`` that the next physics step reads; every other field is computed from these. A reset
+replaces exactly these, so nothing of an old episode, non-finite numbers included, reaches the new one."""
+
+
+class Statistics(NamedTuple):
+    """Running totals of the current episode; final values in the step that ends it."""
+
+    returns: jax.Array
+    """float32 (), sum of rewards."""
+    length: jax.Array
+    """int32 (), control steps."""
+    success: jax.Array
+    """bool (), success was reached at some step."""
+    reward_terms: dict[str, jax.Array]
+    """float32 () each, sums of the weighted terms."""
+
+
+class State(NamedTuple):
+    """Everything that a step carries over. Donated: never hold on to a part of it."""
+
+    data: mjx.Data
+    memory: Memory
+    statistics: Statistics
+    key: jax.Array
+    """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. Not the typed key
+    itself: JAX would then dispatch every step in Python, leaf by leaf."""
+    episode: jax.Array
+    """int32 (), episodes begun, the current one included."""
+    ended: jax.Array
+    """bool (), the previous call delivered the last frame; the next one resets."""
+    waiting: dict[str, jax.Array]
+    """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
+
+
+class Output(NamedTuple):
+    """What a step delivers, always in memory of its own, so that torch may hold it while the state moves on."""
+
+    frames: dict[str, jax.Array]
+    vectors: dict[str, jax.Array]
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    reward_terms: dict[str, jax.Array]
+    statistics: Statistics
+    nonfinite: jax.Array
 
 
 class Simulator:
@@ -53,14 +109,15 @@ class Simulator:
         device: where everything lives.
         randomization: what differs between worlds, drawn anew for each episode; see
             :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
-        nominal: every world is the compiled scene all the same.
-        variation: draws fields of the model of one world, by path and whole, from a typed PRNG key, for what cannot be
-            written down as ``randomization``; the derived constants are its own business.
+        randomize: False: every world is the compiled scene all the same.
+        variation: draws fields of the model of one world, by path and whole, from a typed PRNG key, for what lines
+            cannot say; it also has to draw the constants that follow from them.
 
     Attributes:
         randomization: bound to the scene.
         custom_variation: ``variation``, if it was given.
-        settings: the task's settings and their defaults; which of their values a step takes is its caller's choice.
+        settings: the task's settings and their defaults.
+        vector_shapes: of the vectors of one world, by name.
 
     Raises:
         ValueError: world counts that differ, too few contacts or constraints allocated for the scene, or a variation
@@ -76,7 +133,7 @@ class Simulator:
         num_envs: int,
         device: jax.Device,
         randomization: Lines | Randomization | None = None,
-        nominal: bool = False,
+        randomize: bool = True,
         variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if renderer.num_envs != num_envs:
@@ -106,21 +163,18 @@ class Simulator:
         )
         if not isinstance(randomization, Randomization):
             lines, cameras = randomization or {}, tuple(renderer.image_sizes)
-            randomization = Randomization(lines, task.model, self._model, cameras=cameras, nominal=nominal)
+            randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
         self.custom_variation = variation
-        self._resets: Resets | None = None
-        if steps_itself(task):
-            self._resets = Resets(task, inputs=INPUTS, template=self._template, model=self._model, device=device)
+        self._resets = Resets(task, self._model, self._template, device) if steps_itself(task) else None
         self._check_variation()
         renderer.vary(jax.eval_shape(self.sample_variation, jax.random.key(0)).model)
-        self.vector_shapes = self._check_task()
+        self.vector_shapes, self._reward_names = self._check_task()
         # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
         # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
         # order of appearance, so every leaf keeps its own only if arguments and results have one order, the donated
         # ones first, and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(0, 1), keep_unused=True)
-        self._forced = jax.jit(self._step_all, donate_argnums=(0, 1), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0, 0)))
         # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
         self._newest: list[jax.Array] = []
@@ -143,6 +197,7 @@ class Simulator:
         state: State,
         actions: jax.Array,
         settings: Scalars | None = None,
+        overrides: Overrides = NO_OVERRIDES,
     ) -> tuple[Variation, State, Output]:
         """One control step of all worlds, in one compiled call.
 
@@ -153,49 +208,35 @@ class Simulator:
             actions: float32 (N, A), or flat (N * A,); clipped to the action space.
             settings: float32 (N,) for each of the task's settings, or their defaults; read where an episode begins.
                 Not donated.
+            overrides: what worlds that begin an episode take instead of what they would draw.
         """
         settings = self._defaults if settings is None else settings
         with jax.default_device(self.device):
-            variation, state, output = self._compiled(variation, state, actions, settings)
-        self._newest[:] = [output.reward]
-        return variation, state, output
-
-    def step_forced(
-        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, forced: Forced
-    ) -> tuple[Variation, State, Output]:
-        """:meth:`step`, in which worlds that begin an episode take what ``forced`` holds for them.
-
-        Compiled on its own when it is first used, and for each set of names in ``forced``.
-        """
-        with jax.default_device(self.device):
-            variation, state, output = self._forced(variation, state, actions, settings, forced)
+            variation, state, output = self._compiled(variation, state, actions, settings, overrides)
         self._newest[:] = [output.reward]
         return variation, state, output
 
     def sample_variation(self, key: jax.Array) -> Variation:
         """The variation of a new episode of one world."""
-        return (
-            self.randomization.sample(key)
-            if self.custom_variation is None
-            else NOMINAL._replace(model=self.custom_variation(key))
-        )
+        if self.custom_variation is None:
+            return self.randomization.sample(key)
+        return NOMINAL._replace(model=self.custom_variation(key))
 
     @property
     def compilations(self) -> int:
-        """How often ``step`` was compiled: once, whatever came in."""
+        """How often ``step`` was compiled: once, and once more for each set of names in ``overrides``."""
         return self._compiled._cache_size()
 
     def _start_world(self, key: jax.Array, index: jax.Array, settings: Scalars) -> tuple[Variation, State]:
         key = jax.random.fold_in(key, index)
         if self._resets:
-            memory, outcome = self._resets.blank_memory(), self._resets.outcome
+            memory = self._resets.blank_memory()
         else:
             _, memory = self.task.reset(key, self._template, **settings)
-            outcome = jax.eval_shape(self.task.evaluate, self._template, memory, self._action_zero())
         state = State(
             data=self._template,
             memory=memory,
-            statistics=zero_statistics(outcome.reward_terms),
+            statistics=_zero_statistics(self._reward_names),
             key=jax.random.key_data(key),
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
@@ -204,21 +245,21 @@ class Simulator:
         return self.sample_variation(key), state
 
     def _step_all(
-        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, forced: Forced = FREE
+        self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, overrides: Overrides
     ) -> tuple[Variation, State, Output]:
         actions = actions.reshape(self.num_envs, *self.task.action_space.shape)
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
-            step = jax.vmap(self._step, axis_name=WORLDS)
-            return step(variation, state, actions, settings, forced)
+            step = jax.vmap(self._step, axis_name=ENVS)
+            return step(variation, state, actions, settings, overrides)
 
     def _step(
-        self, variation: Variation, state: State, action: jax.Array, settings: Scalars, forced: Forced
+        self, variation: Variation, state: State, action: jax.Array, settings: Scalars, overrides: Overrides
     ) -> tuple[Variation, State, Output]:
         """One control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
-        action, waiting = delayed(action, state.waiting, variation)
+        action, waiting = delay_action(action, state.waiting, variation)
 
         model = self._varied(variation)
         if self._resets:
@@ -229,14 +270,14 @@ class Simulator:
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
-        variation = _where(reset, self._vary(variation_key, forced), variation)
+        variation = _where(reset, self._vary(variation_key, overrides), variation)
         model = self._varied(variation)
         clean = self._clean(data, model)
         if self._resets:
             first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
         else:
             first, first_memory = task.reset(reset_key, clean, **settings)
-        first_memory = replaced(first_memory, forced.memory)
+        first_memory = replace_fields(first_memory, overrides.memory)
         # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
         # finite, and nothing of it can spread.
         # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
@@ -259,7 +300,7 @@ class Simulator:
             outcome = task.evaluate(data, memory, action)
             memory = _where(reset, memory, outcome.memory)
             vectors = dict(task.observe(data, memory))
-        vectors = told(vectors, variation)
+        vectors = append_variation(vectors, variation)
         finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
@@ -267,7 +308,7 @@ class Simulator:
         reward = jnp.where(alive, outcome.reward, 0.0)
         terms = {name: jnp.where(alive, value, 0.0) for name, value in outcome.reward_terms.items()}
 
-        so_far = _where(reset, zero_statistics(terms), state.statistics)
+        so_far = _where(reset, _zero_statistics(terms), state.statistics)
         statistics = Statistics(
             returns=so_far.returns + reward,
             length=so_far.length + ~reset,
@@ -278,7 +319,7 @@ class Simulator:
         truncated = ~terminated & (nonfinite | (statistics.length >= task.episode_length))
 
         frames, data = self.renderer.render(model, data)
-        frames = adjust(frames, variation.frames)
+        frames = adjust_frames(frames, variation.frames)
         state = State(
             data=data,
             memory=memory,
@@ -295,15 +336,15 @@ class Simulator:
         """The model of a world."""
         return self._model.tree_replace(self.randomization.placed(variation.model))
 
-    def _vary(self, key: jax.Array, forced: Forced) -> Variation:
-        """The variation of a new episode, but for what is forced."""
+    def _vary(self, key: jax.Array, overrides: Overrides) -> Variation:
+        """The variation of a new episode, overrides in place of what they replace."""
         if self.custom_variation is None:
             drawn = self.randomization.draw(key)
-            drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in forced.drawn.items()}
+            drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
             variation = self.randomization.apply(drawn)
         else:
             variation = self.sample_variation(key)
-        fields = {path: jnp.where(*choice, variation.model[path]) for path, choice in forced.model.items()}
+        fields = {path: jnp.where(*choice, variation.model[path]) for path, choice in overrides.model.items()}
         return variation._replace(model=variation.model | fields)
 
     def _no_actions(self) -> dict[str, jax.Array]:
@@ -315,9 +356,6 @@ class Simulator:
         """``data`` with its inputs at the model's defaults."""
         defaults = {name: getattr(self._template, name) for name in INPUTS}
         return data.replace(**{**defaults, "qpos": model.qpos0})
-
-    def _action_zero(self) -> jax.Array:
-        return jnp.zeros(self.task.action_space.shape, jnp.float32)
 
     def _check_variation(self) -> None:
         if self.custom_variation is None:
@@ -333,17 +371,22 @@ class Simulator:
                     f"variation of {path!r} is {value.dtype} {value.shape}: expected {field.dtype} {field.shape}"
                 )
 
-    def _check_task(self) -> dict[str, tuple[int, ...]]:
-        """Traces the task's functions on one world (nothing is compiled); returns the shapes of its vectors."""
+    def _check_task(self) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+        """Shapes of the vectors by name, and names of the reward terms; traces the task on one world without compiling.
+
+        Raises:
+            TypeError: the task breaks the protocol.
+        """
         changed: list[str] = []
+        action = jnp.zeros(self.task.action_space.shape, jnp.float32)
 
         def episode(key: jax.Array, settings: Scalars) -> tuple[Any, ...]:
             clean = self._clean(self._template, self._model)
             first, memory = self.task.reset(key, clean, **settings)
             kept = [f.name for f in mjx.Data.fields() if f.name not in INPUTS]
             changed.extend(name for name in kept if getattr(first, name) is not getattr(clean, name))
-            data, next_memory = self.task.control(first, memory, self._action_zero())
-            outcome = self.task.evaluate(data, next_memory, self._action_zero())
+            data, next_memory = self.task.control(first, memory, action)
+            outcome = self.task.evaluate(data, next_memory, action)
             return memory, next_memory, outcome, dict(self.task.observe(data, memory))
 
         if self._resets:
@@ -354,17 +397,82 @@ class Simulator:
                 episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
             )
         variation = jax.eval_shape(self.sample_variation, jax.random.key(0))
-        vectors = jax.eval_shape(told, vectors, variation)
+        vectors = jax.eval_shape(append_variation, vectors, variation)
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
-            if signature(other) != signature(memory):
+            if _signature(other) != _signature(memory):
                 raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
         for name, value in {"reward": outcome.reward, **outcome.reward_terms, **vectors}.items():
             if value.dtype != jnp.float32 or value.ndim != (name in vectors):
                 shape = "(D,)" if name in vectors else "()"
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
-        return {name: value.shape for name, value in vectors.items()}
+        return {name: value.shape for name, value in vectors.items()}, list(outcome.reward_terms)
+
+
+class Resets:
+    """Begins episodes of a stepping task.
+
+    ``begin`` runs a forward pass, and some tasks let their robot fall to rest in it: 200 physics steps, for a control
+    step of one. Made in every step, that would be most of the work. So it is made for all worlds in those steps alone
+    in which some world begins an episode: a branch in the compiled step, which no world takes on its own.
+
+    On a CPU the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that
+    only a reset that is worth it is branched around; the others are made in every step.
+
+    Args:
+        task: one world.
+        model: the nominal model.
+        template: data as the simulator allocates them.
+        device: where the worlds live.
+
+    Attributes:
+        outcome, vectors: shapes of what ``advance`` returns.
+
+    Raises:
+        TypeError: ``begin`` and ``advance`` return memory or vectors that differ.
+    """
+
+    def __init__(self, task: SteppingTask, model: mjx.Model, template: mjx.Data, device: jax.Device) -> None:
+        self._task = task
+        self._branch = device.platform == "cpu" or task.long_reset
+        action = jnp.zeros(task.action_space.shape, jnp.float32)
+        self._first = jax.eval_shape(self._begin, model, template, jax.random.key(0))
+        _, memory, vectors = self._first
+        _, self.outcome, self.vectors = jax.eval_shape(task.advance, model, template, memory, action)
+        for what, first, later in (("memory", memory, self.outcome.memory), ("vectors", vectors, dict(self.vectors))):
+            if _signature(first) != _signature(later):
+                raise TypeError(f"{task.name}.advance returned {what} of {later}: expected begin's, {first}")
+
+    def blank_memory(self) -> Memory:
+        """Zeros in the shape of a memory, of a world that has not begun yet."""
+        return jax.tree.map(_zeros, self._first[1])
+
+    def begin(
+        self, model: mjx.Model, clean: mjx.Data, key: jax.Array, due: jax.Array
+    ) -> tuple[mjx.Data, Memory, dict[str, jax.Array]]:
+        """Data, memory and vectors at the beginning of an episode of one world; anything where it is not due.
+
+        Args:
+            model: with this world's fields.
+            clean: data whose inputs stand at the model's defaults.
+            key: a typed PRNG key.
+            due: bool (), this world begins an episode.
+        """
+        if self._branch:
+            inputs, memory, vectors = jax.lax.cond(
+                jax.lax.pmax(due.astype(jnp.int32), ENVS) > 0,  # of all worlds, so that the branch stays one
+                lambda: self._begin(model, clean, key),
+                lambda: jax.tree.map(_zeros, self._first),
+            )
+        else:
+            inputs, memory, vectors = self._begin(model, clean, key)
+        return clean.replace(**inputs), memory, vectors
+
+    def _begin(self, model: mjx.Model, clean: mjx.Data, key: jax.Array) -> tuple[Any, Memory, dict[str, jax.Array]]:
+        first, memory, vectors = self._task.begin(model, clean, key)
+        inputs = {name: jnp.asarray(getattr(first, name), getattr(clean, name).dtype) for name in INPUTS}
+        return inputs, memory, dict(vectors)
 
 
 def _finish(newest: list[jax.Array]) -> None:
@@ -375,3 +483,22 @@ def _finish(newest: list[jax.Array]) -> None:
 def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
     """Leaf-wise choice between two trees of one world. Not for ``mjx.Data``."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
+
+
+def _zero_statistics(terms: Iterable[str]) -> Statistics:
+    """Of an episode that begins, with reward terms of these names."""
+    return Statistics(
+        returns=jnp.zeros((), jnp.float32),
+        length=jnp.zeros((), jnp.int32),
+        success=jnp.zeros((), bool),
+        reward_terms={name: jnp.zeros((), jnp.float32) for name in terms},
+    )
+
+
+def _signature(tree: Any) -> Any:
+    """Structure, shapes and dtypes: trees that agree in them may take each other's place."""
+    return jax.tree.structure(tree), [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+
+
+def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(shape.shape, shape.dtype)

@@ -101,7 +101,7 @@ class SteppingTask(Protocol):
     contacts_per_world: int
     constraints_per_world: int
     long_reset: bool
-    """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.stepping.Resets`."""
+    """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.simulator.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
         """Begins an episode, from data whose inputs stand at the model's defaults.
@@ -152,3 +152,32 @@ def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTas
     held = copy.copy(task)
     held.substeps, held.episode_length = task.substeps * repeat, task.episode_length // repeat
     return held
+
+
+def check_capacity(task: Task | SteppingTask) -> None:
+    """Compares the contacts and constraints allocated with what the scene makes in its default pose and keyframes.
+
+    The worst moment of an episode cannot be known beforehand; Warp drops what exceeds the allocation and prints a
+    warning, so a task should allocate well above this floor.
+
+    Raises:
+        ValueError: fewer allocated than a known pose needs.
+    """
+    contacts, constraints = least_capacity(task.model)
+    needs = {"contacts_per_world": contacts, "constraints_per_world": constraints}
+    for name, needed in needs.items():
+        allocated = getattr(task, name)
+        if allocated < needed:
+            raise ValueError(f"{task.name}: {name}={allocated} is too few: expected at least {needed} for this scene")
+
+
+def least_capacity(model: mujoco.MjModel) -> tuple[int, int]:
+    """Contacts and constraints of a scene in its default pose and keyframes, at least one of each."""
+    data = mujoco.MjData(model)
+    contacts = constraints = 1
+    for key in range(-1, model.nkey):
+        if key >= 0:
+            mujoco.mj_resetDataKeyframe(model, data, key)
+        mujoco.mj_forward(model, data)
+        contacts, constraints = max(contacts, data.ncon), max(constraints, data.nefc)
+    return contacts, constraints

@@ -16,15 +16,13 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
-from sheeplike.envs.arguments import check_seed, resolve_device
-from sheeplike.envs.mjx import options as reset_options
-from sheeplike.envs.mjx.forced import FREE, Forced
+from sheeplike.envs.contract import check_seed, resolve_device
+from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import ImageSize, Renderer, make_renderer
 from sheeplike.envs.mjx.settings import Settings, Values
-from sheeplike.envs.mjx.simulator import Simulator
-from sheeplike.envs.mjx.state import Output, State
+from sheeplike.envs.mjx.simulator import Output, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 
 Observations = dict[str, torch.Tensor]
@@ -73,7 +71,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         seed: of the first ``reset()``.
         randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
             :mod:`sheeplike.envs.mjx.randomization.spec`.
-        nominal: with the same observations, every world is the compiled scene: for evaluation.
+        randomize: False: every world is the compiled scene, with the same observations: for evaluation.
         variation: in place of ``randomization``: draws fields of the model of one world from a typed JAX PRNG key.
 
     Warns:
@@ -101,13 +99,15 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         textures: bool | None = None,
         seed: int = 0,
         randomization: Lines | None = None,
-        nominal: bool = False,
+        randomize: bool = True,
         variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
-        if nominal and variation is not None:
-            raise ValueError("nominal=True: expected False beside variation=, which draws what differs between worlds")
+        if not randomize and variation is not None:
+            raise ValueError(
+                "randomize=False: expected True beside variation=, which draws what differs between worlds"
+            )
         self.device = resolve_device(device)
         jax_device = jax_device_of(self.device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
@@ -129,7 +129,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             num_envs=num_envs,
             device=jax_device,
             randomization=randomization,
-            nominal=nominal,
+            randomize=randomize,
             variation=variation,
         )
         for remark in self.simulator.randomization.remarks:
@@ -170,8 +170,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         Args:
             seed: an int in [0, 2**32).
             options: what worlds take for this episode instead of what they would draw: ``{"variation": {...},
-                "memory": {...}, "worlds": [...]}``; see :func:`sheeplike.envs.mjx.options.parse`. The first use of
-                other names compiles once more.
+                "memory": {...}, "worlds": [...]}``; see
+                :func:`sheeplike.envs.mjx.overrides.parse_options`. The first use of other names compiles once more.
 
         Raises:
             ValueError: an impossible seed, or options that do not fit.
@@ -185,10 +185,13 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             variation, state = self.simulator.start(seed)
         else:
             variation, state = self._variation, self._state._replace(ended=self._state.ended | True)
-        forced = reset_options.parse(options, self.simulator, variation, state) if options else FREE
+        overrides = NO_OVERRIDES
+        if options:
+            bound, device = self.simulator.randomization, self.simulator.device
+            overrides = parse_options(options, bound, variation, state.memory, num_envs=self.num_envs, device=device)
         self._seed, self._variation, self._state = seed, variation, state
         no_actions = torch.zeros(self.action_space.shape, dtype=torch.float32, device=self.device)
-        observations, _, _, _, info = self._advance(no_actions, forced)
+        observations, _, _, _, info = self._advance(no_actions, overrides)
         return observations, info
 
     def step(
@@ -270,27 +273,26 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         if self._state is None:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
-        worlds = {
+        leaves = {
             name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True))
             for name, leaf in _named_leaves((self._variation, self._state))
         }
-        return worlds | {f"{SETTING}{name}": values for name, values in self.settings.items()}
+        return leaves | {f"{SETTING}{name}": values for name, values in self.settings.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes the worlds up where ``state_dict`` left them, for the same task, worlds and versions.
 
-        Settings that were not saved, by a version of the task that did not have them, take their defaults.
-
         Raises:
             ValueError: names, shapes or dtypes differ from this environment's.
         """
-        settings = {name.removeprefix(SETTING): state[name] for name in state if name.startswith(SETTING)}
-        state = {name: state[name] for name in state if not name.startswith(SETTING)}
         template = self.simulator.start(self._seed)
         names, leaves = zip(*_named_leaves(template), strict=True)
-        if set(state) != set(names):
-            odd = sorted(set(state) ^ set(names))[0]
-            raise ValueError(f"state has {len(state)} entries, this environment {len(names)}: {odd!r} is in one only")
+        settings = {f"{SETTING}{name}": name for name in self.simulator.settings}
+        known = {*names, *settings}
+        if odd := sorted(state.keys() ^ known):
+            raise ValueError(
+                f"state has {len(state)} entries, this environment {len(known)}: {odd[0]!r} is in one only"
+            )
         restored = []
         for name, leaf in zip(names, leaves, strict=True):
             value, expected = state[name].cpu().numpy(), _raw(leaf)
@@ -301,17 +303,17 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
             array = jnp.copy(jax.device_put(value, self.simulator.device))
             restored.append(jax.random.wrap_key_data(array) if _is_key(leaf) else array)
-        self._settings.restore(settings)
+        self._settings.write({name: state[saved] for saved, name in settings.items()})
         self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
 
     def _advance(
-        self, actions: torch.Tensor, forced: Forced = FREE
+        self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
-        given = (self._variation, self._state, to_jax(flat), self._settings.on_device)
-        step = self.simulator.step_forced(*given, forced) if any(forced) else self.simulator.step(*given)
-        self._variation, self._state, output = step
+        self._variation, self._state, output = self.simulator.step(
+            self._variation, self._state, to_jax(flat), self._settings.on_device, overrides
+        )
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics

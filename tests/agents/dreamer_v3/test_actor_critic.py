@@ -16,11 +16,13 @@ from sheeplike.agents.dreamer_v3.actor_critic import (
     imagination_loss,
     replay_value_loss,
 )
+from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.nn.distributions import BoundedNormal, OneHotCategorical, TwoHotBins
 from sheeplike.nn.normalizers import PercentileScale
 
 ROLLOUTS, STATES, ACTIONS = 4, 7, 3
+WEIGHTS = {"return_lambda": 0.95, "entropy_scale": 3e-4}
 
 
 class Critic:
@@ -94,7 +96,7 @@ def test_imagination_losses_by_hand(kind: str, spread: float) -> None:
     scale = PercentileScale()
     scale.range[1] = spread
     losses, ret, _ = imagination_loss(
-        action, torch.tensor(reward), torch.tensor(cont), policy, fast.dist, slow.dist, scale
+        action, torch.tensor(reward), torch.tensor(cont), policy, fast.dist, slow.dist, scale, **WEIGHTS
     )
 
     # Targets bootstrap the fast critic; the horizon is inside cont, so the discount is 1.
@@ -121,7 +123,9 @@ def test_imagination_gradients_reach_policy_and_fast_value_only(kind: str) -> No
     fast, slow = Critic(1, ROLLOUTS, STATES), Critic(2, ROLLOUTS, STATES)
     policy, raw, action, *_ = policy_and_numbers(kind)
     action.requires_grad_()
-    losses, ret, metrics = imagination_loss(action, reward, cont, policy, fast.dist, slow.dist, PercentileScale())
+    losses, ret, metrics = imagination_loss(
+        action, reward, cont, policy, fast.dist, slow.dist, PercentileScale(), **WEIGHTS
+    )
     inputs = {"reward": reward, "cont": cont, "action": action, "slow": slow.logits, "fast": fast.logits, "raw": raw}
     for name, receiver in (("policy", "raw"), ("value", "fast")):
         gradients = torch.autograd.grad(losses[name].sum(), inputs.values(), allow_unused=True, retain_graph=True)
@@ -139,7 +143,7 @@ def test_policy_gradient_is_that_of_reinforce_for_continuous_actions_too() -> No
     value = TwoHotBins()(torch.zeros(2, 2, 255))  # predicts 0
     reward, cont = torch.tensor([[0.0, 0.5], [0.0, -0.25]]), torch.tensor([[0.8, 0.9], [0.6, 0.9]])
     losses, _, _ = imagination_loss(
-        action, reward, cont, BoundedNormal(raw), value, value, PercentileScale(), entropy_scale=0.0
+        action, reward, cont, BoundedNormal(raw), value, value, PercentileScale(), return_lambda=0.95, entropy_scale=0.0
     )
     losses["policy"].sum().backward()
     expected = [-0.8 * 0.5 * 0.7 / std**2, -0.6 * -0.25 * -2.0 / std**2]
@@ -151,7 +155,9 @@ def test_value_gradient_pulls_towards_the_return_and_towards_the_slow_critic() -
     fast, slow = Critic(1, 2, 2), Critic(2, 2, 2)
     reward, cont = torch.tensor([[0.0, 3.0], [0.0, -1.0]]), torch.tensor([[0.5, 0.0], [0.9, 0.0]])
     policy = BoundedNormal(torch.zeros(2, 2, 2))
-    losses, _, _ = imagination_loss(torch.zeros(2, 2, 1), reward, cont, policy, fast.dist, slow.dist, PercentileScale())
+    losses, _, _ = imagination_loss(
+        torch.zeros(2, 2, 1), reward, cont, policy, fast.dist, slow.dist, PercentileScale(), **WEIGHTS
+    )
     losses["value"].sum().backward()
     # The gradient of a cross entropy is softmax - target; its mean over the bins is the error of the prediction.
     # cont 0 at the next state: the return is the reward. Two cross entropies, each weighed by cont of the first state.
@@ -178,7 +184,7 @@ def test_replay_value_loss_by_hand(ends: str) -> None:
     reward, bootstrap = rng.standard_normal((2, 6)), 3 * rng.standard_normal((2, 6))
     fast, slow = Critic(1, 2, 6), Critic(2, 2, 6)
     tensors = [torch.tensor(x) for x in (last, terminal, reward, bootstrap)]
-    loss = replay_value_loss(*tensors, fast.dist, slow.dist)
+    loss = replay_value_loss(*tensors, fast.dist, slow.dist, horizon=333.0, return_lambda=0.95)
     # Real endings carry no horizon: the discount is 1 - 1/333 here.
     ret = returns(last, terminal, reward, bootstrap, 1 - 1 / 333)
     padded = np.concatenate([ret, np.zeros((2, 1))], 1)
@@ -192,13 +198,15 @@ def test_replay_value_loss_by_hand(ends: str) -> None:
 def test_the_value_of_a_last_step_is_not_trained_in_replay() -> None:
     last = torch.tensor([[False, True, False, False]])
     fast, slow = Critic(1, 1, 4), Critic(2, 1, 4)
-    replay_value_loss(last, last, torch.zeros(1, 4), torch.zeros(1, 4), fast.dist, slow.dist).sum().backward()
+    zeros = torch.zeros(1, 4)
+    loss = replay_value_loss(last, last, zeros, zeros, fast.dist, slow.dist, horizon=333.0, return_lambda=0.95)
+    loss.sum().backward()
     assert fast.logits.grad[0].any(-1).tolist() == [True, False, True, False]
 
 
 def test_slow_critic_begins_as_a_copy_that_shares_no_memory_and_is_not_trained() -> None:
     torch.manual_seed(0)
-    critic = ActorCritic(20, ActionCodec(spaces.Discrete(3)), 16)
+    critic = ActorCritic(20, ActionCodec(spaces.Discrete(3)), DreamerV3Config(size="1m"))
     pairs = list(zip(critic.slow_value.named_parameters(), critic.value.named_parameters(), strict=True))
     assert pairs
     for (slow_name, slow), (name, fast) in pairs:

@@ -12,9 +12,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.dreamer_v3.observations import Decoder, Encoder, ModelKeys
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.agents.dreamer_v3.storage import ModelKeys
+from sheeplike.agents.dreamer_v3.world_model import Decoder, Encoder
 
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
 # Two sizes, one of them not square; colours, grey, four grey frames; depth beside a camera of its size.
@@ -45,18 +46,18 @@ def latents(batch: int) -> Latent:
 
 
 def make(space: spaces.Dict = SPACE, **options: Any) -> DreamerV3:
-    defaults = {"num_envs": 3, "size": TINY, "observations": ("*",), "batch_size": 2, "batch_length": 5}
+    defaults = {"size": TINY, "observations": ("*",), "batch_size": 2, "batch_length": 5}
     defaults |= {"replay_size": 180, "imagination_length": 2, "warmup": 0, "learning_rate": 1e-3}
-    return DreamerV3(space, spaces.Discrete(3), **(defaults | options))
+    return DreamerV3(space, spaces.Discrete(3), DreamerV3Config(**(defaults | options)), num_envs=3)
 
 
-def remember(agent: DreamerV3, steps: int) -> None:
+def collect(agent: DreamerV3, steps: int) -> None:
     player, nothing = agent.player(3), torch.zeros(3)
     for t in range(steps):
         obs, first = observe(3, SPACE, t), torch.full((3,), t % 6 == 0)
         action = player.act(obs, first)
         last = torch.full((3,), t % 6 == 5)
-        agent.remember(Step(obs, action, nothing, first, last, nothing > 0, dict(player.extras)))
+        agent.add(Step(obs, action, nothing, first, last, nothing > 0, dict(player.extras)))
 
 
 def test_one_size_has_the_names_and_the_numbers_that_it_always_had() -> None:
@@ -119,7 +120,7 @@ def test_each_size_is_painted_by_a_decoder_of_its_own_and_compared_with_what_was
 
 def test_an_agent_sees_learns_and_reports_all_of_it(no_host_reads: Callable[[], Any]) -> None:
     agent = make()
-    remember(agent, 20)
+    collect(agent, 20)
     assert agent.replay.storage["depth/front"].dtype == torch.float32
     assert torch.equal(agent.replay.storage["depth/front"][4], observe(3, SPACE, 4)["depth/front"])
     before = {name: p.clone() for name, p in agent.modules.named_parameters() if p.requires_grad}
@@ -142,7 +143,7 @@ def test_an_agent_sees_learns_and_reports_all_of_it(no_host_reads: Callable[[], 
 
 def test_depth_that_is_shown_is_the_depth_that_was_seen() -> None:
     agent = make(observations=("depth/front",))
-    remember(agent, 20)
+    collect(agent, 20)
     _, predictions = agent.report()
     truth = predictions["depth/front"].truth
     depth = agent.replay.storage["depth/front"]

@@ -84,7 +84,7 @@ def test_the_detector_is_gone_afterwards(no_host_reads: Forbid) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_acting_remembering_counting_and_updating_read_nothing(
+def test_acting_adding_counting_and_updating_read_nothing(
     kind: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any], no_host_reads: Forbid
 ) -> None:
     """On a first update, which serves fresh sequences, on later ones, and after the ring has wrapped."""
@@ -96,7 +96,7 @@ def test_acting_remembering_counting_and_updating_read_nothing(
             for step in steps[:9]:
                 step.action = player.act(step.obs, step.is_first)
                 step.extras = player.extras
-                agent.remember(step)
+                agent.add(step)
             agent.updates_due(45 + 27 * (round_ + 1))
             agent.update()
             agent.update()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.dreamer_v3.observations import Encoder, ModelKeys
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config
+from sheeplike.agents.dreamer_v3.storage import ModelKeys
+from sheeplike.agents.dreamer_v3.world_model import Encoder
 
 IMAGE = spaces.Box(0, 255, (48, 48, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -52,13 +53,8 @@ def test_what_the_model_cannot_see_is_refused_in_one_line(
     space: spaces.Dict, patterns: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
-        DreamerV3(space, VECTOR, num_envs=1, size="1m", observations=patterns, replay_size=100)
+        DreamerV3(space, VECTOR, DreamerV3Config(size="1m", observations=patterns, replay_size=100), num_envs=1)
     assert "\n" not in str(refusal.value)
-
-
-def test_an_unknown_size_is_refused_with_the_presets(make_agent: Callable[..., DreamerV3]) -> None:
-    with pytest.raises(ValueError, match="2m"):
-        make_agent(size="2m")
 
 
 def test_a_batch_longer_than_the_ring_is_refused(make_agent: Callable[..., DreamerV3]) -> None:

@@ -7,8 +7,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sheeplike.agents.dreamer_v3 import Size
-from sheeplike.agents.dreamer_v3.observations import ModelKeys
+from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3.storage import ModelKeys
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.nn.optimizers import LaProp
 
@@ -48,8 +48,9 @@ def test_a_world_model_overfits_one_batch_to_near_zero_reconstruction_error() ->
     constant = psnr(float((truth - truth.mean((0, 1), keepdim=True)).square().mean()))
 
     keys = ModelKeys(spaces.Dict({"pixels/front": spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)}), ("*",))
-    world = WorldModel(keys, 2, Size(deter=256, hidden=64, classes=4, depth=8, units=64))
-    optimizer = LaProp(world.parameters(), 4e-3, warmup=20)
+    config = DreamerV3Config(size=Size(deter=256, hidden=64, classes=4, depth=8, units=64))
+    world = WorldModel(keys, 2, config)
+    optimizer = LaProp(world.parameters(), 4e-3, betas=(0.9, 0.999), eps=1e-20, agc=0.3, warmup=20)
     start = world.rssm.initial(SEQUENCES, torch.device("cpu"))
     for _ in range(240):
         posterior, logits = world.observe(start, batch["action"], batch, batch["is_first"])

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Prediction
 from sheeplike.agents.dreamer_v3 import DreamerV3
-from sheeplike.agents.dreamer_v3.report import open_loop
 from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.agents.dreamer_v3.world_model import open_loop
 
 pytestmark = pytest.mark.usefixtures("argmax_sampling")
 LENGTH, CONTEXT = 12, 6

@@ -13,12 +13,13 @@ from torch import Tensor
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 
 EMBED, ACTIONS, DETER, HIDDEN, CLASSES, STOCH, BLOCKS = 10, 3, 32, 6, 4, 5, 8
+MIX = {"unimix": 0.01, "free_nats": 1.0}
 
 
 @pytest.fixture
 def rssm(randomised: Callable[..., None]) -> RSSM:
     torch.manual_seed(0)
-    model = RSSM(EMBED, ACTIONS, deter=DETER, hidden=HIDDEN, classes=CLASSES, stoch=STOCH, blocks=BLOCKS)
+    model = RSSM(EMBED, ACTIONS, deter=DETER, hidden=HIDDEN, classes=CLASSES, stoch=STOCH, blocks=BLOCKS, **MIX)
     randomised(model, 0.5)
     return model
 
@@ -264,7 +265,7 @@ def test_dyn_and_rep_are_the_kl_of_posterior_to_prior_not_the_reverse(rssm: RSSM
 
 
 def test_confident_disagreement_stays_below_8_nats_per_group() -> None:
-    rssm = RSSM(EMBED, ACTIONS, deter=DETER, hidden=HIDDEN, classes=32, stoch=STOCH, blocks=BLOCKS)
+    rssm = RSSM(EMBED, ACTIONS, deter=DETER, hidden=HIDDEN, classes=32, stoch=STOCH, blocks=BLOCKS, **MIX)
     posterior, prior = torch.zeros(1, 1, STOCH, 32), torch.zeros(1, 1, STOCH, 32)
     posterior[..., 0], prior[..., 1] = 20.0, 20.0
     for loss in rssm.kl(posterior, prior):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from sheeplike.agents.dreamer_v3 import SIZES, DreamerV3
+from sheeplike.agents.dreamer_v3 import SIZES, DreamerV3, DreamerV3Config
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic
-from sheeplike.agents.dreamer_v3.observations import ModelKeys
+from sheeplike.agents.dreamer_v3.storage import ModelKeys
 from sheeplike.agents.dreamer_v3.world_model import WorldModel
 from sheeplike.agents.spaces import ActionCodec
 
@@ -21,10 +21,10 @@ VECTOR = spaces.Dict({"state": spaces.Box(-np.inf, np.inf, (24,), np.float32)})
 
 def count(size: str, observations: spaces.Dict, actions: gymnasium.spaces.Space = SIX) -> int:
     """Trainable parameters of a model that is never allocated."""
-    codec = ActionCodec(actions)
+    codec, config = ActionCodec(actions), DreamerV3Config(size=size)
     with torch.device("meta"):
-        world = WorldModel(ModelKeys(observations, ("*",)), codec.width, SIZES[size])
-        critic = ActorCritic(world.rssm.features, codec, SIZES[size].units)
+        world = WorldModel(ModelKeys(observations, ("*",)), codec.width, config)
+        critic = ActorCritic(world.rssm.features, codec, config)
     return sum(p.numel() for part in (world, critic) for p in part.parameters() if p.requires_grad)
 
 
@@ -49,7 +49,7 @@ def test_vector_of_24_with_six_actions_at_1m_is_640867() -> None:
 
 
 def test_the_optimizer_holds_exactly_these_and_not_the_slow_critic() -> None:
-    agent = DreamerV3(VECTOR, SIX, num_envs=1, size="1m", observations=("state",), replay_size=200)
+    agent = DreamerV3(VECTOR, SIX, DreamerV3Config(size="1m", observations=("state",), replay_size=200), num_envs=1)
     held = [p for group in agent.optimizer.param_groups for p in group["params"]]
     assert sum(p.numel() for p in held) == 640_867
     slow = {id(p) for p in agent.actor_critic.slow_value.parameters()}

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.rssm import Latent
 
 SPACE = spaces.Dict(
@@ -26,14 +26,14 @@ SPACE = spaces.Dict(
 ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
 
 
-def make(**options: Any) -> DreamerV3:
-    defaults = {"num_envs": 4, "size": Size(deter=64, hidden=16, classes=4, depth=2, units=16), "warmup": 0}
+def make(seed: int = 0, **options: Any) -> DreamerV3:
+    defaults = {"size": Size(deter=64, hidden=16, classes=4, depth=2, units=16), "warmup": 0}
     defaults |= {"batch_size": 8, "batch_length": 6, "replay_size": 800, "imagination_length": 2}
     defaults |= {"observations": ("state",), "targets": ("priv*",), "learning_rate": 1e-3}
-    return DreamerV3(SPACE, ACTIONS, **(defaults | options))
+    return DreamerV3(SPACE, ACTIONS, DreamerV3Config(**(defaults | options)), num_envs=4, seed=seed)
 
 
-def remember(agent: DreamerV3, steps: int, hidden: Callable[[Tensor], Tensor]) -> None:
+def collect(agent: DreamerV3, steps: int, hidden: Callable[[Tensor], Tensor]) -> None:
     """Steps whose ``privileged_state`` is ``hidden(state)``; the player is not shown it."""
     player, generator, none = agent.player(4), torch.Generator().manual_seed(0), torch.zeros(4)
     for t in range(steps):
@@ -43,7 +43,7 @@ def remember(agent: DreamerV3, steps: int, hidden: Callable[[Tensor], Tensor]) -
         action = player.act(seen, first)
         wrist = torch.randint(256, (4, 48, 48, 3), dtype=torch.uint8, generator=generator)
         obs = seen | {"privileged_state": hidden(state), "pixels/wrist": wrist}
-        agent.remember(Step(obs, action, none, first, none > 0, none > 0, dict(player.extras)))
+        agent.add(Step(obs, action, none, first, none > 0, none > 0, dict(player.extras)))
 
 
 def test_a_target_is_stored_and_predicted_but_neither_seen_nor_asked_for_when_acting() -> None:
@@ -51,7 +51,7 @@ def test_a_target_is_stored_and_predicted_but_neither_seen_nor_asked_for_when_ac
     assert list(agent.keys.spaces) == ["state"]
     assert agent.targets == ["pixels/wrist", "privileged_state"]
     assert agent.world_model.encoder.outputs == 16, "the vector's alone"
-    remember(agent, 20, lambda state: state[:, :2])
+    collect(agent, 20, lambda state: state[:, :2])
     assert {"state", "privileged_state", "pixels/wrist"} <= agent.replay.storage.keys()
     assert bool(agent.replay.storage["privileged_state"][:20].any())
     metrics = agent.update()
@@ -89,7 +89,7 @@ def test_its_loss_is_that_of_an_observation_and_its_gradient_shapes_the_latent_s
 
 def test_what_a_target_is_changes_nothing_that_the_encoder_says() -> None:
     agent = make()
-    remember(agent, 20, lambda state: state[:, :2])
+    collect(agent, 20, lambda state: state[:, :2])
     data = agent.replay.sample(4).data
     torch.manual_seed(0)
     _, _, before = agent.losses(data)
@@ -104,7 +104,7 @@ def test_the_latent_state_learns_what_can_be_known_and_not_what_cannot() -> None
     for name, hidden in (("known", lambda state: state[:, :2]), ("noise", lambda state: 5 * torch.randn(4, 2))):
         torch.manual_seed(0)
         agent = make(learning_rate=3e-3, batch_size=16, replay_size=4000)
-        remember(agent, 300, hidden)
+        collect(agent, 300, hidden)
         metrics = [agent.update() for _ in range(120)]
         late = [m["wm/explained_variance/privileged_state"] for m in metrics[-10:]]
         learnt[name] = float(torch.stack(late).mean())
@@ -124,7 +124,7 @@ def test_without_targets_nothing_is_different() -> None:
 
 def test_a_state_goes_on_bit_for_bit() -> None:
     agent, other = make(), make(seed=5)
-    remember(agent, 30, lambda state: state[:, :2])
+    collect(agent, 30, lambda state: state[:, :2])
     agent.update()
     other.load_state_dict(copy.deepcopy(agent.state_dict()))
     found = []

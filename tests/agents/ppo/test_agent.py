@@ -49,12 +49,12 @@ class Diary:
         self.steps += self.fill(
             self.agent, last=moved[0], terminal=moved[1], seed=seed, player=self.player, after=self.steps
         )
-        return len(self.steps) - 1 - self.agent.rollout_length
+        return len(self.steps) - 1 - self.agent.config.rollout_length
 
     def image(self, key: str, time: int, world: int, shift: tuple[int, int] = (0, 0)) -> Tensor:
         """The stack of frames that is seen at a step: of this episode only, its first one repeated, edges repeated."""
         frames = []
-        for _ in range(self.agent.frame_stack):
+        for _ in range(self.agent.config.frame_stack):
             frames.insert(0, self.steps[time].obs[key][world])
             time -= not bool(self.steps[time].is_first[world])
         image = torch.cat(frames, -1)
@@ -140,8 +140,8 @@ def test_stored_log_probability_and_value_are_those_of_what_learning_will_see(
             shift = agent.rollout.trajectory("shift")[t] if agent.augment else None
             with torch.no_grad():
                 policy, value = networks(diary.observations(start + t, shift))
-            drawn = diary.steps[start + t].extras["drawn"]
-            assert torch.equal(agent.rollout.trajectory("drawn")[t], drawn)
+            drawn = diary.steps[start + t].extras["raw_action"]
+            assert torch.equal(agent.rollout.trajectory("raw_action")[t], drawn)
             torch.testing.assert_close(agent.rollout.trajectory("value")[t], value, atol=1e-6, rtol=1e-5)
             torch.testing.assert_close(
                 agent.rollout.trajectory("log_prob")[t], policy.log_prob(drawn), atol=1e-5, rtol=1e-5
@@ -156,7 +156,8 @@ def test_ratios_start_at_one(
     kind: str, augment: bool, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
     """With a learning rate of zero they stay there, in every minibatch, the shared step of later rollouts included."""
-    agent = make_ppo(**KINDS[kind], augment=augment, learning_rate=0.0)
+    agent = make_ppo(**KINDS[kind], augment=augment)
+    agent.optimizer.param_groups[0]["lr"].zero_()
     diary = Diary(agent, fill)
     calls = spy_on(agent, "losses")
     for round_ in range(3):
@@ -164,9 +165,9 @@ def test_ratios_start_at_one(
         for metrics in learn(agent):
             assert metrics["ppo/approx_kl"].item() == pytest.approx(0, abs=1e-9)
             assert metrics["ppo/clip_fraction"] == 0
-    for obs, drawn, old_log_prob, *_ in calls:
+    for (data,) in calls:
         with torch.no_grad():
-            ratio = (agent.networks(obs)[0].log_prob(drawn) - old_log_prob).exp()
+            ratio = (agent.networks(data)[0].log_prob(data["raw_action"]) - data["log_prob"]).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
     assert len(calls) == 3 * 8
 
@@ -177,7 +178,7 @@ def test_actions_are_what_was_drawn_as_the_environment_takes_it(
     for options in ({}, {"distribution": "clipped_normal"}, {"actions": spaces.Discrete(3)}):
         agent = make_ppo(**options)
         for step in play(agent, 8):
-            drawn = step.extras["drawn"]
+            drawn = step.extras["raw_action"]
             if agent.codec.discrete:
                 assert step.action.dtype == torch.int64
                 assert torch.equal(F.one_hot(step.action, 3).float(), drawn)
@@ -281,20 +282,20 @@ def test_every_step_is_used_once_per_epoch_with_everything_that_belongs_to_it(
         learn(agent)
         del agent.losses  # the spy
         assert len(calls) == 12
-        expected_valid = ~rollout["is_last"][:-1]
+        expected_mask = ~rollout["is_last"][:-1]
         for epoch in range(4):
-            batches = calls[3 * epoch : 3 * epoch + 3]
-            drawn = torch.cat([call[1] for call in batches])
-            assert drawn.shape == (24, 2)
+            batches = [data for (data,) in calls[3 * epoch : 3 * epoch + 3]]
+            raw_action = torch.cat([data["raw_action"] for data in batches])
+            assert raw_action.shape == (24, 2)
             # Which step each row is, by what was drawn there: a real number that no other step has.
-            index = (drawn[:, None] == rollout["drawn"][:-1].flatten(0, 1)).all(-1).nonzero()[:, 1]
+            index = (raw_action[:, None] == rollout["raw_action"][:-1].flatten(0, 1)).all(-1).nonzero()[:, 1]
             assert sorted(index.tolist()) == list(range(24))
             orders.append(index.tolist())
-            for column, key in ((2, "log_prob"), (3, "value")):
-                assert torch.equal(torch.cat([call[column] for call in batches]), rollout[key][:-1].flatten()[index])
-            valid = torch.cat([call[6] for call in batches])
-            assert torch.equal(valid.bool(), expected_valid.flatten()[index])
-            seen = {key: torch.cat([call[0][key] for call in batches]) for key in agent.keys.spaces}
+            for key in ("log_prob", "value"):
+                assert torch.equal(torch.cat([data[key] for data in batches]), rollout[key][:-1].flatten()[index])
+            mask = torch.cat([data["mask"] for data in batches])
+            assert torch.equal(mask.bool(), expected_mask.flatten()[index])
+            seen = {key: torch.cat([data[key] for data in batches]) for key in agent.keys.spaces}
             for row, (t, n) in enumerate((i // 3, i % 3) for i in index.tolist()):
                 obs = diary.observations(start + t, rollout["shift"][t])
                 assert all(torch.equal(seen[key][row], obs[key][n]) for key in seen)

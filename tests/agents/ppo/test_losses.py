@@ -60,7 +60,7 @@ def walk(case: Case, discount: float, lam: float) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(6))
 def test_gae_is_the_discounted_sum_of_td_errors_within_the_episode(seed: int) -> None:
     case = random_case(seed)
-    advantage, target = gae(*case, discount=GAMMA, lam=LAMBDA)
+    advantage, target = gae(*case, discount=GAMMA, gae_lambda=LAMBDA)
     expected = walk(case, GAMMA, LAMBDA)
     np.testing.assert_allclose(advantage, expected, atol=3e-6)
     np.testing.assert_allclose(target, expected + case.value[:-1].numpy(), atol=3e-6)
@@ -70,8 +70,8 @@ def test_gae_is_the_discounted_sum_of_td_errors_within_the_episode(seed: int) ->
 def test_lambda_one_is_the_discounted_return_and_lambda_zero_one_step(seed: int) -> None:
     case = random_case(seed)
     reward, value, last, terminal = (x.numpy() for x in case)
-    _, returns = gae(*case, discount=GAMMA, lam=1.0)
-    _, one_step = gae(*case, discount=GAMMA, lam=0.0)
+    _, returns = gae(*case, discount=GAMMA, gae_lambda=1.0)
+    _, one_step = gae(*case, discount=GAMMA, gae_lambda=0.0)
     steps, worlds = one_step.shape
     for n in range(worlds):
         for t in range(steps):
@@ -96,8 +96,8 @@ def one_world(*, last: int, terminal: bool) -> Case:
 
 def test_a_truncated_episode_bootstraps_from_its_true_last_frame_and_a_terminated_one_from_nothing() -> None:
     # Step 2 leads to the ending at step 3, whose value is 40: 1 + 0.5 * 40 - 30 and 1 - 30.
-    truncated, _ = gae(*one_world(last=3, terminal=False), discount=0.5, lam=1.0)
-    terminated, _ = gae(*one_world(last=3, terminal=True), discount=0.5, lam=1.0)
+    truncated, _ = gae(*one_world(last=3, terminal=False), discount=0.5, gae_lambda=1.0)
+    terminated, _ = gae(*one_world(last=3, terminal=True), discount=0.5, gae_lambda=1.0)
     assert truncated[2].item() == -9.0
     assert terminated[2].item() == -29.0
     # Step 1: 1 + 0.5 * 30 - 20 = -4, and half of the next one's.
@@ -112,7 +112,7 @@ def test_a_truncated_episode_bootstraps_from_its_true_last_frame_and_a_terminate
 def test_what_belongs_to_the_ignored_step_changes_nothing_else(terminal: bool) -> None:
     """Its action led to the first frame of the next episode: that reward, and after a termination its value."""
     case = random_case(0)
-    before = gae(*case, discount=GAMMA, lam=LAMBDA)
+    before = gae(*case, discount=GAMMA, gae_lambda=LAMBDA)
     for t, n in case.is_last[:-1].nonzero().tolist():
         kind = bool(case.is_terminal[t, n])
         if kind != terminal:
@@ -121,7 +121,7 @@ def test_what_belongs_to_the_ignored_step_changes_nothing_else(terminal: bool) -
         changed.reward[t + 1, n] = 1e3
         if terminal:
             changed.value[t, n] = -1e3
-        after = gae(*changed, discount=GAMMA, lam=LAMBDA)
+        after = gae(*changed, discount=GAMMA, gae_lambda=LAMBDA)
         others = torch.ones_like(before[0], dtype=torch.bool)
         others[t, n] = False
         assert after[0][t, n] == before[0][t, n] == 0.0
@@ -132,10 +132,10 @@ def test_what_belongs_to_the_ignored_step_changes_nothing_else(terminal: bool) -
 def test_the_reward_and_flags_of_the_first_step_are_not_of_this_trajectory() -> None:
     """It arrived before the first action; only its own ending says whether that action was ignored."""
     case = random_case(1)
-    before, _ = gae(*case, discount=GAMMA, lam=LAMBDA)
+    before, _ = gae(*case, discount=GAMMA, gae_lambda=LAMBDA)
     case.reward[0] += 100
     case.is_terminal[0] = ~case.is_terminal[0]
-    after, _ = gae(*case, discount=GAMMA, lam=LAMBDA)
+    after, _ = gae(*case, discount=GAMMA, gae_lambda=LAMBDA)
     assert torch.equal(before, after)
 
 
@@ -143,7 +143,7 @@ def test_gae_of_float32_stays_float32_and_keeps_inputs() -> None:
     case = random_case(2)
     single = Case(case.reward.float(), case.value.float(), case.is_last, case.is_terminal)
     kept = [x.clone() for x in single]
-    advantage, target = gae(*single, discount=GAMMA, lam=LAMBDA)
+    advantage, target = gae(*single, discount=GAMMA, gae_lambda=LAMBDA)
     assert advantage.dtype == target.dtype == torch.float32
     np.testing.assert_allclose(advantage, walk(case, GAMMA, LAMBDA), atol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(kept, single, strict=True))
@@ -152,7 +152,7 @@ def test_gae_of_float32_stays_float32_and_keeps_inputs() -> None:
 def test_gae_refuses_inputs_of_different_shape() -> None:
     case = random_case(0)
     with pytest.raises(ValueError, match=r"shapes differ: \[\(13, 7\), \(12, 7\)"):
-        gae(case.reward, case.value[:-1], case.is_last, case.is_terminal, discount=GAMMA, lam=LAMBDA)
+        gae(case.reward, case.value[:-1], case.is_last, case.is_terminal, discount=GAMMA, gae_lambda=LAMBDA)
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_two_keys_that_differ_in_a_dot(make_ppo: Callable[..., PPO], cameras: tu
     assert len(agent.networks.policy_trunk.cnns) == 2 * len(cameras)
 
 
-def test_nothing_is_remembered_of_frames_that_are_not_stacked(make_ppo: Callable[..., PPO]) -> None:
+def test_a_player_keeps_no_frames_that_are_not_stacked(make_ppo: Callable[..., PPO]) -> None:
     assert make_ppo(cameras=("front",)).player(2).state_dict() == {}
     frames = make_ppo(cameras=("front",), frame_stack=3).player(2).state_dict()
     assert frames["pixels/front"].shape[:2] == torch.Size([2, 3])

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import Step
-from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.networks import ActorCritic, Vision
+from sheeplike.agents.ppo import PPO, PPOConfig, Vision
+from sheeplike.agents.ppo.networks import ActorCritic
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -37,7 +37,7 @@ def build(
     )
     torch.manual_seed(0)
     keys = ObservationKeys(space, policy), ObservationKeys(space, value)
-    return ActorCritic(*keys, ActionCodec(actions), **options)
+    return ActorCritic(*keys, ActionCodec(actions), PPOConfig(**options))
 
 
 def observe(networks: ActorCritic, batch: int = 4, stack: int = 1, seed: int = 0) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def test_the_agent_passes_layers_on_to_the_head_they_are_for(make_ppo: Callable[
 @pytest.mark.parametrize("stack", [1, 4])
 def test_features_of_all_cameras_and_vectors_side_by_side(stack: int) -> None:
     observations = {"pixels/a": (48, 48, 3), "pixels/b": (64, 48, 1), "state": (5,), "more": (2,)}
-    networks = build(observations, stack=stack)
+    networks = build(observations, frame_stack=stack)
     assert networks.policy_trunk.outputs == 3 * 3 * 32 + 4 * 3 * 32 + 5 + 2
     first = {key: cnn.convs[0].weight.shape[1] for key, cnn in networks.policy_trunk.cnns.items()}
     assert first == {"pixels/a": 3 * stack, "pixels/b": stack}
@@ -132,7 +132,7 @@ def test_vectors_are_whitened_by_what_was_seen_and_images_are_not() -> None:
 
 
 def test_vision_and_activation_arrive_where_they_belong() -> None:
-    vision = Vision("nature", "spatial_softmax", normalise_channels=True)
+    vision = Vision(layout="nature", head="spatial_softmax", normalise_channels=True)
     networks = build({"pixels/a": (48, 48, 3)}, vision=vision, activation="tanh", policy_layers=(8,))
     cnn = networks.policy_trunk.cnns["pixels/a"]
     assert [conv.kernel_size[0] for conv in cnn.convs] == [8, 4, 3]
@@ -225,8 +225,12 @@ def test_policy_and_value_have_trunks_of_their_own_or_one(
         {"cameras": ("front", "wrist"), "frame_stack": 2, "vision": Vision(shared=True)},
         {"cameras": ("front",), "actions": spaces.Discrete(4), "shared_trunk": True},
         {"actions": spaces.MultiDiscrete([2, 4])},
-        {"cameras": ("front",), "distribution": "clipped_normal", "vision": Vision("nature", "average")},
-        {"cameras": ("front",), "vision": Vision("nature", "spatial_softmax", True), "augment": True},
+        {"cameras": ("front",), "distribution": "clipped_normal", "vision": Vision(layout="nature", head="average")},
+        {
+            "cameras": ("front",),
+            "vision": Vision(layout="nature", head="spatial_softmax", normalise_channels=True),
+            "augment": True,
+        },
         {"vectors": {"state": 5, "more": 2}, "actions": spaces.Discrete(2), "value_clip": 0.2, "activation": "silu"},
     ],
     ids=[
@@ -264,12 +268,6 @@ def test_every_parameter_learns_whatever_is_seen_and_done(
     ("options", "message"),
     [
         ({"minibatches": 5}, "3 worlds x 8 steps do not divide into 5 minibatches"),
-        ({"kl_control": "stop"}, "kl_control 'stop': expected one of none, early_stop, adaptive_lr"),
-        ({"activation": "gelu"}, "activation 'gelu': expected one of elu, relu, silu, tanh"),
-        (
-            {"distribution": "gaussian"},
-            "distribution 'gaussian': expected one of auto, tanh_normal, clipped_normal, categorical",
-        ),
         (
             {"distribution": "categorical"},
             "distribution=categorical: expected tanh_normal or clipped_normal for continuous actions; "
@@ -287,7 +285,6 @@ def test_every_parameter_learns_whatever_is_seen_and_done(
             "nearest: shared_trunk=false",
         ),
         ({"actions": spaces.Box(-2, 2, (1,), np.float32)}, "expected bounds -1 and 1"),
-        ({"cameras": ("front",), "vision": Vision("resnet")}, "layout 'resnet': expected one of max_pool, nature"),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(
@@ -302,10 +299,8 @@ def test_a_cnn_shared_by_cameras_of_different_shape_is_refused() -> None:
         build({"pixels/a": (48, 48, 3), "pixels/b": (64, 48, 3)}, vision=Vision(shared=True))
 
 
-def test_remembering_more_than_a_rollout_is_refused(
-    make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
-) -> None:
+def test_adding_more_than_a_rollout_is_refused(make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> None:
     agent = make_ppo()
     steps = fill(agent)
     with pytest.raises(RuntimeError, match="the rollout holds 8 steps and the next one already"):
-        agent.remember(steps[-1])
+        agent.add(steps[-1])

@@ -31,7 +31,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_acting_remembering_counting_and_updating_read_nothing(
+def test_acting_adding_counting_and_updating_read_nothing(
     kind: str, make_ppo: Callable[..., PPO], play: Callable[..., list[Step]], no_host_reads: Forbid
 ) -> None:
     """Over three rollouts, so that every branch of an update is taken."""
@@ -44,7 +44,7 @@ def test_acting_remembering_counting_and_updating_read_nothing(
             step = steps[t % 9]
             step.action = player.act(step.obs, step.is_first)
             step.extras = player.extras
-            agent.remember(step)
+            agent.add(step)
             for _ in range(agent.updates_due(3 * t)):
                 agent.update()
                 updates += 1

@@ -12,14 +12,13 @@ from gymnasium import spaces
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
-from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.experience import observations
-from sheeplike.agents.ppo.networks import Vision
+from sheeplike.agents.ppo import PPO, PPOConfig, Vision
+from sheeplike.agents.ppo.storage import observations
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 
 
-def make(shapes: dict[str, tuple[int, ...]], **options: Any) -> PPO:
+def make(shapes: dict[str, tuple[int, ...]], seed: int = 0, **options: Any) -> PPO:
     """An agent of worlds whose observations have these shapes: of one axis a vector, else an image."""
     space = {
         key: spaces.Box(0, 255, shape, np.uint8)
@@ -27,8 +26,9 @@ def make(shapes: dict[str, tuple[int, ...]], **options: Any) -> PPO:
         else spaces.Box(-np.inf, np.inf, shape, np.float32)
         for key, shape in shapes.items()
     }
-    defaults = {"num_envs": 3, "observations": ("*",), "rollout_length": 4, "minibatches": 2, "epochs": 2}
-    return PPO(spaces.Dict(space), BOX, **(defaults | {"policy_layers": (8,), "value_layers": (8,)} | options))
+    defaults = {"observations": ("*",), "rollout_length": 4, "minibatches": 2, "epochs": 2}
+    config = PPOConfig(**(defaults | {"policy_layers": (8,), "value_layers": (8,)} | options))
+    return PPO(spaces.Dict(space), BOX, config, num_envs=3, seed=seed)
 
 
 def observe(agent: PPO, generator: torch.Generator) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def learn(agent: PPO) -> list[dict[str, Tensor]]:
         seen.append(observe(agent, generator))
         first = torch.full((3,), t == 0)
         action = player.act(seen[-1], first)
-        agent.remember(Step(seen[-1], action, torch.randn(3), first, nothing > 0, nothing > 0, dict(player.extras)))
+        agent.add(Step(seen[-1], action, torch.randn(3), first, nothing > 0, nothing > 0, dict(player.extras)))
     for _ in range(agent.updates_due(0)):
         assert all(bool(value.isfinite()) for value in agent.update().values())
     return seen
@@ -85,7 +85,7 @@ def test_depth_is_kept_in_metres_stacked_and_squashed_by_the_network() -> None:
     for t in range(5):
         obs, first = observe(agent, generator), torch.full((3,), t == 0)
         action = player.act(obs, first)
-        agent.remember(Step(obs, action, nothing, first, nothing > 0, nothing > 0, dict(player.extras)))
+        agent.add(Step(obs, action, nothing, first, nothing > 0, nothing > 0, dict(player.extras)))
         steps.append(obs["depth/front"])
     assert torch.equal(agent.rollout.trajectory("depth/front"), torch.stack(steps))
     both = torch.cat([steps[3], steps[4]], -1)
@@ -150,7 +150,7 @@ def test_it_acts_alike_without_what_only_the_value_sees() -> None:
         players[1].act({"pixels/front": obs["pixels/front"]}, first)
 
 
-@pytest.mark.parametrize("name", ["reward", "value", "target", "drawn", "held"])
+@pytest.mark.parametrize("name", ["reward", "value", "target", "raw_action", "envs"])
 def test_a_name_that_the_rollout_needs_itself_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^observation '{name}': the name of something else in the rollout; rename"):
         make({"state": (3,), name: (2,)})

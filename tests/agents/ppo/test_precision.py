@@ -11,12 +11,15 @@ import torch
 from gymnasium import spaces
 
 from sheeplike.agents.agent import Step
-from sheeplike.agents.ppo import PPO
-from sheeplike.agents.ppo.networks import Vision
+from sheeplike.agents.ppo import PPO, Vision
 
 KINDS = {
     "camera and state": {"cameras": ("front",), "augment": True, "frame_stack": 2},
-    "camera, spatial softmax": {"cameras": ("front",), "vectors": {}, "vision": Vision("nature", "spatial_softmax")},
+    "camera, spatial softmax": {
+        "cameras": ("front",),
+        "vectors": {},
+        "vision": Vision(layout="nature", head="spatial_softmax"),
+    },
     "clipped normal": {"distribution": "clipped_normal", "value_clip": 0.2},
     "discrete": {"actions": spaces.Discrete(3), "cameras": ("front",), "vision": Vision(normalise_channels=True)},
 }

@@ -28,6 +28,7 @@ def learn(agent: PPO) -> list[dict[str, Tensor]]:
 
 def advantages(agent: PPO) -> tuple[Tensor, Tensor]:
     """By the recursion of Schulman et al. (2016), one number at a time; ``(T, N)`` each, targets second."""
+    c = agent.config
     read = {key: agent.rollout.trajectory(key) for key in ("reward", "value", "is_last", "is_terminal")}
     steps, worlds = len(read["reward"]) - 1, agent.num_envs
     advantage = torch.zeros(steps, worlds)
@@ -38,15 +39,16 @@ def advantages(agent: PPO) -> tuple[Tensor, Tensor]:
                 later = 0.0
                 continue
             after = 0.0 if read["is_terminal"][t + 1, n] else read["value"][t + 1, n].item()
-            reward = agent.reward_scaling * read["reward"][t + 1, n].item()
+            reward = c.reward_scaling * read["reward"][t + 1, n].item()
             later = 0.0 if read["is_last"][t + 1, n] else later
-            later = reward + agent.discount * after - read["value"][t, n].item() + 0.95 * agent.discount * later
+            later = reward + c.discount * after - read["value"][t, n].item() + 0.95 * c.discount * later
             advantage[t, n] = later
     return advantage, advantage + read["value"][:-1]
 
 
 def total_loss(agent: PPO, networks: Any, row: list[tuple[int, int]], options: dict[str, Any]) -> Tensor:
     """Of one minibatch, the steps ``(t, n)`` of ``row``, whose action was not ignored."""
+    c = agent.config
     t, n = (torch.tensor(x) for x in zip(*row, strict=True))
     read = {key: agent.rollout.trajectory(key)[t, n] for key in agent.rollout.storage}
     advantage, target = (x[t, n] for x in advantages(agent))
@@ -54,21 +56,21 @@ def total_loss(agent: PPO, networks: Any, row: list[tuple[int, int]], options: d
     features = networks.policy_head(networks.policy_trunk(read))
     if agent.codec.discrete:
         policy = reference.OneHotCategorical(logits=features)
-        log_prob, entropy = policy.log_prob(read["drawn"]), policy.entropy()
+        log_prob, entropy = policy.log_prob(read["raw_action"]), policy.entropy()
     else:
         policy = reference.Normal(features, networks.log_std.exp())
-        log_prob, entropy = policy.log_prob(read["drawn"]).sum(-1), policy.entropy().sum(-1)
+        log_prob, entropy = policy.log_prob(read["raw_action"]).sum(-1), policy.entropy().sum(-1)
     value = networks.value_head(networks.value_trunk(read))[:, 0]
     advantage, log_prob, entropy, value = advantage[kept], log_prob[kept], entropy[kept], value[kept]
     target, old, old_value = target[kept], read["log_prob"][kept], read["value"][kept]
     if options.get("normalise_advantage", True):
         advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
     ratio = torch.exp(log_prob - old)
-    objective = torch.min(ratio * advantage, torch.clamp(ratio, 1 - agent.clip, 1 + agent.clip) * advantage)
+    objective = torch.min(ratio * advantage, torch.clamp(ratio, 1 - c.clip, 1 + c.clip) * advantage)
     error = (value - target) ** 2
     if clip := options.get("value_clip"):
         error = torch.max(error, (old_value + torch.clamp(value - old_value, -clip, clip) - target) ** 2)
-    return -objective.mean() + agent.value_scale * 0.5 * error.mean() - agent.entropy_scale * entropy.mean()
+    return -objective.mean() + c.value_scale * 0.5 * error.mean() - c.entropy_scale * entropy.mean()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_two_rollouts_of_updates_are_those_of_the_algorithm(
     for round_ in range(2):
         steps = fill(agent, last=LAST, terminal=TERMINAL, seed=round_, player=player, after=steps)
         for _ in range(agent.updates_due(0)):
-            kept, turn = deepcopy(agent.rollout), agent.updates % agent.minibatches
+            kept, turn = deepcopy(agent.rollout), agent.updates % agent.config.minibatches
             metrics = agent.update()
             rows = [(i // 3, i % 3) for i in agent.order[6 * turn : 6 * turn + 6].tolist()]
             current, agent.rollout = agent.rollout, kept
@@ -102,7 +104,7 @@ def test_two_rollouts_of_updates_are_those_of_the_algorithm(
             loss.backward()
             norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in networks.parameters()))
             for p in networks.parameters():
-                p.grad *= min(1.0, agent.max_grad_norm / norm)
+                p.grad *= min(1.0, agent.config.max_grad_norm / norm)
             optimizer.step()
             assert metrics["loss/total"].item() == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
             assert metrics["grad_norm/total"].item() == pytest.approx(norm, rel=1e-3)
@@ -123,7 +125,7 @@ def test_it_learns_what_to_do_where(kind: dict[str, Any], make_ppo: Callable[...
         sign = torch.randint(0, 2, (16, 1), generator=generator).float() * 2 - 1
         last = (torch.arange(16) + t) % 7 == 0
         action = player.act({"state": sign}, ended)
-        agent.remember(Step({"state": sign}, action, reward, ended, last, last, dict(player.extras)))
+        agent.add(Step({"state": sign}, action, reward, ended, last, last, dict(player.extras)))
         chosen = action * 2.0 - 1 if agent.codec.discrete else action[:, 0]
         right = chosen * sign[:, 0]
         reward = torch.where(last, 5 * torch.randn(16, generator=generator), right)  # nonsense after ignored actions
@@ -158,7 +160,7 @@ def test_the_ignored_step_changes_nothing_anywhere(
         storage = {key: agent.rollout.trajectory(key) for key in agent.rollout.storage}
         if changed:
             for t, n in {end for end in LAST | TERMINAL if end[0] < 8}:
-                storage["drawn"][t, n] = storage["drawn"][t, n].flip(0) + (0 if agent.codec.discrete else 0.7)
+                storage["raw_action"][t, n] = storage["raw_action"][t, n].flip(0) + (0 if agent.codec.discrete else 0.7)
                 storage["log_prob"][t, n] += 1.3
                 storage["reward"][t + 1, n] -= 50
             for t, n in {end for end in TERMINAL if end[0] < 8}:
@@ -208,7 +210,7 @@ def test_metrics_by_definition(make_ppo: Callable[..., PPO], fill: Callable[...,
     kept = ~rollout["is_last"]
     with torch.no_grad():
         policy, value = agent.networks({"state": rollout["state"].flatten(0, 1)})
-        log_ratio = (policy.log_prob(rollout["drawn"].flatten(0, 1)).view(8, 3) - rollout["log_prob"])[kept]
+        log_ratio = (policy.log_prob(rollout["raw_action"].flatten(0, 1)).view(8, 3) - rollout["log_prob"])[kept]
         value, target = value.view(8, 3)[kept], target[kept]
     metrics = {name: x.item() for name, x in agent.update().items()}
     assert metrics["ppo/approx_kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)

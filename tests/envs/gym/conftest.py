@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 
 # Other processes cannot import a module of the tests.
@@ -66,9 +67,11 @@ def failing() -> type[Failing]:
 def worlds() -> Callable[..., GymVectorEnv]:
     """Makes worlds of such an environment, with its trouble and options of the vector env."""
 
-    def make(trouble: Any, *, num_envs: int = 1, length: int = 4, **options: Any) -> GymVectorEnv:
-        settings = {"frames": "none", "episode_length": 100, "image_size": 16} | options
-        return GymVectorEnv(lambda render_mode: Failing(trouble, length), name="Failing", num_envs=num_envs, **settings)
+    def make(trouble: Any, *, num_envs: int = 1, length: int = 4, image_size: int = 16, **options: Any) -> GymVectorEnv:
+        settings = GymOptions(**{"id": "Failing", "frames": "none", "episode_length": 100} | options)
+        return GymVectorEnv(
+            lambda render_mode: Failing(trouble, length), settings, num_envs=num_envs, image_size=image_size
+        )
 
     return make
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 import sheeplike.envs
 from sheeplike.envs import InvalidOption
-from sheeplike.envs.gym import ids
 from sheeplike.envs.gym.atari import Protocol
+from sheeplike.envs.gym.options import AtariOptions
 from sheeplike.envs.gym.world import derive_seed
 
 
@@ -37,14 +37,15 @@ def test_the_protocol() -> None:
 
 @pytest.mark.parametrize("game", ["pong", "Pong", "ALE/Pong-v5", "ms_pacman", "MsPacman"])
 def test_games_by_any_spelling(game: str) -> None:
-    assert ids.resolve("atari", game) in ("ALE/Pong-v5", "ALE/MsPacman-v5")
-    assert ids.resolve("atari", game).lower().strip("ale/v5-") in game.lower().replace("_", "")
+    resolved = AtariOptions(id=game).resolve().id
+    assert resolved in ("ALE/Pong-v5", "ALE/MsPacman-v5")
+    assert resolved.lower().strip("ale/v5-") in game.lower().replace("_", "")
 
 
 def test_the_games_are_known_without_an_import() -> None:
-    assert set(ids.atari(ids.require("atari"))) == {id for id in gymnasium.registry if id.startswith("ALE/")}
+    assert set(AtariOptions.list_ids()) == {id for id in gymnasium.registry if id.startswith("ALE/")}
     with pytest.raises(InvalidOption, match=r"id='ALE/Pnog-v5': expected one of ale_py's games; nearest: ALE/Pong-v5"):
-        ids.resolve("atari", "ALE/Pnog-v5")
+        AtariOptions(id="ALE/Pnog-v5").resolve()
 
 
 def test_frames_are_the_brighter_of_two_resized_as_the_authors_do() -> None:

@@ -14,7 +14,8 @@ import torch
 
 import sheeplike.envs
 from sheeplike.envs import InvalidOption, Unusable
-from sheeplike.envs.gym import ids, rendering
+from sheeplike.envs.gym import world
+from sheeplike.envs.gym.options import DmcOptions
 from sheeplike.envs.gym.world import derive_seed
 
 if ctypes.util.find_library("EGL"):
@@ -92,13 +93,13 @@ def test_seeds_make_episodes() -> None:
     ],
 )
 def test_tasks_by_any_spelling(spelt: str, meant: str) -> None:
-    assert ids.resolve("dmc", spelt) == meant
+    assert DmcOptions(id=spelt).resolve().id == meant
 
 
 def test_the_tasks_are_known_without_an_import() -> None:
-    assert set(ids.dmc(ids.require("dmc"))) == {f"{domain}-{task}" for domain, task in suite.ALL_TASKS}
+    assert set(DmcOptions.list_ids()) == {f"{domain}-{task}" for domain, task in suite.ALL_TASKS}
     with pytest.raises(InvalidOption, match=r"id='walker-wlk': expected a task of the suite; nearest: walker-walk"):
-        ids.resolve("dmc", "walker-wlk")
+        DmcOptions(id="walker-wlk").resolve()
 
 
 @renders
@@ -109,7 +110,7 @@ def test_the_camera_of_the_quadruped() -> None:
     assert np.array_equal(own.render(), own._env.physics.render(64, 64, camera_id=2))
     with pytest.raises(ValueError, match=r"camera=9: expected a number below \d+; nearest: 0"):
         sheeplike.envs.make("dmc", num_envs=1, camera=9)
-    with pytest.raises(InvalidOption, match=r"frames='observation': expected render or none"):
+    with pytest.raises(InvalidOption, match=r"frames='observation': expected one of render, none"):
         sheeplike.envs.make("dmc", num_envs=1, frames="observation")
 
 
@@ -131,9 +132,9 @@ def test_the_backend_is_chosen_where_there_is_no_screen(monkeypatch: pytest.Monk
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(rendering.sys, "platform", "linux")
-        monkeypatch.setattr(rendering.ctypes.util, "find_library", lambda name: name if name in libraries else None)
-        rendering.choose_backend(required=True)
+        monkeypatch.setattr(world.sys, "platform", "linux")
+        monkeypatch.setattr(world.ctypes.util, "find_library", lambda name: name if name in libraries else None)
+        world.choose_backend(required=True)
         return os.environ.get("MUJOCO_GL")
 
     assert choose({"EGL", "OSMesa"}) == "egl"

@@ -13,8 +13,8 @@ from minigrid.wrappers import RGBImgPartialObsWrapper
 
 import sheeplike.envs
 from sheeplike.envs import InvalidOption
-from sheeplike.envs.gym import ids
 from sheeplike.envs.gym.minigrid import PartialView, tile_size
+from sheeplike.envs.gym.options import MinigridOptions
 
 NEEDS_FILES = {
     f"MiniGrid-WFC-{name}-v0"
@@ -108,7 +108,7 @@ def test_an_unknown_id_gets_the_nearest() -> None:
 def test_the_ids_are_known_without_an_import() -> None:
     registered = {id for id in gymnasium.registry if id.startswith(("MiniGrid-", "BabyAI-"))}
     made_from_a_table = {id for id in registered if id.startswith("MiniGrid-WFC-")}
-    assert set(ids.minigrid(ids.require("minigrid"))) == registered - made_from_a_table
+    assert set(MinigridOptions.list_ids()) == registered - made_from_a_table
 
 
 @pytest.mark.slow

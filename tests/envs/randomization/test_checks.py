@@ -8,7 +8,7 @@ import pytest
 import yaml
 from mujoco import mjx
 
-from sheeplike.commands.sources import CONFIGS
+from sheeplike.config.sources import CONFIGS
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.randomization.spec import InvalidLine
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole

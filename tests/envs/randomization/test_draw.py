@@ -11,8 +11,7 @@ from mujoco import mjx
 from scipy import stats
 from scipy.spatial.transform import Rotation
 
-from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization
-from sheeplike.envs.mjx.randomization.effects import adjust
+from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, adjust_frames
 from sheeplike.envs.mjx.randomization.spec import InvalidLine
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 
@@ -21,9 +20,9 @@ MODEL = mjx.put_model(SCENE, impl="warp")
 KEYS = jax.random.split(jax.random.key(0), 4000)
 
 
-def bind(line=None, *, name="it", nominal=False, **lines):
+def bind(line=None, *, name="it", randomize=True, **lines):
     lines = {**({} if line is None else {name: line}), **lines}
-    return Randomization(lines, SCENE, MODEL, cameras=("front", "wrist"), nominal=nominal)
+    return Randomization(lines, SCENE, MODEL, cameras=("front", "wrist"), randomize=randomize)
 
 
 def spec(field, operation, distribution, **more):
@@ -186,7 +185,9 @@ def test_brightness_of_the_frames():
     variation = bind(gain=line, offset=offset).sample(jax.random.key(1))
     assert variation.model == {}
     image = jnp.arange(0, 256, dtype=jnp.uint8).repeat(3).reshape(16, 16, 3)
-    changed = adjust({"pixels/front": image, "pixels/wrist": image, "depth/front": jnp.ones(3)}, variation.frames)
+    changed = adjust_frames(
+        {"pixels/front": image, "pixels/wrist": image, "depth/front": jnp.ones(3)}, variation.frames
+    )
     gain = float(variation.drawn["gain"][0, 0])
     expected = np.asarray(image, np.float32) * np.float32(gain) + np.float32([0, 0, 25.5])
     np.testing.assert_array_equal(changed["pixels/front"], np.clip(np.round(expected), 0, 255).astype(np.uint8))
@@ -226,7 +227,7 @@ def test_nominal_worlds_are_the_scene_in_the_same_terms():
         "late": spec("action.delay", "set", {"choice": [1, 2]}),
         "place": spec("cam_pos", "add", {"uniform": [1, 2]}),
     }
-    drawn, nominal = (bind(**lines, nominal=value).sample(jax.random.key(0)) for value in (False, True))
+    drawn, nominal = (bind(**lines, randomize=value).sample(jax.random.key(0)) for value in (True, False))
     assert [v.shape for v in drawn.drawn.values()] == [v.shape for v in nominal.drawn.values()]
     assert drawn.drawn.keys() == nominal.drawn.keys()
     assert all((drawn.model, drawn.frames, drawn.delay))
@@ -234,7 +235,7 @@ def test_nominal_worlds_are_the_scene_in_the_same_terms():
     for name, value in {"mass": 1, "turn": 0, "late": 0, "place": 0, "light": 1}.items():
         np.testing.assert_array_equal(nominal.drawn[name], value)
     np.testing.assert_allclose(nominal.drawn["colour"], SCENE.geom_rgba.mean(), rtol=1e-5)
-    assert bind(**lines, nominal=True).max_delay == 0
+    assert bind(**lines, randomize=False).max_delay == 0
 
 
 def test_names_leave_out_what_is_marked():
@@ -256,12 +257,12 @@ def test_materials_go_by_name():
         Randomization({"m": spec("geom_matid", "set", {"choice": ["stel"]})}, scene, model)
 
 
-def test_nominal_colours_are_told_as_they_look():
+def test_nominal_colours_are_those_that_are_seen():
     xml = """<mujoco><asset><material name="red" rgba="1 0 0 1"/></asset><worldbody><body>
       <geom name="painted" size=".1" material="red"/></body></worldbody></mujoco>"""
     scene = mujoco.MjModel.from_xml_string(xml)
     line = {"colour": spec("geom_rgba", "set", {"uniform": [0, 1]})}
-    nominal = Randomization(line, scene, mjx.put_model(scene, impl="warp"), nominal=True)
+    nominal = Randomization(line, scene, mjx.put_model(scene, impl="warp"), randomize=False)
     assert nominal.sample(jax.random.key(0)).drawn["colour"].tolist() == [[1, 0, 0, 1]]
 
 

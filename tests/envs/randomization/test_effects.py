@@ -11,7 +11,7 @@ import pytest
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.forced import memory_fields, replaced
+from sheeplike.envs.mjx.overrides import memory_fields, replace_fields
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -184,19 +184,22 @@ def test_pixels_follow_what_was_drawn(hover):
 def test_worlds_that_are_not_chosen_draw_and_the_next_episode_draws_again(hover):
     hover.reset(seed=5)
     drawn = hover.variation
-    hover.reset(seed=5, options={"variation": {"mass": 1.25, "camera": [1, 2, 3]}, "worlds": [2, 4]})
-    forced = hover.variation
+    given = {"variation": {"mass": 1.25, "camera": [1, 2, 3]}, "worlds": [2, 4]}
+    hover.reset(seed=5, options=given)
+    overridden = hover.variation
     for world in range(hover.num_envs):
         if world in (2, 4):
-            assert forced["mass"][world].item() == 1.25
-            assert forced["camera"][world].flatten().tolist() == [1, 2, 3]
+            assert overridden["mass"][world].item() == 1.25
+            assert overridden["camera"][world].flatten().tolist() == [1, 2, 3]
         else:
-            assert torch.equal(forced["mass"][world], drawn["mass"][world])
-    assert torch.equal(forced["gravity"], drawn["gravity"])
+            assert torch.equal(overridden["mass"][world], drawn["mass"][world])
+    assert torch.equal(overridden["gravity"], drawn["gravity"])
     assert hover.varied_fields["body_mass"][2, 1].item() == 2.5
+    compilations = hover.simulator.compilations
     hover.reset()
     assert (hover.variation["mass"] != 1.25).all()
-    assert hover.simulator.compilations == 1, "forcing is compiled on its own"
+    hover.reset(options=given)
+    assert hover.simulator.compilations == compilations, "once for the names, and never again"
 
 
 def test_memory_can_be_set_beside_the_variation(hover):
@@ -258,8 +261,8 @@ def test_values_of_several_lines_are_checked_together(mass, more, message):
     lines = {"mass": scaled("body_mass", of="drone"), "load": chosen("body_mass", "add", [-1.0, 0.0], of="drone")}
     lines["mass"]["distribution"] = {"uniform": [0.75, 2.0]}
     randomization = Randomization(lines, scene, mjx.put_model(scene, impl="warp"))
-    forced = {"mass": mass} if more is None else {"mass": mass, "load": more}
-    found = randomization.check({name: np.float32(value).reshape(-1, 1, 1) for name, value in forced.items()})
+    given = {"mass": mass} if more is None else {"mass": mass, "load": more}
+    found = randomization.check({name: np.float32(value).reshape(-1, 1, 1) for name, value in given.items()})
     assert found is None if message is None else message in found[1]
 
 
@@ -267,15 +270,15 @@ def test_dictionaries_in_a_memory_are_reached_by_path():
     memory = Nested(jnp.zeros(3), {"goal": jnp.zeros((3, 2)), "deep": {"time": jnp.zeros(3)}}, {})
     assert list(memory_fields(memory)) == ["obs", "info.goal", "info.deep.time", "metrics"]
     choice = jnp.array([False, True, False]), jnp.full(3, 7.0)
-    new = jax.vmap(lambda memory, choice: replaced(memory, {"info.deep.time": choice}))(memory, choice)
+    new = jax.vmap(lambda memory, choice: replace_fields(memory, {"info.deep.time": choice}))(memory, choice)
     assert new.info["deep"]["time"].tolist() == [0, 7, 0]
     assert memory.info["deep"]["time"].tolist() == [0, 0, 0]
     assert new.info["goal"].tolist() == memory.info["goal"].tolist()
 
 
-def test_nominal_worlds_take_no_function_that_draws():
-    with pytest.raises(ValueError, match=r"nominal=True: expected False beside variation="):
-        MjxVectorEnv(Hover(), num_envs=1, nominal=True, variation=lambda key: {})
+def test_worlds_that_are_not_randomized_take_no_function_that_draws():
+    with pytest.raises(ValueError, match=r"randomize=False: expected True beside variation="):
+        MjxVectorEnv(Hover(), num_envs=1, randomize=False, variation=lambda key: {})
 
 
 def test_saved_worlds_go_on_as_they_were(hover):

@@ -89,7 +89,7 @@ def test_a_line_that_the_recipe_has_not():
 
 
 def test_shipped_recipes_are_read():
-    from sheeplike.commands.sources import CONFIGS
+    from sheeplike.config.sources import CONFIGS
 
     recipes = sorted((CONFIGS / "randomization").glob("*.yaml"))
     assert {path.stem for path in recipes} >= {"none", "franka_vision", "franka_physics", "cartpole_vision"}

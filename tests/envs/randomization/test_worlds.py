@@ -5,7 +5,7 @@ import torch
 import yaml
 
 import sheeplike.envs
-from sheeplike.commands.sources import CONFIGS
+from sheeplike.config.sources import CONFIGS
 
 EXTRA = {
     "brightness": {
@@ -109,7 +109,7 @@ def test_variation_is_observed_and_only_by_the_critic(worlds):
 
 def test_nominal_worlds_are_those_without_randomization():
     action = torch.tensor([[0.3, -0.2, -1.0]]).repeat(2, 1)
-    nominal, plain = make(2, nominal=True), make(2, lines=None)
+    nominal, plain = make(2, randomize=False), make(2, lines=None)
     seen = []
     for env in (nominal, plain):
         obs = [env.reset(seed=4)[0]] + [env.step(action)[0] for _ in range(8)]
@@ -118,7 +118,7 @@ def test_nominal_worlds_are_those_without_randomization():
         assert torch.equal(here["state"], there["state"])
         assert torch.equal(here["pixels/front"], there["pixels/front"])
     assert nominal.single_observation_space == make_space()
-    with pytest.raises(ValueError, match="nominal"):
+    with pytest.raises(ValueError, match="not randomized"):
         nominal.reset(options={"variation": {"gravity": 1.0}})
     nominal.close()
     plain.close()

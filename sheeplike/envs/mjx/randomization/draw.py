@@ -64,13 +64,13 @@ class Randomization:
         scene: the compiled scene.
         model: the same on the device.
         cameras: that are rendered.
-        nominal: draw nothing and vary nothing: every world is the compiled scene, described in the same terms.
+        randomize: False: draw nothing and vary nothing; every world is the compiled scene, described in the same terms.
 
     Attributes:
         names: of the lines, in their order.
         shapes: ``(R, C)`` of what each line draws.
         max_delay: the longest that an action can wait, in control steps.
-        is_nominal: whether every world is the compiled scene.
+        randomize: as given.
         remarks: what a user should know: constants that keep their nominal values.
 
     Raises:
@@ -84,9 +84,9 @@ class Randomization:
         model: mjx.Model,
         *,
         cameras: Sequence[str] = (),
-        nominal: bool = False,
+        randomize: bool = True,
     ) -> None:
-        self._scene, self._cameras, self.is_nominal = scene, tuple(cameras), nominal
+        self._scene, self._cameras, self.randomize = scene, tuple(cameras), randomize
         self._fields: dict[str, Field] = {}
         self.remarks: list[str] = []
         parsed = parse(lines)
@@ -95,10 +95,10 @@ class Randomization:
                 self._fields[path] = find(line.name, path, scene, model)
         self._start_from_materials(parsed)
         self._lines = tuple(self._bind(line) for line in parsed)
-        self._check(self._reaches())
+        self._check_signs()
         self.names = tuple(bound.line.name for bound in self._lines)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
-        delays = [] if nominal else [bound for bound in self._lines if DELAY in bound.line.fields]
+        delays = [bound for bound in self._lines if randomize and DELAY in bound.line.fields]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
@@ -108,7 +108,7 @@ class Randomization:
 
     def draw(self, key: jax.Array) -> dict[str, jax.Array]:
         """What each line draws, float32 (R, C). A line's numbers do not depend on which other lines there are."""
-        if self.is_nominal:
+        if not self.randomize:
             return {bound.line.name: jnp.asarray(bound.neutral) for bound in self._lines}
         return {
             bound.line.name: _draw(bound, jax.random.fold_in(key, zlib.crc32(bound.line.name.encode())))
@@ -117,7 +117,7 @@ class Randomization:
 
     def apply(self, drawn: Mapping[str, jax.Array]) -> Variation:
         """The variation that follows from these numbers; nominal worlds take the model as it is."""
-        if self.is_nominal:
+        if not self.randomize:
             return NOMINAL._replace(drawn=dict(drawn))
         model = {path: field.nominal for path, field in self._fields.items()}
         frames: dict[str, jax.Array] = {}
@@ -157,17 +157,17 @@ class Randomization:
             else:
                 frames[name] = before.at[1, components].add(numbers[index])
 
-    def check(self, forced: Mapping[str, np.ndarray]) -> tuple[str, str] | None:
+    def check(self, overrides: Mapping[str, np.ndarray]) -> tuple[str, str] | None:
         """What is wrong with values that lines are to take instead of drawing.
 
         Args:
-            forced: float32 (M, R, C) by name of line, in the same M worlds.
+            overrides: float32 (M, R, C) by name of line, in the same M worlds.
 
         Returns:
             A line's name and what was expected of it, or None: the values are as good as drawn.
         """
         for bound in self._lines:
-            name, values = bound.line.name, forced.get(bound.line.name)
+            name, values = bound.line.name, overrides.get(bound.line.name)
             if values is None:
                 continue
             if DELAY in bound.line.fields:
@@ -175,22 +175,21 @@ class Randomization:
                     return name, f"whole control steps from 0 to {self.max_delay}"
             elif found := unfit_index(bound.targets, values, self._scene):
                 return name, found[1]
-        each = zip(*forced.values(), strict=True)
+        each = zip(*overrides.values(), strict=True)
         for world in {tuple(value.tobytes() for value in values): values for values in each}.values():
-            reaches = self._reaches({name: (value, value) for name, value in zip(forced, world, strict=True)})
+            reaches = self._reaches({name: (value, value) for name, value in zip(overrides, world, strict=True)})
             if found := unfit_sign(reaches):
-                return (found[0].name if found[0].name in forced else next(iter(forced))), found[1]
+                return (found[0].name if found[0].name in overrides else next(iter(overrides))), found[1]
         return None
 
-    def _reaches(self, forced: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None) -> list[Reach]:
-        forced = forced or {}
+    def _reaches(self, overrides: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[Reach]:
         return [
-            Reach(line, targets, *forced.get(line.name, extent(line.distribution, low, high)))
+            Reach(line, targets, *overrides.get(line.name, extent(line.distribution, low, high)))
             for line, targets, _, low, high, _ in self._lines
         ]
 
-    def _check(self, reaches: list[Reach]) -> None:
-        if found := unfit_sign(reaches):
+    def _check_signs(self) -> None:
+        if found := unfit_sign(self._reaches({})):
             line, expected = found
             given = [list(entry) if isinstance(entry, tuple) else entry for entry in line.parameters]
             raise InvalidLine(line.name, f"distribution.{line.distribution}", given, expected)
@@ -248,13 +247,8 @@ class Randomization:
                         line.name, "of", names[row], f"one that is fixed to its body: {path} of this follows"
                     )
         if path == "mat_rgba" and self._shown.isdisjoint(target.rows.tolist()):
-            raise InvalidLine(
-                line.name,
-                "of",
-                list(line.of),
-                "a material whose colour is seen: no geom shows it",
-            )
-        if path in KEPT and not self.is_nominal:
+            raise InvalidLine(line.name, "of", list(line.of), "a material whose colour is seen: no geom shows it")
+        if path in KEPT and self.randomize:
             self.remarks.append(
                 f"randomization.{line.name}: {path} changes, but {KEPT[path]} keep their nominal values"
             )
@@ -360,3 +354,32 @@ def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:
     return jnp.concatenate(
         [w * scalar - (v * vector).sum(-1, keepdims=True), w * vector + scalar * v + jnp.cross(v, vector)], axis=-1
     )
+
+
+def delay_action(
+    action: jax.Array, waiting: dict[str, jax.Array], variation: Variation
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The action that takes effect now, and those that still wait."""
+    if not waiting:
+        return action, waiting
+    line = jnp.concatenate([action[None], waiting[DELAY]])
+    return line[variation.delay[DELAY]], {DELAY: line[:-1]}
+
+
+def append_variation(vectors: dict[str, jax.Array], variation: Variation) -> dict[str, jax.Array]:
+    """The vectors of one world and what it drew: as ``variation``, and at the end of ``privileged_state``."""
+    if not variation.drawn:
+        return dict(vectors)
+    drawn = jnp.concatenate([numbers.reshape(-1) for _, numbers in sorted(variation.drawn.items())])
+    seen = vectors.get("privileged_state", vectors.get("state", jnp.zeros(0)))
+    return vectors | {"variation": drawn, "privileged_state": jnp.concatenate([seen, drawn])}
+
+
+def adjust_frames(frames: dict[str, jax.Array], changes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Frames of one world with the brightness and colours of its cameras changed; uint8 as before."""
+    adjusted = dict(frames)
+    for camera, (factor, offset) in changes.items():
+        if (name := f"pixels/{camera}") in frames:
+            colours = frames[name].astype(jnp.float32) * factor + 255.0 * offset
+            adjusted[name] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
+    return adjusted

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sheeplike.names import nearest
+from sheeplike.options import nearest
 
 OPERATIONS = ("set", "add", "scale", "rotate", "aim")
 DISTRIBUTIONS = {

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import mujoco
 
-from sheeplike.envs.arguments import ImageSize
+from sheeplike.envs.contract import ImageSize
 from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
-from sheeplike.envs.mjx.rendering.none import NoRenderer
-from sheeplike.envs.mjx.rendering.protocol import Frames, Renderer
+from sheeplike.envs.mjx.rendering.protocol import Frames, NoRenderer, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
-from sheeplike.names import one_of
+from sheeplike.options import one_of
 
 __all__ = [
     "RENDERERS",

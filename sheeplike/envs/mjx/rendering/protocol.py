@@ -1,4 +1,4 @@
-"""What the simulator knows of a renderer."""
+"""What the simulator knows of a renderer, and the one that renders nothing."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -9,6 +9,9 @@ from gymnasium import spaces
 from mujoco import mjx
 
 Frames = dict[str, jax.Array]
+
+ENVS = "envs"
+"""The name of the axis over which the simulator maps its worlds."""
 
 GEOM_GROUPS = (0, 1, 2)
 """Which geoms are drawn; collision shapes are in the groups above."""
@@ -41,6 +44,22 @@ class Renderer(Protocol):
             metres, ``"segmentation/<camera>"`` int32 (H, W, 1); and ``data``, whose returned form must replace the one
             passed in.
         """
+
+
+class NoRenderer:
+    """No frames, for agents that learn from vectors: allocates nothing, and a scene without a camera will do."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.image_sizes: dict[str, tuple[int, int]] = {}
+        self.spaces: dict[str, spaces.Box] = {}
+
+    def vary(self, fields: Collection[str]) -> None: ...
+
+    def open(self) -> None: ...
+
+    def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
+        return {}, data
 
 
 def frame_spaces(

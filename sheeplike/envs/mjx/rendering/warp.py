@@ -10,10 +10,9 @@ import mujoco
 from mujoco import mjx
 from mujoco.mjx.warp import ffi
 
-from sheeplike.envs.arguments import ImageSize
-from sheeplike.envs.mjx.cameras import place_cameras_and_lights, resolve_cameras
+from sheeplike.envs.contract import ImageSize
+from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights, resolve_cameras, resolve_image_sizes
 from sheeplike.envs.mjx.rendering.protocol import GEOM_GROUPS, Frames, frame_spaces
-from sheeplike.envs.mjx.rendering.sizes import resolve_image_sizes
 
 INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
 """Fields of the model that decide where the ray of a pixel goes."""

@@ -32,8 +32,8 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from sheeplike.envs.mjx import kinematics
 from sheeplike.envs.mjx.task import Outcome
+from sheeplike.envs.mjx.tasks import panda
 
 WEIGHTS = {"gripper_box": 4.0, "box_target": 8.0, "no_floor_collision": 0.25, "lifted": 0.5, "success": 2.0}
 MAX_RETURN = sum(WEIGHTS.values())
@@ -155,7 +155,7 @@ class FrankaPick:
         move = jnp.stack([jnp.zeros(()), action[0], action[1]]) * TIP_STEP
         tip = jnp.clip(memory.tip + move, TIP_LOW, TIP_HIGH)
         straight_down = jnp.diag(jnp.array([1.0, -1.0, -1.0]))
-        joints = kinematics.inverse_step(data.ctrl[:7], tip, straight_down, self._rest)
+        joints = panda.inverse_step(data.ctrl[:7], tip, straight_down, self._rest)
         gripper = data.ctrl[7] + jnp.where(action[2] < 0.0, -GRIPPER_STEP, GRIPPER_STEP)
         ctrl = jnp.concatenate([joints, jnp.clip(gripper, 0.0, 0.04)[None]])
         return data.replace(ctrl=ctrl), memory._replace(tip=tip)

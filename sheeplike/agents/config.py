@@ -1,0 +1,52 @@
+"""What every agent's configuration has: its options, and what a run asks of them before the agent exists."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+
+from sheeplike.options import Options
+
+
+class AgentConfig(Options):
+    """Options of an agent; a subclass adds its own, each written once, and narrows ``name`` to a ``Literal``.
+
+    Attributes:
+        name: the algorithm.
+        observations: glob patterns of what the agent sees.
+
+    Class attributes:
+        dry_run: options that make a run pass through every stage in the shortest time.
+        collecting: what a run does until the agent learns for the first time, for the progress line.
+        memory_options: options whose smaller values take less memory, the most effective first.
+    """
+
+    name: str
+    observations: tuple[str, ...] = Field(
+        ("pixels/*",), min_length=1, description="glob patterns of the observations that the agent sees"
+    )
+
+    dry_run: ClassVar[dict[str, Any]] = {}
+    collecting: ClassVar[str] = "collecting"
+    memory_options: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, *, num_envs: int, total_steps: int) -> Self:
+        """Check the options against the run, and fill in those that follow from it.
+
+        Raises:
+            InvalidOption: the run cannot be made with these; its key is the full path, such as ``agent.batch_length``.
+        """
+        return self
+
+    def first_update(self, num_envs: int) -> int:
+        """Policy steps of a new run after which the first update can come."""
+        return num_envs
+
+    def updates(self, start: int, stop: int, num_envs: int) -> int | None:
+        """Gradient steps between two policy steps of a run, or None where that is not known."""
+        return None
+
+    def acting_only(self, num_envs: int) -> Self:
+        """Options of an agent that acts and never learns, with as little memory as possible."""
+        return self

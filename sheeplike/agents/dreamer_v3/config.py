@@ -1,0 +1,155 @@
+"""Options of DreamerV3: the numbers of the authors' code (``danijar/dreamerv3``), where a line says nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from sheeplike.agents.config import AgentConfig
+from sheeplike.options import InvalidOption, Options
+
+CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
+WRITE_HEAD = 1  # steps of each ring that no sequence may span
+
+
+class Size(Options):
+    """Widths of the model."""
+
+    deter: int = Field(ge=8, multiple_of=8, description="width of the recurrent state")
+    hidden: int = Field(ge=1, description="width of the recurrent model's hidden layers")
+    classes: int = Field(ge=2, le=256, description="classes of each of the 32 categorical latents")
+    depth: int = Field(ge=2, multiple_of=2, description="base channels of the convolutions")
+    units: int = Field(ge=1, description="width of the encoder's, decoder's and heads' layers")
+
+
+SIZES = {
+    "1m": Size(deter=512, hidden=64, classes=4, depth=4, units=64),
+    "12m": Size(deter=2048, hidden=256, classes=16, depth=16, units=256),
+    "25m": Size(deter=3072, hidden=384, classes=24, depth=24, units=384),
+    "50m": Size(deter=4096, hidden=512, classes=32, depth=32, units=512),
+    "100m": Size(deter=6144, hidden=768, classes=48, depth=48, units=768),
+    "200m": Size(deter=8192, hidden=1024, classes=64, depth=64, units=1024),
+    "400m": Size(deter=12288, hidden=1536, classes=96, depth=96, units=1536),
+}
+
+
+class LossScales(Options):
+    """Weight of each loss; ``reconstruction`` is that of every observation, targets too."""
+
+    reconstruction: float = Field(1.0, ge=0, description="observations, each of which is predicted back")
+    reward: float = Field(1.0, ge=0, description="reward")
+    continue_: float = Field(1.0, ge=0, alias="continue", description="whether the episode goes on")
+    dyn: float = Field(1.0, ge=0, description="KL divergence that moves the prior to the posterior")
+    rep: float = Field(0.1, ge=0, description="KL divergence that moves the posterior to the prior")
+    policy: float = Field(1.0, ge=0, description="actor")
+    value: float = Field(1.0, ge=0, description="critic on imagined states")
+    replay_value: float = Field(0.3, ge=0, description="critic on replayed states")
+
+
+class DreamerV3Config(AgentConfig):
+    """Options of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`."""
+
+    name: Literal["dreamer_v3"] = Field("dreamer_v3", description="the algorithm")
+    targets: tuple[str, ...] = Field(
+        (),
+        description="glob patterns of observations that it predicts without seeing them, such as privileged_state, to "
+        "shape its latents",
+    )
+    size: Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size = Field(
+        "12m", description="preset, or the widths of the model"
+    )
+    replay_ratio: float = Field(0.0625, gt=0, description="gradient steps per policy step after learning_starts")
+    learning_starts: int | None = Field(
+        None, ge=0, description="policy steps before the first gradient step; null: when the replay holds a batch"
+    )
+    replay_size: int = Field(500_000, ge=1, description="policy steps kept for replay, over all worlds")
+    batch_size: int = Field(16, ge=1, description="sequences per gradient step")
+    batch_length: int = Field(64, ge=2, description="time steps per sequence")
+    learning_rate: float = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
+    warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient")
+    eps: float = Field(1e-20, gt=0, description="added to the root of the squared gradient")
+    agc: float = Field(0.3, gt=0, description="largest gradient norm, relative to its parameter's norm")
+    unimix: float = Field(0.01, ge=0, lt=1, description="share of a uniform distribution in the latents")
+    policy_unimix: float = Field(
+        0.0, ge=0, lt=1, description="share of a uniform distribution in a discrete policy; the paper has 0.01"
+    )
+    free_nats: float = Field(1.0, ge=0, description="nats of KL divergence that cost nothing")
+    imagination_length: int = Field(15, ge=1, description="imagined time steps")
+    horizon: float = Field(333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)")
+    return_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the lambda-returns")
+    entropy_scale: float = Field(3e-4, ge=0, description="weight of the policy's entropy")
+    slow_critic_rate: float = Field(
+        0.02, gt=0, le=1, description="how far the slow critic moves after each gradient step"
+    )
+    loss_scales: LossScales = Field(LossScales(), description="weight of each loss")
+
+    dry_run: ClassVar[dict[str, Any]] = {
+        "size": "1m",
+        "replay_ratio": 0.0625,
+        "replay_size": 1024,
+        "batch_size": 4,
+        "batch_length": 8,
+    }
+    collecting: ClassVar[str] = "filling the replay"
+    memory_options: ClassVar[tuple[str, ...]] = ("replay_size", "batch_size", "batch_length", "imagination_length")
+
+    @property
+    def widths(self) -> Size:
+        """The widths that ``size`` names or is."""
+        return SIZES[self.size] if isinstance(self.size, str) else self.size
+
+    @property
+    def train_ratio(self) -> float:
+        """Replayed time steps per policy step, as the authors count: how often a frame is trained on, on average."""
+        return self.replay_ratio * self.batch_size * self.batch_length
+
+    def check(self, *, num_envs: int, total_steps: int) -> Self:
+        """Fill in ``learning_starts``, and check that the replay holds a sequence and the run makes an update.
+
+        Raises:
+            InvalidOption: one of ``batch_length``, ``learning_starts`` and ``total_steps`` does not fit the others.
+        """
+        needed = num_envs * (self.batch_length + CONTEXT + WRITE_HEAD)
+        if self.replay_size < needed:
+            steps = self.replay_size // num_envs
+            longest = steps - CONTEXT - WRITE_HEAD
+            expected = (
+                f"at most {longest}, since agent.replay_size={self.replay_size} keeps {steps} steps of each of the "
+                f"{num_envs} worlds; or agent.replay_size={needed}"
+                if longest >= 2
+                else f"a replay that holds a sequence of each of the {num_envs} worlds: agent.replay_size={needed}"
+            )
+            raise InvalidOption("agent.batch_length", self.batch_length, expected, longest if longest >= 2 else None)
+        smallest = self._smallest_replay(num_envs)
+        starts = self.first_update(num_envs)
+        if starts < smallest:
+            expected = (
+                f"at least {smallest}, when the replay holds one batch of {self.batch_size} x {self.batch_length} "
+                f"steps, and each of the {num_envs} worlds a sequence of it and the step before"
+            )
+            raise InvalidOption("agent.learning_starts", starts, expected, smallest)
+        first = starts + math.ceil(1 / self.replay_ratio)
+        if total_steps < first:
+            expected = f"at least {first}, where the first gradient step comes (agent.learning_starts={starts})"
+            raise InvalidOption("total_steps", total_steps, expected, first)
+        return self.replace(learning_starts=starts)
+
+    def first_update(self, num_envs: int) -> int:
+        """``learning_starts``, or when the replay holds one batch and a sequence of every world."""
+        return self._smallest_replay(num_envs) if self.learning_starts is None else self.learning_starts
+
+    def updates(self, start: int, stop: int, num_envs: int) -> int:
+        """Gradient steps between two policy steps, by the replay ratio."""
+        return int(max(stop - max(self.first_update(num_envs), start), 0) * self.replay_ratio)
+
+    def acting_only(self, num_envs: int) -> Self:
+        """These options, with the smallest replay there can be."""
+        return self.replace(replay_size=num_envs * (self.batch_length + CONTEXT + WRITE_HEAD))
+
+    def _smallest_replay(self, num_envs: int) -> int:
+        """Policy steps after which the replay can serve a batch."""
+        return max(num_envs * (self.batch_length + CONTEXT), min(self.batch_size * self.batch_length, self.replay_size))

@@ -1,0 +1,70 @@
+"""Updates whose numbers are not finite: they are skipped on the device and counted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from sheeplike.agents.agent import own_randomness
+from sheeplike.nn.optimizers import load_in_place
+
+
+class SkipCounter:
+    """Counts skipped updates without asking the device.
+
+    Both counters stay at their addresses: a captured update writes them there.
+
+    Attributes:
+        skipped_in_a_row: 0-dim int64; updates skipped since the last one whose numbers were finite.
+        skipped_total: 0-dim int64; all that were ever skipped.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.skipped_in_a_row, self.skipped_total = (
+            torch.zeros((), dtype=torch.int64, device=device) for _ in range(2)
+        )
+
+    def count(self, finite: Tensor) -> Tensor:
+        """Count one update, given whether its numbers were finite, 0-dim bool.
+
+        Returns:
+            0-dim float32, 1 where the update is to be skipped: an optimizer's ``found_inf``.
+        """
+        skipped = (~finite).long()
+        self.skipped_in_a_row.add_(1).mul_(skipped)
+        self.skipped_total.add_(skipped)
+        return (~finite).float()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The counters themselves."""
+        return {"skipped_in_a_row": self.skipped_in_a_row, "skipped_total": self.skipped_total}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on counting from ``state``, which may hold more than the counters."""
+        for name, counter in self.state_dict().items():
+            counter.copy_(state[name])
+
+
+def health(total: Tensor, skip: Tensor) -> dict[str, Tensor]:
+    """Metrics of an update that minimised ``total`` and was skipped where ``skip`` is 1; averages leave NaN out."""
+    return {"health/nonfinite_loss": (~total.isfinite()).float(), "health/skipped_update": skip}
+
+
+@contextmanager
+def preserve_state(
+    networks: nn.Module, optimizer: torch.optim.Optimizer, skips: SkipCounter, device: torch.device
+) -> Iterator[None]:
+    """Undo what updates within it change: these objects, in place, and the global random state. For warming up."""
+    before = copy.deepcopy((networks.state_dict(), optimizer.state_dict(), skips.state_dict()))
+    try:
+        with own_randomness(device):
+            yield
+    finally:
+        networks.load_state_dict(before[0])
+        load_in_place(optimizer, optimizer.load_state_dict, before[1])
+        optimizer.zero_grad(set_to_none=False)
+        skips.load_state_dict(before[2])

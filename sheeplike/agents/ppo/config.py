@@ -1,0 +1,112 @@
+"""Options of PPO.
+
+The recipes of ``configs/env/`` have what was published for a task, those of ``configs/profile/`` what suits a machine.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from sheeplike.agents.config import AgentConfig
+from sheeplike.options import InvalidOption, Options
+
+Width = Annotated[int, Field(ge=1)]
+
+
+class Vision(Options):
+    """How images are seen; see :class:`sheeplike.nn.cnn.CNN`."""
+
+    layout: Literal["max_pool", "nature"] = Field("max_pool", description="convolutions")
+    head: Literal["flatten", "average", "max", "spatial_softmax"] = Field(
+        "flatten", description="what becomes of the last feature map"
+    )
+    normalise_channels: bool = Field(False, description="whiten each channel of each image, without parameters")
+    shared: bool = Field(False, description="one network for all cameras, or one for each")
+
+
+class PPOConfig(AgentConfig):
+    """Options of :class:`~sheeplike.agents.ppo.agent.PPO`."""
+
+    name: Literal["ppo"] = Field("ppo", description="the algorithm")
+    value_observations: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="glob patterns of what the value sees, such as privileged_state; null: what the policy sees",
+    )
+    frame_stack: int = Field(
+        1, ge=1, le=16, description="frames that an image consists of; the policy has no memory: in one nothing moves"
+    )
+    augment: bool = Field(False, description="move all images of a trajectory by a random few pixels")
+    vision: Vision = Field(Vision(), description="how images are seen")
+    activation: Literal["elu", "relu", "silu", "tanh"] = Field("elu", description="between layers")
+    policy_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the policy's layers")
+    value_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the value's layers")
+    shared_trunk: bool = Field(False, description="policy and value see through the same convolutions")
+    distribution: Literal["auto", "tanh_normal", "clipped_normal", "categorical"] = Field(
+        "auto", description="of actions; auto: tanh_normal, or categorical where actions are discrete"
+    )
+    rollout_length: int = Field(20, ge=1, description="steps of every world between two updates")
+    minibatches: int = Field(8, ge=1, description="parts of a rollout, one gradient step each")
+    epochs: int = Field(8, ge=1, description="passes over a rollout")
+    discount: float = Field(0.99, ge=0, lt=1, description="of future rewards")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
+    reward_scaling: float = Field(1.0, gt=0, description="factor of all rewards")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="step size of Adam")
+    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
+    clip: float = Field(0.3, gt=0, description="how far the ratio of probabilities may leave 1")
+    value_clip: float | None = Field(None, gt=0, description="how far a value may move; null: any distance")
+    value_scale: float = Field(0.5, ge=0, description="weight of the value's loss")
+    entropy_scale: float = Field(0.01, ge=0, description="weight of the policy's entropy")
+    normalise_advantage: bool = Field(True, description="mean 0 and deviation 1 in each minibatch")
+    kl_control: Literal["none", "early_stop", "adaptive_lr"] = Field(
+        "none",
+        description="what happens when the policy moves by more than kl_target: early_stop skips the rest of the "
+        "updates on this rollout beyond 1.5 times as much; adaptive_lr lowers the learning rate beyond twice as much, "
+        "and raises it below half of it",
+    )
+    kl_target: float = Field(0.01, gt=0, description="nats of KL divergence between two policies")
+
+    dry_run: ClassVar[dict[str, Any]] = {"rollout_length": 16, "minibatches": 2, "epochs": 2}
+    collecting: ClassVar[str] = "collecting a rollout"
+    memory_options: ClassVar[tuple[str, ...]] = ("rollout_length", "frame_stack")
+
+    def check(self, *, num_envs: int, total_steps: int) -> Self:
+        """Check that a rollout divides into minibatches, and that the run is long enough for one.
+
+        Raises:
+            InvalidOption: ``minibatches`` or ``total_steps`` does not fit.
+        """
+        steps = num_envs * self.rollout_length
+        if steps % self.minibatches:
+            divisors = [count for count in range(1, steps + 1) if steps % count == 0]
+            raise InvalidOption(
+                "agent.minibatches",
+                self.minibatches,
+                f"a divisor of the rollout's {steps} steps (env.num_envs={num_envs} x agent.rollout_length="
+                f"{self.rollout_length})",
+                min(divisors, key=lambda count: abs(count - self.minibatches)),
+            )
+        first = steps + num_envs
+        if total_steps < first:
+            expected = (
+                f"at least {first}, where the first rollout is complete: {self.rollout_length} steps of each of the "
+                f"{num_envs} worlds, and the one that bootstraps them"
+            )
+            raise InvalidOption("total_steps", total_steps, expected, first)
+        return self
+
+    def first_update(self, num_envs: int) -> int:
+        """When every world has taken the steps of a rollout."""
+        return self.rollout_length * num_envs
+
+    def updates(self, start: int, stop: int, num_envs: int) -> int:
+        """Gradient steps between two policy steps; a rollout is complete with the step that bootstraps it."""
+        before, after = (max(math.ceil(steps / num_envs) - 1, 0) // self.rollout_length for steps in (start, stop))
+        return (after - before) * self.epochs * self.minibatches
+
+    def acting_only(self, num_envs: int) -> Self:
+        """These options, with the smallest rollout there can be."""
+        return self.replace(rollout_length=1, minibatches=1)

@@ -1,0 +1,84 @@
+"""Agents by name: built-in ones, and those that installed packages add as entry points of ``sheeplike.agents``.
+
+Importing this module imports no agent, and neither torch nor JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sheeplike import entry_points
+from sheeplike.agents.config import AgentConfig
+from sheeplike.agents.dreamer_v3.config import DreamerV3Config
+from sheeplike.agents.ppo.config import PPOConfig
+from sheeplike.options import InvalidOption, nearest
+
+GROUP = "sheeplike.agents"
+"""The entry points that name an :class:`AgentSpec` of another package."""
+
+
+class AgentSpec(NamedTuple):
+    """What a run needs to know of an agent.
+
+    Attributes:
+        config: the class of its options.
+        build: makes the agent, as ``build(observation_space, action_space, config, *, num_envs, device, compile,
+            autocast, seed)``; the agent's class, for one. See :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
+    """
+
+    config: type[AgentConfig]
+    build: Callable[..., Any]
+
+
+def _dreamer_v3(*args: Any, **kwargs: Any) -> Any:
+    from sheeplike.agents.dreamer_v3.agent import DreamerV3  # torch takes seconds
+
+    return DreamerV3(*args, **kwargs)
+
+
+def _ppo(*args: Any, **kwargs: Any) -> Any:
+    from sheeplike.agents.ppo.agent import PPO
+
+    return PPO(*args, **kwargs)
+
+
+_BUILT_IN = {"dreamer_v3": AgentSpec(DreamerV3Config, _dreamer_v3), "ppo": AgentSpec(PPOConfig, _ppo)}
+
+
+def built_in() -> list[type[AgentConfig]]:
+    """The options of the agents of this package."""
+    return [spec.config for spec in _BUILT_IN.values()]
+
+
+def list_agents() -> list[str]:
+    """The names of all agents, sorted; nothing is imported."""
+    return sorted({*_BUILT_IN, *entry_points.plugins(GROUP)})
+
+
+def origins(name: str) -> list[str]:
+    """The packages that have an agent of this name, such as ``my-agents 0.1.0``; none for a built-in one."""
+    others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
+    return ["sheeplike"] * (bool(others) and name in _BUILT_IN) + others
+
+
+def find(name: object) -> AgentSpec:
+    """The agent of a name; one of another package is imported.
+
+    Raises:
+        InvalidOption: there is no such agent.
+        ValueError: the package that has it cannot be imported or names something else, or two packages have it.
+    """
+    if not isinstance(name, str) or name not in list_agents():
+        names = list_agents()
+        raise InvalidOption("agent.name", name, f"one of {', '.join(names)}", nearest(name, names, cutoff=0.6))
+    if name in _BUILT_IN and name not in entry_points.plugins(GROUP):
+        return _BUILT_IN[name]
+    spec, plugin = entry_points.load(GROUP, name, "agent", built_in=name in _BUILT_IN)
+    if not isinstance(spec, AgentSpec) or not issubclass(spec.config, AgentConfig):
+        raise ValueError(
+            f"agent {name!r} of {plugin}: expected an AgentSpec(config=<an AgentConfig>, build=<its class>)"
+        )
+    if spec.config.model_fields["name"].default != name:
+        raise ValueError(f'agent {name!r} of {plugin}: expected name: Literal["{name}"] = "{name}" in its options')
+    return spec

@@ -1,0 +1,820 @@
+"""Checkpoints as directories that are whole or absent, and the replay beside them in files that are written once.
+
+::
+
+    <run>/checkpoints/step_<policy steps>/    <part>.pt for each part; manifest.json, with every size and SHA-256
+    <run>/replay/<first>-<last>.pt            a chunk: time steps of the replay, which never change again
+
+A directory is written under a temporary name beside its target (the same file system, whatever ``TMPDIR`` says),
+flushed to the disk, and only then renamed: a kill or a power cut at any moment leaves the last one intact.
+
+Of the replay (a :class:`History`) a checkpoint writes what is new. Time is cut into chunks of equal length::
+
+    time      oldest                             added
+    ring         [..........................------]
+    chunks    |..... ...|.........|.........|      |     written once; named, with their digests, by each manifest
+    tail                                    |------|     written into each checkpoint, as are values that still change
+
+A chunk that no manifest names is removed. A file is used again only if this very content was written to it or read
+from it, never because of its name: after going back to an older checkpoint, the same time can hold other steps.
+
+Reading verifies every byte first: ``torch.load`` alone does not notice a flipped bit. Nothing is ever unpickled but
+tensors and plain Python values (``weights_only=True``), so a checkpoint from elsewhere can run no code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import pickle
+import platform
+import re
+import shutil
+import threading
+import time
+import traceback
+import uuid
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sheeplike import __version__, files, host
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+HISTORY = "history"  # the part in which the tail of a History is saved
+CHUNK_BYTES = 64 * 2**20
+_LARGEST_MANIFEST = 2**24  # bytes; one takes a few thousand, and some 200 per chunk
+_TEMPORARY, _RETIRED = ".tmp-", ".old-"
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a file's name, and no way out of its directory
+_CHUNK = re.compile(r"\d{12,}-\d{12,}(?:\.\d+)?\.pt")
+_PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+
+Parts = Mapping[str, Mapping[str, Any]]
+
+
+class Corrupt(Exception):
+    """A checkpoint is incomplete or damaged; the message names the file."""
+
+
+class UnknownFormat(Corrupt):
+    """A checkpoint is whole, and of a format that this version cannot read."""
+
+
+class NonFinite(ValueError):
+    """A state that must not be saved holds NaN or infinity; the message names the tensor."""
+
+
+class NotWritten(OSError):
+    """A checkpoint could not be written for a reason that is not the disk's; the error itself is the cause."""
+
+
+# --- which checkpoints there are ------------------------------------------------------------------------------------
+
+
+def list_checkpoints(root: Path | str) -> list[Path]:
+    """Directories under ``root``, oldest first; they are not verified."""
+    found: dict[int, Path] = {}
+    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
+        match = files.CHECKPOINT.fullmatch(path.name)
+        if match and path.is_dir():
+            found.setdefault(int(match[1]), path)
+    return [found[step] for step in sorted(found)]
+
+
+def best(root: Path | str) -> Path | None:
+    """The checkpoint with the highest finite ``meta["score"]``, the oldest of several; None where none has a score."""
+    return next(iter(_ranking(root)), None)
+
+
+def _ranking(root: Path | str) -> list[Path]:
+    """Checkpoints with a finite score, best first; one that repeats a score was not evaluated itself and is left out.
+
+    It follows from the manifests alone: there is no record of it that a kill could leave behind the truth.
+    """
+    scores: dict[float, Path] = {}
+    for path in list_checkpoints(root):
+        with contextlib.suppress(Corrupt):
+            score = _read_manifest(path)["meta"].get("score")
+            if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
+                scores.setdefault(score, path)
+    return [scores[score] for score in sorted(scores, reverse=True)]
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition("_")[2])
+
+
+def _replay_of(root: Path) -> Path:
+    return root.absolute().parent / files.REPLAY
+
+
+def _temporary(place: Path) -> Path:
+    return place / f"{_TEMPORARY}{uuid.uuid4().hex}"
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; a kill on the way leaves a temporary directory, never half a checkpoint."""
+    temporary = _temporary(path.parent)
+    os.rename(path, temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _recover(root: Path) -> None:
+    """Undo what a killed or failed save has left: half-written directories, and one retired too soon."""
+    for retired in root.glob(f"{_RETIRED}*"):
+        target = root / retired.name.removeprefix(_RETIRED)
+        if target.exists():
+            _remove(retired)
+        else:
+            os.rename(retired, target)
+    for stale in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class _HashingFile:
+    """Hashes what is written on its way to the disk: what the manifest promises is what was meant, not what arrived."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.flush = file, file.flush
+        self.size, self.digest = 0, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a state dict and flush it to the disk; returns its ``bytes`` and ``sha256``."""
+    with open(path, "wb") as file:
+        hashing = _HashingFile(file)
+        try:
+            torch.save(part, hashing)
+        except RuntimeError:
+            if hashing.error is not None:  # torch has an error of its own for a disk that is full
+                raise hashing.error from None
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": hashing.size, "sha256": hashing.digest.hexdigest()}
+
+
+@contextlib.contextmanager
+def _corrupt_if_unreadable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
+    """Open a file of which every byte is as the manifest says; what is open stays readable when it is removed."""
+    with _corrupt_if_unreadable(path), contextlib.ExitStack() as stack:
+        file = stack.enter_context(files.open_regular(path))
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise Corrupt(f"{path}: has {found} bytes, expected {size}")
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise Corrupt(f"{path}: was altered, its SHA-256 is not the manifest's")
+        file.seek(0)
+        stack.pop_all()
+        return file
+
+
+def _read_part(file: BinaryIO, path: Path, map_location: torch.device | str = "cpu") -> Any:
+    """Read what :func:`write_part` wrote; raises :class:`Corrupt` for what ``weights_only`` refuses."""
+    try:
+        with _corrupt_if_unreadable(path):
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    # torch never writes compressed entries, with which a small file could fill the memory.
+                    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                        raise ValueError("holds compressed entries")
+            file.seek(0)
+            return torch.load(file, map_location=map_location, weights_only=True, mmap=False)
+    except (Corrupt, MemoryError, torch.OutOfMemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise Corrupt(f"{path}: refused by weights_only: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # torch and zipfile raise whatever they stumble over
+        if "allocate memory" in str(error):
+            raise  # which says nothing of the file
+        reason = (str(error).splitlines() or [""])[0]
+        raise Corrupt(f"{path}: is no file of a checkpoint: {type(error).__name__}: {reason}") from error
+
+
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's manifest, verified by its own digest, which is left out.
+
+    Raises:
+        Corrupt: it is missing or damaged.
+        UnknownFormat: it is whole, and of another format.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        with _corrupt_if_unreadable(path):
+            manifest = json.loads(files.read_text(path, _LARGEST_MANIFEST))
+        digest = manifest.pop("sha256")
+        written = manifest["format"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{path}: is no manifest: {error!r}") from None
+    if digest != _digest_of(manifest):
+        raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
+    if written != FORMAT:
+        by = manifest.get("versions")
+        by = f", written by sheeplike {by['sheeplike']}" if isinstance(by, dict) and "sheeplike" in by else ""
+        here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
+        raise UnknownFormat(f"{path}: has format {written}{by}; {here}")
+    try:
+        for name, kind in {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict}.items():
+            if type(manifest.get(name)) is not kind or (kind is int and manifest[name] < 0):
+                raise ValueError(f"{name} is {manifest.get(name)!r}")
+        for name, entry in manifest["files"].items():
+            if not _PART.fullmatch(name):
+                raise ValueError(f"{name!r} is no file name")
+            if {"bytes", "sha256"} - entry.keys():
+                raise ValueError(f"{name} is without its size and SHA-256")
+        manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
+        for chunk in manifest["chunks"]:
+            if not _CHUNK.fullmatch(chunk.name) or not 0 <= chunk.start < chunk.stop:
+                raise ValueError(f"{chunk} is no chunk")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{path}: is no manifest: {error}") from None
+    return manifest
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that a bit-exact continuation hangs on; None for what is not installed."""
+    found = {"sheeplike": __version__, "python": platform.python_version(), **dict.fromkeys(_PACKAGES)}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a state with their places in it.
+
+    Raises:
+        TypeError: by its place, for the first value that ``torch.load(weights_only=True)`` would not give back.
+    """
+    kind = type(value)  # Exactly: a numpy float is a float to isinstance, and is refused on loading.
+    if kind in (Tensor, torch.nn.Parameter):
+        yield where, value
+    elif kind in (dict, OrderedDict):
+        for key, entry in value.items():
+            yield from _tensors(f"a key of {where}", key)
+            yield from _tensors(f"{where}[{key!r}]", entry)
+    elif kind in (list, tuple, set):
+        for index, entry in enumerate(value):
+            yield from _tensors(f"{where}[{index}]", entry)
+    elif kind not in _PLAIN:
+        raise TypeError(
+            f"{where} is {kind.__module__}.{kind.__qualname__}: expected tensors, numbers, strings, bytes, or dicts, "
+            "lists, tuples, sets of them (a numpy array as torch.as_tensor(array))"
+        )
+
+
+def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise :class:`NonFinite` for the first floating tensor that is not finite.
+
+    One reduction per tensor, on its device, and one read by the host per device.
+    """
+    devices: dict[torch.device, dict[str, Tensor]] = {}
+    for where, value in tensors:
+        if value.is_floating_point() or value.is_complex():
+            devices.setdefault(value.device, {})[where] = value.detach().isfinite().all()
+    for checks in devices.values():
+        for where, finite in zip(checks, torch.stack(list(checks.values())).tolist(), strict=True):
+            if not finite:
+                raise NonFinite(f"{where} holds NaN or infinity: it is not saved")
+
+
+def _snapshot(value: Any, *, copied: bool) -> Any:
+    """A state in containers of its own; its tensors copied to the host's memory, or only as far as they are views.
+
+    A view would be written with all that is behind it.
+    """
+    if isinstance(value, Tensor):
+        value = value.detach()
+        part_of_more = value.untyped_storage().nbytes() > value.nbytes
+        return value.to("cpu", copy=True) if copied else value.clone() if part_of_more else value
+    if isinstance(value, dict):
+        result = type(value)((key, _snapshot(entry, copied=copied)) for key, entry in value.items())
+        if isinstance(value, OrderedDict):
+            vars(result).update(vars(value))  # the versions of modules, in their state dicts
+        return result
+    if isinstance(value, list | tuple | set):
+        return type(value)(_snapshot(entry, copied=copied) for entry in value)
+    return value
+
+
+# --- the history ----------------------------------------------------------------------------------------------------
+
+
+class History(Protocol):
+    """Steps that are added, never change, and are overwritten from the oldest on: ``sheeplike.memory.SequenceReplay``.
+
+    ``chunks`` lists files that hold some of them. This module keeps the list; whatever replaces the content, rather
+    than adding to it, has to put a new empty one in its place.
+    """
+
+    added: int  # steps ever; it holds the time steps [oldest, added)
+    chunks: list[Any]
+
+    @property
+    def oldest(self) -> int: ...
+    @property
+    def step_bytes(self) -> int: ...
+    def read_steps(self, start: int, stop: int) -> dict[str, Tensor]: ...
+    def write_steps(self, start: int, steps: Mapping[str, Tensor]) -> None: ...
+
+
+class Chunk(NamedTuple):
+    """A file of the time steps ``[start, stop)``, and its entry in a manifest."""
+
+    name: str
+    start: int
+    stop: int
+    bytes: int
+    sha256: str
+
+
+class Stored(NamedTuple):
+    """The history in a checkpoint, verified but not yet read: it may be most of the memory that there is."""
+
+    place: Path
+    chunks: tuple[Chunk, ...]
+    tail_start: int
+    tail: Mapping[str, Tensor]
+
+    def copy_to(self, history: History) -> None:
+        """Put everything back, one chunk in memory at a time.
+
+        Raises:
+            Corrupt: a file has been removed or altered since it was verified.
+            ValueError: the history does not expect these steps.
+        """
+        for chunk in self.chunks:
+            path = self.place / chunk.name
+            with _corrupt_if_unreadable(path), files.open_regular(path) as file:
+                history.write_steps(chunk.start, _read_part(file, path))
+        if any(len(value) for value in self.tail.values()):
+            history.write_steps(self.tail_start, self.tail)
+        history.chunks = list(self.chunks)
+
+
+class _Plan:
+    """What of a history goes into one checkpoint; fixed before anything is written.
+
+    Attributes:
+        known: files that hold steps of this history.
+        chunks, missing: those that the checkpoint needs, and ``(start, stop)`` of what has to be written; together they
+            reach up to ``tail``.
+        tail, end: time steps that become a part of the checkpoint.
+    """
+
+    def __init__(self, history: History, place: Path) -> None:
+        self.history, self.place = history, place
+        # The list itself: if the content of the history is replaced while this is written, it has another list then.
+        self.known: list[Chunk] = history.chunks
+        self.known[:] = [chunk for chunk in self.known if chunk.stop > history.oldest and self._is_there(chunk)]
+        self.chunks: list[Chunk] = []
+        self.missing: list[tuple[int, int]] = []
+        self.copies: dict[int, Mapping[str, Tensor]] = {}
+        self.tail, self.end = history.oldest, history.added
+        length = max(1, CHUNK_BYTES // history.step_bytes)
+        while True:
+            found = max((c for c in self.known if c.start <= self.tail < c.stop), key=lambda c: c.stop, default=None)
+            stop = found.stop if found else (self.tail // length + 1) * length
+            if stop > self.end:
+                break
+            if found:
+                self.chunks.append(found)
+            else:
+                self.missing.append((self.tail, stop))
+            self.tail = stop
+        self.bytes = history.step_bytes * sum(stop - start for start, stop in [*self.missing, (self.tail, self.end)])
+
+    def _is_there(self, chunk: Chunk) -> bool:
+        """Whether a file has its full length; to read every byte at each save would take too long."""
+        with contextlib.suppress(OSError):
+            return (self.place / chunk.name).lstat().st_size == chunk.bytes
+        return False
+
+    def copy(self) -> None:
+        """Copy what is missing to the host's memory: from here on the history may go on."""
+        self.copies = {start: self.history.read_steps(start, stop) for start, stop in self.missing}
+
+    def write(self) -> int:
+        """Write the missing chunks, one after the other; returns their bytes."""
+        written = 0
+        for start, stop in self.missing:
+            files.make_directory(self.place)
+            stem = f"{start:012d}-{stop - 1:012d}"
+            names = itertools.chain([f"{stem}.pt"], (f"{stem}.{number}.pt" for number in itertools.count(1)))
+            # A name that is taken is of a checkpoint that is kept, and that has seen other steps at this time.
+            name = next(name for name in names if not os.path.lexists(self.place / name))
+            temporary = _temporary(self.place)
+            try:
+                entry = write_part(temporary, self.copies.pop(start, None) or self.history.read_steps(start, stop))
+                os.rename(temporary, self.place / name)
+            finally:
+                temporary.unlink(missing_ok=True)
+            self.known.append(Chunk(name, start, stop, **entry))
+            self.chunks.append(self.known[-1])
+            written += entry["bytes"]
+        if written:
+            files.sync_directory(self.place)
+        self.chunks.sort(key=lambda chunk: chunk.start)
+        return written
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Saved:
+    """A checkpoint that was written: ``seconds`` in all, for ``blocked`` of which the caller waited."""
+
+    step: int
+    path: Path
+    blocked: float = 0.0
+    seconds: float = 0.0
+    written: int = 0  # bytes
+    began: float = field(default_factory=time.monotonic, repr=False)
+
+
+def save(
+    root: Path | str, step: int, parts: Parts, meta: Mapping[str, Any], *, keep_last: int, keep_best: int = 1
+) -> Path:
+    """Write a checkpoint at once, without a history; returns its directory. Raises what :class:`Writer` raises."""
+    with Writer(root, keep_last=keep_last, keep_best=keep_best) as writer:
+        writer.save(step, parts, meta, finite=(), wait=True)
+        return writer.last.path
+
+
+class Writer:
+    """Writes the checkpoints of one run, in the background; whoever holds the run's lock may have one.
+
+    Args:
+        root: where the run's checkpoints lie, made if it is not there; chunks lie in ``replay`` beside it. What a
+            killed writer has left half-written is removed.
+        keep_last: newest checkpoints that are kept, at least 1.
+        keep_best: checkpoints that are kept beside them for their ``meta["score"]``, a finite number.
+        config: text of the run's configuration, whose SHA-256 goes into every manifest.
+        device: kind of the device that the run computes on, likewise.
+        report: is told, once for each kind of error, that a save in the background failed; by default a warning.
+
+    Attributes:
+        last: the newest checkpoint that was written; None after going back.
+
+    Raises:
+        ValueError: ``keep_last`` below 1 or ``keep_best`` below 0.
+        OSError: ``root`` cannot be made.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        config: str | None = None,
+        device: str | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        if keep_last < 1 or keep_best < 0:
+            raise ValueError(f"keep_last={keep_last}, keep_best={keep_best}: expected at least 1 and at least 0")
+        self.root, self.keep_last, self.keep_best = Path(root), keep_last, keep_best
+        self.replay = _replay_of(self.root)
+        digest = None if config is None else hashlib.sha256(config.encode()).hexdigest()
+        self.extra = {"device": device, "config_sha256": digest}
+        self.last: Saved | None = None
+        self._went_back_to: int | None = None
+        self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
+        self._reported: set[Any] = set()
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+        files.make_directory(self.root)
+        with contextlib.suppress(OSError):  # a disk that cannot be written now may be later
+            _recover(self.root)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def save(
+        self,
+        step: int,
+        parts: Parts,
+        meta: Mapping[str, Any],
+        history: History | None = None,
+        *,
+        finite: Collection[str] = ("agent",),
+        wait: bool = False,
+    ) -> None:
+        """Copy the state to the host's memory, and write it in the background.
+
+        The last save is waited for. Where the copy would take more than half of the memory that is free, the state is
+        written before this returns, one chunk of the history at a time. Whatever fails on the way to the disk is
+        reported, and otherwise left to the next save.
+
+        Args:
+            step: policy steps; a checkpoint of the same step is replaced, one that is ahead of it is removed.
+            parts: file name, without suffix, to a state dict of tensors, numbers, strings, bytes and containers of
+                them. They may change as soon as this returns.
+            meta: what JSON can hold. ``meta["score"]``, a number, says how good this checkpoint is.
+            history: steps of which only what is new is written.
+            finite: parts that are not saved if a floating tensor in them is not finite.
+            wait: until it is written, or has failed.
+
+        Raises:
+            TypeError: a part that could not be loaded again, by its key, or ``meta`` that is not JSON.
+            ValueError: a negative ``step``, or a name that is no file name.
+            NonFinite: by the tensor. In none of these cases is anything written.
+            OSError: as of :meth:`wait`, if asked to wait; the earlier checkpoints are untouched.
+        """
+        self._join()
+        saved = Saved(step, self.root / f"step_{step:012d}")
+        meta, tensors = _check(step, parts, meta)
+        _check_finite(item for name in finite for item in tensors.get(name, ()))
+        plan = None if history is None else _Plan(history, self.replay)
+        needed = sum(tensor.nbytes for found in tensors.values() for _, tensor in found) + (plan.bytes if plan else 0)
+        free = host.free_memory()
+        in_background = not wait and (free is None or needed <= free // 2)
+        parts = {name: _snapshot(part, copied=in_background) for name, part in parts.items()}
+        if plan:
+            parts[HISTORY] = {"start": plan.tail, "steps": history.read_steps(plan.tail, plan.end)}
+            if in_background:
+                plan.copy()
+        self._error = None
+        if in_background:
+            job = (saved, parts, meta, plan)
+            self._thread = threading.Thread(target=self._run, args=job, name="checkpoint", daemon=False)
+            self._thread.start()
+        else:
+            try:
+                self._write(saved, parts, meta, plan)
+            except OSError as error:
+                if wait:
+                    raise
+                self._failed(error)
+        saved.blocked = time.monotonic() - saved.began
+
+    def wait(self) -> None:
+        """Wait for the save that is under way.
+
+        Raises:
+            OSError: the last save failed. What is not the disk's failure, such as a lack of memory, is the cause of a
+                :class:`NotWritten`.
+        """
+        self._join()
+        if self._error is not None:
+            raise self._error
+
+    def went_back_to(self, step: int) -> None:
+        """The run goes on from the checkpoint of ``step``; what is ahead of it is of a future that did not happen.
+
+        Its chunks are removed before others are written, and its checkpoints once there is a new one.
+        """
+        self._join()
+        self._went_back_to = step
+        self.last = None  # the run may come to the same step again, in another state
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def holds(self, step: int) -> bool:
+        """Whether the last checkpoint that was written, if need be after waiting for it, is that of ``step``."""
+        self._join()
+        return self.last is not None and self.last.step == step
+
+    def close(self) -> None:
+        """Wait for the save that is under way."""
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, *job: Any) -> None:
+        try:
+            self._write(*job)
+        except OSError as error:
+            del job
+            for each in (error, error.__cause__):  # or the copy of the state would live as long as the error
+                traceback.clear_frames(each and each.__traceback__)
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._error = error
+        kind = error.errno or type(error.__cause__ or error)
+        if kind not in self._reported:
+            self._reported.add(kind)
+            with contextlib.suppress(Warning):  # of those who turn warnings into errors, which would be lost here
+                self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
+
+    def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
+        """Write what is new of the history, then the directory, then remove what need not be kept."""
+        try:
+            self._remove_chunks(plan, up_to=self._went_back_to)
+            saved.written = plan.write() if plan else 0
+            self._write_directory(saved, parts, meta, plan.chunks if plan else [])
+            self._prune(saved.step)
+            self._remove_chunks(plan)
+        except OSError:
+            raise
+        except Exception as error:  # torch has errors of its own for a write that is cut short, and for its memory
+            raise NotWritten(f"{type(error).__name__}: {error}") from error
+        saved.seconds = time.monotonic() - saved.began
+        self.last, self._went_back_to = saved, None  # what was ahead of it is gone
+
+    def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
+        temporary = _temporary(self.root)
+        try:
+            temporary.mkdir()
+            entries = {}
+            for name in list(parts):
+                entries[f"{name}.pt"] = write_part(
+                    temporary / f"{name}.pt", parts.pop(name)
+                )  # its memory is free again
+                saved.written += entries[f"{name}.pt"]["bytes"]
+            manifest = {"format": FORMAT, "step": saved.step, "files": entries, "chunks": chunks}
+            manifest |= {"versions": versions(), **self.extra, "meta": meta}
+            text = json.dumps(manifest | {"sha256": _digest_of(manifest)}, indent=1)
+            files.write_atomically(temporary / MANIFEST, text)
+            if saved.path.exists():
+                # No directory can be renamed onto another. Between these two renames the retired one still counts.
+                os.rename(saved.path, self.root / f"{_RETIRED}{saved.path.name}")
+            os.rename(temporary, saved.path)
+            files.sync_directory(self.root)
+        finally:
+            _recover(self.root)
+
+    def _prune(self, step: int) -> None:
+        """Remove checkpoints that need not be kept once that of ``step`` is there.
+
+        A run only goes forward: one that was passed over would be resumed next time, or push out one that is whole.
+        """
+        reached = step if self._went_back_to is None else min(step, self._went_back_to)
+        found = list_checkpoints(self.root)
+        valid = [path for path in found if _step_of(path) <= reached or _step_of(path) == step]
+        spared = valid[-self.keep_last :] + [path for path in _ranking(self.root) if path in valid][: self.keep_best]
+        for path in found:
+            if path not in spared:
+                _remove(path)
+
+    def _remove_chunks(self, plan: _Plan | None, up_to: int | None = None) -> None:
+        """Remove chunks that no checkpoint up to step ``up_to`` names, and that the present history does not need.
+
+        Where a manifest cannot be read, nothing is removed: a disk that fails for a moment must not make it worse.
+        """
+        if not self.replay.is_dir():
+            return
+        needed = {chunk.name for chunk in plan.known} if plan else set()
+        try:
+            for path in list_checkpoints(self.root):
+                if up_to is None or _step_of(path) <= up_to:
+                    needed |= {chunk.name for chunk in _read_manifest(path)["chunks"]}
+        except Corrupt:
+            return
+        for file in self.replay.iterdir():
+            if file.name.startswith(_TEMPORARY) or (_CHUNK.fullmatch(file.name) and file.name not in needed):
+                file.unlink()
+
+
+def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
+    """Refuse what could not be written or loaded again; returns ``meta`` as JSON has it, and the tensors of each part."""
+    if step < 0:
+        raise ValueError(f"step={step}: expected a number of policy steps, 0 or more")
+    for name in parts:
+        if not _PART.fullmatch(name) or name == HISTORY:
+            expected = f"a file name of letters, digits, '_', '-' and '.', other than {HISTORY!r}"
+            raise ValueError(f"part {name!r}: expected {expected}")
+    try:
+        meta = json.loads(json.dumps(dict(meta)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"meta cannot be written as JSON: {error}") from None
+    return meta, {name: list(_tensors(name, part)) for name, part in parts.items()}
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def load(
+    path: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Verify a checkpoint and read it.
+
+    Args:
+        only: names of the parts that are wanted; others are neither read nor verified. All by default.
+
+    Returns:
+        ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device`` and
+        ``config_sha256``; and the parts by name, their tensors on ``map_location``. If a history was saved,
+        ``parts["history"]`` is a :class:`Stored`.
+
+    Raises:
+        Corrupt: a file is missing, cut short, altered, or holds what ``weights_only`` refuses; by its name.
+        UnknownFormat: it was written by another version of sheeplike, in a format that this one cannot read.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    chunks, place = manifest["chunks"], _replay_of(path.absolute().parent)
+    wanted = {file: entry for file, entry in manifest["files"].items() if not only or file.removesuffix(".pt") in only}
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for file, entry in wanted.items():
+            opened[file] = stack.enter_context(_open_verified(path / file, entry["bytes"], entry["sha256"]))
+        for chunk in chunks if f"{HISTORY}.pt" in wanted else ():
+            _open_verified(place / chunk.name, chunk.bytes, chunk.sha256).close()
+        parts = {f.removesuffix(".pt"): _read_part(opened[f], path / f, map_location) for f in opened}
+    if HISTORY in parts:
+        parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
+    written = {key: manifest.get(key) for key in ("step", "versions", "device", "config_sha256")}
+    return {**manifest["meta"], **written}, parts
+
+
+def load_latest(
+    root: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The newest checkpoint under ``root`` that is whole; warns of each damaged one that it passes over.
+
+    Another process may go on writing and removing checkpoints meanwhile.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        Corrupt: there are checkpoints, and none of them is whole.
+        UnknownFormat: the newest that is whole is of another format: going on from an older one would undo it.
+    """
+    damaged: set[tuple[int, int]] = set()
+    looks_left = 10
+    while True:
+        found = {path: _identity(path) for path in reversed(list_checkpoints(root))}
+        # A directory is not listed at one moment: the list can miss the newest checkpoint because it was not yet there,
+        # and the one before because it was no longer.
+        if not found and looks_left:
+            looks_left -= 1
+            time.sleep(0.005)
+            continue
+        if None in found.values():  # removed since it was listed: a newer one may be there
+            continue
+        path = next((path for path, identity in found.items() if identity not in damaged), None)
+        if path is None:
+            break
+        try:
+            return load(path, map_location=map_location, only=only)
+        except UnknownFormat:
+            raise
+        except Corrupt as error:
+            if _identity(path) == found[path]:  # else it was removed or replaced meanwhile: nothing is wrong with it
+                damaged.add(found[path])
+                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
+    if not damaged:
+        raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
+    raise Corrupt(f"{root}: all {len(damaged)} checkpoints are damaged")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a directory from another that takes its name later."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    # An inode is given to a new directory at once; that one is younger.
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,1 @@
+"""From a command line and files to one checked, typed, frozen configuration."""

@@ -1,0 +1,368 @@
+"""From the command line to a checked configuration, with the file that each value comes from.
+
+Hydra parses overrides and lists the files that a command line chooses, in their order. The files are merged here: what
+comes later wins, and beside its own values a file may hold some that count for one agent or one machine only::
+
+    # configs/profile/cpu.yaml
+    env: {image_size: 48}
+    agents:
+      ppo: {env: {num_envs: 64}, agent: {rollout_length: 32}}
+
+No other module knows Hydra.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sheeplike import envs, host
+from sheeplike.agents import registry
+from sheeplike.agents.config import AgentConfig
+from sheeplike.config.describe import Key, keys_of, show
+from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown, unknown_key, validated
+from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
+from sheeplike.config.sources import CONFIGS, GROUPS, Sources
+from sheeplike.options import Options
+
+COMMAND_LINE = "command line"
+T = TypeVar("T", bound=Options)
+PATHS = ("resume", "run", "run_dir", "out", "to")  # keys whose values are paths
+SECTIONS = {"agents": "agent", "profiles": "profile"}  # in a file, to the group that a name in it must be chosen from
+
+
+class Composed(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        config: the run.
+        sources: dotted key to the file that its value comes from, or ``command line``; a default is not in it.
+    """
+
+    config: Config
+    sources: dict[str, str]
+
+    @property
+    def files(self) -> list[str]:
+        """The files that changed a value, in the order in which they were merged."""
+        return [source for source in dict.fromkeys(self.sources.values()) if source != COMMAND_LINE]
+
+
+def load(arguments: Sequence[str], sources: Sources) -> Composed:
+    """Compose and check the configuration that the overrides on the command line ask for.
+
+    A profile that is not given, or ``auto``, becomes what the machine has; ``run_dir`` gets its default.
+
+    Raises:
+        CommandError: the configuration cannot be met.
+    """
+    overrides = [parse(argument) for argument in arguments]
+    chosen, changes = [], []
+    for override in overrides:
+        if override.key_or_group in GROUPS and not isinstance(override.value(), dict):
+            _check_choice(override, sources)
+            chosen.append(override)
+        else:
+            changes.append(override)
+    merged = _Merged()
+    line = [one.input_line.lstrip("+") for one in chosen if (one.key_or_group, one.value()) != ("profile", "auto")]
+    if not any(part.startswith("profile=") for part in line):
+        line.append(f"profile={_profile(changes)}")
+    files, choices = _list_files(line, sources)
+    for file in files:
+        merged.add_file(file, {other.choice for other in files})  # one that builds on another counts as that one too
+    with as_command_errors(ValueError):
+        agent = registry.find(merged.data["agent"].get("name")).config
+    known = {key.path: key for key in all_keys(*{*registry.built_in(), agent})}
+    for override in changes:
+        _check_key(override, known)
+    if _value_of("dry_run", changes, merged.data) is True:
+        _add_dry_run(merged, agent)
+    before = merged.copy()
+    for override in changes:
+        merged.set(override.key_or_group, override.value(), COMMAND_LINE)
+    try:
+        config = validate(merged.resolved() | {"exp": choices["exp"], "profile": choices["profile"]})
+    except InvalidValue as error:
+        if error.nearest is None:
+            error.nearest = _default(error, before, known)
+        raise
+    if config.run_dir is None:
+        config = config.replace(run_dir=_run_dir(config, choices))
+    if config.fabric.accelerator == "auto":
+        found = config.fabric.replace(accelerator="cpu" if host.gpu_problem() else "cuda")
+        config = config.replace(fabric=found)
+    return Composed(config, merged.sources)
+
+
+def load_options(cls: type[T], arguments: Iterable[str]) -> T:
+    """The keys of a command that composes no configuration.
+
+    Raises:
+        CommandError: a key that does not exist, or a value that is not valid.
+    """
+    known = {key.path: key for key in keys_of(cls)}
+    given: dict[str, Any] = {}
+    for override in map(parse, arguments):
+        if override.key_or_group not in known:
+            raise unknown("key", override.key_or_group, known)
+        given[override.key_or_group] = override.value()
+    try:
+        return validated(cls, given)
+    except InvalidValue as error:
+        if error.nearest is None:
+            error.nearest = known[error.key].default
+        raise
+
+
+def start_of(arguments: Iterable[str]) -> tuple[Start, list[str]]:
+    """What a command line says of how to begin or go on, and the rest of it."""
+    arguments = list(arguments)
+    own = [argument for argument in arguments if argument.partition("=")[0] in Start.model_fields]
+    return load_options(Start, own), [argument for argument in arguments if argument not in own]
+
+
+def parse(argument: str) -> Override:
+    """A command line's ``key=value`` or ``group=name``.
+
+    Raises:
+        CommandError: it is neither.
+    """
+    if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
+        raise CommandError(f"{argument!r}: expected key=value")
+    key, _, value = argument.partition("=")
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        if key in PATHS and "'" not in value:  # a path may hold what the grammar gives a meaning
+            return OverridesParser.create().parse_override(f"{key}='{value}'")
+        reason = str(error).splitlines()[0]
+        raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {key}=\"'{value}'\"") from None
+    if override.is_delete():
+        raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")
+    if override.is_sweep_override():
+        raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], several seeds seeds=[a,b]")
+    return override
+
+
+class _File(NamedTuple):
+    """What a command line chooses from a group.
+
+    Attributes:
+        choice: group and name, such as ``profile/cpu``.
+        source: its file, or what was typed where it has none.
+        content: its values, from the top of the configuration on.
+    """
+
+    choice: str
+    source: str
+    content: dict[str, Any]
+
+
+class _Merged:
+    """Values merged in order, each with where it comes from."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def copy(self) -> _Merged:
+        other = _Merged()
+        other.add(self.data, "")
+        return other
+
+    def add_file(self, file: _File, chosen: set[str]) -> None:
+        """Add what a file holds, and then what in it counts for an agent or a machine whose file is ``chosen``."""
+        own = {name: value for name, value in file.content.items() if name not in SECTIONS}
+        self.add(own, file.source)
+        for section, group in SECTIONS.items():
+            for name, part in file.content.get(section, {}).items():
+                if f"{group}/{name}" in chosen:
+                    self.add_file(file._replace(content=part), chosen)
+
+    def add(self, values: Mapping[str, Any], source: str) -> None:
+        """Add nested values; what they do not mention stays."""
+        self._add(self.data, values, source, "")
+
+    def set(self, path: str, value: Any, source: str) -> None:
+        """Set one dotted key."""
+        for name in reversed(path.split(".")):
+            value = {name: value}
+        self.add(value, source)
+
+    def _add(self, into: dict[str, Any], values: Mapping[str, Any], source: str, prefix: str) -> None:
+        for name, value in values.items():
+            path = prefix + str(name)
+            if isinstance(value, Mapping):
+                if not isinstance(into.get(name), dict):
+                    into[name] = {}
+                    self.sources.pop(path, None)
+                self._add(into[name], value, source, f"{path}.")
+            else:
+                into[name] = value
+                self.sources = {key: found for key, found in self.sources.items() if not key.startswith(f"{path}.")}
+                self.sources[path] = source
+
+    def resolved(self) -> dict[str, Any]:
+        """The values as plain data, interpolations replaced."""
+        with _one_line(None):
+            return OmegaConf.to_container(OmegaConf.create(self.data), resolve=True, throw_on_missing=True)
+
+
+def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dict[str, str]]:
+    """The files that the choices on a command line mean, in the order in which they are merged; and the choices."""
+    places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
+    searchpath = f"hydra.searchpath=[{','.join(places)}]"
+    with _one_line(sources), _stored(sources):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            listed = loader.compute_defaults_list("config", [*line, searchpath], RunMode.RUN)
+        own = [entry for entry in listed.defaults if entry.config_path and not entry.config_path.startswith("hydra")]
+        return [_read(entry, sources) for entry in own], dict(listed.overrides.known_choices)
+
+
+def _read(entry: ResultDefault, sources: Sources) -> _File:
+    """The content of a file, below the package that its header or its folder says."""
+    path, source = sources.find(entry.config_path), f"{entry.config_path}.yaml"
+    if path is None:
+        group, _, name = entry.config_path.partition("/")
+        content: Any = {"name": name} if group != "exp" else {}
+        source = f"{group}={name}"
+    else:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
+        if not isinstance(content, dict):
+            raise CommandError(f"{path}: expected keys with their values, and found a list")
+    content = {name: value for name, value in content.items() if name != "defaults"}
+    for name in reversed((entry.package or "").split(".") if entry.package else []):
+        content = {name: content}
+    return _File(entry.config_path, source, content)
+
+
+def _check_choice(override: Override, sources: Sources) -> None:
+    group, name = override.key_or_group, override.value()
+    if name not in sources.choices(group):
+        raise unknown(group, str(name), sources.choices(group))
+
+
+def _check_key(override: Override, known: Mapping[str, Key]) -> None:
+    parts = override.key_or_group.split(".")
+    above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
+    if override.key_or_group not in known and not any(key and key.is_open for key in above):
+        raise unknown_key(override.key_or_group, known.values())
+    if override.package:
+        raise CommandError(f"{override.input_line!r}: expected key=value, without @{override.package}")
+
+
+def _value_of(key: str, changes: Iterable[Override], data: Mapping[str, Any]) -> Any:
+    """What a key at the top is after the command line's changes."""
+    return {change.key_or_group: change.value() for change in changes}.get(key, data.get(key))
+
+
+def _profile(changes: Iterable[Override]) -> str:
+    """What ``profile=auto`` means: what the machine has, unless the command line chooses the device."""
+    asked = _value_of("fabric.accelerator", changes, {})
+    if asked in ("cpu", "cuda", "gpu"):
+        return "cpu" if asked == "cpu" else "gpu"
+    if host.gpu_count() and host.gpu_problem():
+        print(f"sheeplike: profile=cpu although there is a GPU: {host.gpu_problem()}", file=sys.stderr)
+    return "cpu" if host.gpu_problem() else "gpu"
+
+
+def _add_dry_run(merged: _Merged, agent: type[AgentConfig]) -> None:
+    """Add what makes a run of this agent, in these environments, short."""
+    content = OmegaConf.to_container(OmegaConf.load(CONFIGS / "dry_run.yaml"))
+    with as_command_errors(ValueError):
+        if "episode_length" not in envs.task_options(merged.data["env"]["name"]):
+            del content["env"]["options"]
+    content["agent"] = agent.dry_run
+    merged.add(content, "dry_run.yaml")
+
+
+def _default(error: InvalidValue, before: _Merged, known: Mapping[str, Key]) -> Any:
+    """What the invalid key would be without the command line's changes, if that is any better."""
+    value: Any = before.resolved()
+    for name in error.key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None and error.key in known:
+        value = known[error.key].default
+    return None if isinstance(value, dict) or value == error.value else value
+
+
+def _run_dir(config: Config, choices: Mapping[str, str]) -> str:
+    env = [choices["env"], *([re.sub(r"[^\w.-]", "_", config.env.id)] if config.env.id else [])]
+    recipe = choices["randomization"]
+    randomized = ["randomized" if recipe == "none" else recipe] * bool(config.randomization)
+    parts = ["logs", *["dry_run"] * config.dry_run, *env, *randomized, choices["agent"], config.exp]
+    return "/".join([*parts, f"seed_{config.seed}"])
+
+
+@contextmanager
+def _stored(sources: Sources) -> Iterator[None]:
+    """Within it, Hydra finds what has no file: an environment or an agent is its name, a recipe an agent."""
+    store = ConfigStore.instance()
+    contents = {
+        "env": lambda name: {"name": name},
+        "agent": lambda name: {"name": name},
+        "exp": lambda name: {"defaults": [{"override /agent": name}]},
+    }
+    names = [(group, name) for group in contents for name in sources.without_file(group)]
+    try:
+        for group, name in names:
+            store.store(name, contents[group](name), group, package="_global_" if group == "exp" else None)
+        yield
+    finally:  # what stays would be taken for the schema of a file of that name
+        for group, name in names:
+            store.repo[group].pop(f"{name}.yaml", None)
+
+
+@contextmanager
+def _one_line(sources: Sources | None) -> Iterator[None]:
+    """Turn the errors of Hydra, OmegaConf and YAML into one line."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+        missing = re.search(r"You must specify '([\w/]+)'", str(error))
+        if missing and sources:
+            group = missing[1]
+            raise CommandError(
+                f"{group}= is missing: expected one of {', '.join(sources.choices(group))}; "
+                "for example: python -m sheeplike exp=dreamer_v3 env=franka_pick"
+            ) from None
+        text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
+        raise CommandError(text) from None
+
+
+def explain(composed: Composed) -> str:
+    """Every value of a configuration as ``key: value``, with the file that it comes from."""
+    lines = []
+    for key, value in flat(to_data(composed.config)):
+        source = next(
+            (found for path, found in composed.sources.items() if key == path or path.startswith(f"{key}.")), ""
+        )
+        lines.append(f"{key}: {show(value)}" + (f"  # {source}" if source else ""))
+    return "\n".join(lines)
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested dictionaries; an empty one is a value."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + str(name), value

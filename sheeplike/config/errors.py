@@ -1,0 +1,151 @@
+"""Errors that a user can act on: one line that says what, where, what was expected and the nearest valid choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from sheeplike import options
+from sheeplike.config.describe import Key, closest, expectation, keys_of, show
+from sheeplike.options import InvalidOption, Options
+
+T = TypeVar("T", bound=Options)
+HELP = "python -m sheeplike train --help lists every key"
+
+
+class CommandError(Exception):
+    """A request that cannot be met. Its text is always one line.
+
+    Attributes:
+        status: the exit status of a command that ends with it.
+    """
+
+    status = 2
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
+
+
+class InvalidValue(CommandError):
+    """The value of a key is not valid.
+
+    Args:
+        key: full dotted path.
+        value: what was given.
+        expected: what would have been valid, in words.
+        nearest: the valid value nearest to ``value``, where there is one.
+    """
+
+    def __init__(self, key: str, value: Any, expected: str, nearest: Any = None) -> None:
+        super().__init__(key)
+        self.key, self.value, self.expected, self.nearest = key, value, expected, nearest
+
+    def __str__(self) -> str:
+        hint = "" if self.nearest is None else f"; nearest: {self.key}={show(self.nearest)}"
+        return " ".join(f"{self.key}={show(self.value)}: expected {self.expected}{hint}".split())
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like ``word``, or None where none is."""
+    choices = list(choices)
+    within = (choice for choice in choices if word and word.lower() in choice.lower())
+    return options.nearest(word, choices, cutoff=0.6) or next(within, None)
+
+
+def unknown(what: str, word: str, choices: Iterable[str]) -> CommandError:
+    """The error for a name that does not exist; it lists those that do."""
+    choices = list(choices)
+    match = nearest(word, choices)
+    hint = f"; nearest: {match}" if match else ""
+    return CommandError(f"{what} {word!r} does not exist: expected one of {', '.join(choices) or 'none'}{hint}")
+
+
+def unknown_key(path: str, keys: Iterable[Key], *, elsewhere: str = "") -> CommandError:
+    """The error for a key that does not exist, with the nearest that does.
+
+    Args:
+        keys: all there are.
+        elsewhere: why there is none here, of a key that another agent has.
+    """
+    paths = [key.path for key in keys]
+    section, _, last = path.rpartition(".")
+    if elsewhere:
+        beside = [known for known in paths if known.rpartition(".")[0] == section]
+        match = nearest(last, [known.rpartition(".")[2] for known in beside])
+        hint = f"nearest: {section}.{match}; " if match else ""
+        return CommandError(f"{path}: {elsewhere}; {hint}{HELP}")
+    same_name = [known for known in paths if known.rpartition(".")[2] == last]
+    match = nearest(path, same_name) or next(iter(same_name), None) or nearest(path, paths)
+    if match is None:
+        by_name = {known.rpartition(".")[2]: known for known in reversed(paths)}
+        match = by_name.get(nearest(last, by_name) or "")
+    return CommandError(f"unknown key {path!r}: {f'nearest: {match}; ' if match else ''}{HELP}")
+
+
+def validated(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
+    """Options of a class from plain data.
+
+    Args:
+        prefix: path of the section that these are, such as ``agent.``.
+
+    Raises:
+        InvalidValue: a value of the wrong type or out of its range.
+        CommandError: a key that is missing or unknown.
+    """
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise _one_line(error, cls, data, prefix) from None
+
+
+@contextmanager
+def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn exceptions of ``kinds`` into a :class:`CommandError` of their first line.
+
+    For the construction of what a configuration describes, where an exception means that the configuration cannot be
+    met; a failure during training is a defect and keeps its traceback.
+    """
+    try:
+        yield
+    except InvalidOption as error:
+        if not isinstance(error, kinds):
+            raise
+        raise InvalidValue(error.key, error.value, error.expected, error.nearest) from error
+    except kinds as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise CommandError(lines[0] if lines else type(error).__name__) from error
+
+
+def _one_line(error: ValidationError, cls: type[Options], data: Mapping[str, Any], prefix: str) -> CommandError:
+    """The error about the key that lies deepest: of a union that is the form that was meant. What is missing comes last."""
+    found = [(*_locate(cls, entry["loc"]), entry) for entry in error.errors(include_url=False)]
+    names, field, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
+    path = prefix + ".".join(names)
+    if entry["type"] == "extra_forbidden":
+        path = ".".join([*([path] if path != prefix else [prefix[:-1]] if prefix else []), str(entry["loc"][-1])])
+        return unknown_key(path, keys_of(cls, prefix))
+    if entry["type"] == "missing":
+        return CommandError(f"{path} is missing: expected {expectation(field)}")
+    value: Any = data
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else value
+    return InvalidValue(path, value, expectation(field), closest(value, field))
+
+
+def _locate(cls: type[Options], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
+    """The names of the keys on the way to an error, and the definition of the last one.
+
+    Between them, pydantic's location has the forms of unions and the places in lists, which are no keys.
+    """
+    names: list[str] = []
+    field, section = None, cls
+    for part in loc:
+        known = {} if section is None else {one.alias or name: one for name, one in section.model_fields.items()}
+        if part in known:
+            names.append(str(part))
+            field = known[part]
+            section = Key("", field, None).section
+    return names, field

@@ -1,0 +1,249 @@
+"""What a run is: every key with its type, default, range and meaning, and the checks that need several keys.
+
+An agent's options stand beside the agent; ``configs/`` holds what differs from the defaults for a task or a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from sheeplike import envs
+from sheeplike.agents import registry
+from sheeplike.agents.config import AgentConfig
+from sheeplike.config.describe import Key, keys_of, show
+from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown_key, validated
+from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
+from sheeplike.envs.registry import RENDERING
+from sheeplike.options import InvalidOption, Options
+
+IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
+# The encoder halves an image four times and must end at 3 to 16 pixels a side.
+Side = Annotated[int, Field(ge=48, le=256, multiple_of=16)]
+ByCamera = Annotated[dict[str, Side | tuple[Side, Side]], Field(min_length=1)]
+
+
+class Env(Options):
+    name: str = Field(description="the task, or a family of environments")
+    id: str | None = Field(
+        None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
+    )
+    num_envs: int = Field(16, ge=1, description="worlds simulated side by side")
+    image_size: Side | tuple[Side, Side] | ByCamera = Field(
+        48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
+    )
+    cameras: tuple[str, ...] | None = Field(
+        None, min_length=1, description="names of the cameras to render; null: all, or the task's choice"
+    )
+    renderer: Literal["warp", "madrona", "none"] = Field(
+        "warp",
+        description="warp: MJX-Warp's; madrona: where that is installed; none: no images, for agents that see vectors",
+    )
+    depth: bool = Field(False, description="render depth beside the colours")
+    segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
+    shadows: bool = Field(False, description="render the shadows of lights that cast any")
+    textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
+    action_repeat: int = Field(1, ge=1, description="control steps for which an action is held")
+    options: dict[str, Any] = Field({}, description="further arguments of the task, by name")
+
+    @property
+    def task(self) -> str:
+        """What tells the task from others: the name, and which of a family."""
+        return self.name if self.id is None else f"{self.name} {self.id}"
+
+
+class Eval(Options):
+    every: int | None = Field(20_000, ge=1, description="policy steps between two evaluations; null: none")
+    episodes: int = Field(16, ge=1, description="episodes of one evaluation")
+    num_envs: int | None = Field(
+        None, ge=1, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
+    )
+    sample: bool = Field(True, description="sample the policy's actions, as published scores do, or take its mode")
+    randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
+    video: bool = Field(True, description="log a video of each evaluation")
+
+
+class Checkpoint(Options):
+    every: int | None = Field(20_000, ge=1, description="policy steps between two checkpoints; null: only at the end")
+    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+    keep_best: int = Field(1, ge=0, description="checkpoints kept beside them for having the highest eval/return_mean")
+    replay: bool = Field(
+        True, description="save the replay or the rollout too; without it a resumed run starts with an empty one"
+    )
+
+
+class Fabric(Options):
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
+        "auto", description="auto, cpu, or cuda, also called gpu"
+    )
+    precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="of the learner's arithmetic")
+    threads: int | None = Field(
+        None, ge=1, description="torch's threads on a CPU; null: all cores but one, which the simulation has"
+    )
+    deterministic: bool = Field(
+        False, description="the same bits in every run on a GPU too, where that costs speed; a CPU gives them anyway"
+    )
+
+
+class Logger(Options):
+    tensorboard: bool = Field(True, description="write TensorBoard events; metrics.jsonl is always written")
+
+
+class Config(Options):
+    """A whole configuration, checked."""
+
+    exp: str = Field(description="the recipe")
+    profile: str = Field("auto", description="the machine's profile; auto: gpu where there is one")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="of everything that is random")
+    total_steps: int = Field(1_000_000, ge=1, le=10**12, description="policy steps of the whole run")
+    run_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>/<exp>/seed_<seed>",
+    )
+    compile: Literal["auto", "off", "inductor", "graph"] = Field(
+        "auto",
+        description="off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
+        "auto: the fastest that the machine can do",
+    )
+    dry_run: bool = Field(False, description="pass through every stage once, in the shortest time")
+    log_every: int = Field(1_000, ge=1, description="policy steps between two rows of metrics")
+    video_every: int | None = Field(
+        20_000, ge=1, description="policy steps between two videos of the world model; null: none"
+    )
+    max_skipped: int = Field(
+        10, ge=1, description="updates in a row skipped for a non-finite loss or gradient, before the run stops"
+    )
+    watchdog: float | None = Field(
+        600, gt=0, description="seconds without an iteration before all threads' stacks are printed; null: never"
+    )
+    env: Env = Field(description="the task and its worlds")
+    randomization: dict[str, Any] = Field(
+        {}, description="what differs between worlds and episodes, line by line; randomization=none: nothing"
+    )
+    agent: SerializeAsAny[AgentConfig] = Field(description="the algorithm and its numbers")
+    eval: Eval = Field(Eval(), description="evaluation in worlds of its own")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="checkpoints")
+    fabric: Fabric = Field(Fabric(), description="device and precision")
+    logger: Logger = Field(Logger(), description="where metrics go beside metrics.jsonl")
+
+
+class Start(Options):
+    """Keys that say how a command line begins or goes on, and are no part of the run."""
+
+    resume: str | None = Field(
+        None, description="a run directory to go on from, or auto: go on where run_dir holds this run, else begin it"
+    )
+    seeds: int | tuple[int, ...] | None = Field(
+        None, description="train once per seed: how many, counted from seed, or a list of them"
+    )
+    show: Literal["config"] | None = Field(
+        None, description="config: print every value with the file that it comes from, and stop"
+    )
+
+
+def all_keys(*agents: type[AgentConfig]) -> Iterator[Key]:
+    """Every key of a configuration, sections before what is below them, with those of ``agents`` under ``agent.*``."""
+    for key in keys_of(Config):
+        if not key.path.startswith("agent."):
+            yield key
+        if key.path == "agent":
+            for options in agents:
+                yield from keys_of(options, "agent.")
+
+
+def validate(data: Mapping[str, Any]) -> Config:
+    """The configuration that ``data``, nested dictionaries of plain values, describes.
+
+    Options that follow from others are filled in: the agent's, ``eval.num_envs`` and ``fabric.accelerator=gpu``.
+
+    Raises:
+        InvalidValue: a value of the wrong type, out of its range, or that does not go with the others.
+        CommandError: a key that is missing or unknown.
+    """
+    agent = data.get("agent")
+    if isinstance(agent, Mapping):
+        with as_command_errors(ValueError):
+            spec = registry.find(agent.get("name"))
+        for name in agent:
+            if name not in {field.alias or key for key, field in spec.config.model_fields.items()}:
+                elsewhere = f"{agent['name']} has no such key" if _is_of_another_agent(name) else ""
+                raise unknown_key(f"agent.{name}", keys_of(spec.config, "agent."), elsewhere=elsewhere)
+        data = {**data, "agent": validated(spec.config, agent, "agent.")}
+    config = validated(Config, data)
+    env = config.env
+    with as_command_errors(ValueError):
+        _check_env(config)
+        _check_rendering(config)
+        agent = config.agent.check(num_envs=env.num_envs, total_steps=config.total_steps)
+    accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
+    return config.replace(
+        agent=agent,
+        eval=config.eval.replace(num_envs=_evaluation_envs(config)),
+        fabric=config.fabric.replace(accelerator=accelerator),
+    )
+
+
+def to_data(config: Config) -> dict[str, Any]:
+    """The configuration as nested dictionaries of plain values, every value in full."""
+    return config.model_dump(mode="json", by_alias=True)
+
+
+def _is_of_another_agent(name: str) -> bool:
+    return any(name in options.model_fields for options in registry.built_in())
+
+
+def _check_env(config: Config) -> None:
+    """Raise for what the environment cannot be, and for randomization that is no list of lines."""
+    env = config.env
+    try:
+        envs.check(
+            env.name,
+            id=env.id,
+            options=env.options,
+            image_size=env.image_size,
+            randomization=config.randomization,
+            randomize=config.eval.randomize,
+            **{name: getattr(env, name) for name in RENDERING},
+        )
+    except InvalidOption as error:
+        paths = {"randomization": "randomization", "randomize": "eval.randomize"}
+        path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
+        raise InvalidValue(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
+    try:
+        parse(config.randomization)
+    except InvalidLine as error:
+        raise CommandError(str(error)) from None
+
+
+def _check_rendering(config: Config) -> None:
+    """Raise for sizes of other cameras than those rendered, and where nothing is rendered and images are asked for."""
+    env = config.env
+    sizes, cameras = env.image_size, env.cameras
+    if isinstance(sizes, dict) and cameras is not None and set(cameras) != set(sizes):
+        expected = f"a size for each of env.cameras={show(cameras)}, and for no other"
+        raise InvalidValue("env.image_size", sizes, expected)
+    if env.renderer != "none":
+        return
+    for option in ("depth", "segmentation", "shadows", "textures"):
+        if getattr(env, option):
+            raise InvalidValue(f"env.{option}", True, "false, since env.renderer=none renders nothing", False)
+    for key in ("observations", "value_observations"):
+        patterns = getattr(config.agent, key, None) or ()
+        if any(pattern.startswith(IMAGES) for pattern in patterns):
+            rest = [pattern for pattern in patterns if not pattern.startswith(IMAGES)]
+            expected = "vectors alone, since env.renderer=none renders no images"
+            raise InvalidValue(f"agent.{key}", patterns, expected, rest or ["state"])
+
+
+def _evaluation_envs(config: Config) -> int:
+    asked = config.eval
+    if asked.num_envs is None and config.env.renderer == "madrona":
+        return config.env.num_envs  # it has one renderer per process, for training and evaluation
+    if asked.num_envs is None:
+        return min(asked.episodes, config.env.num_envs)
+    if asked.num_envs > asked.episodes:
+        raise InvalidValue("eval.num_envs", asked.num_envs, f"at most eval.episodes={asked.episodes}", asked.episodes)
+    return asked.num_envs

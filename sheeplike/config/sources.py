@@ -1,0 +1,107 @@
+"""Where configs are found: in the package, and where ``SHEEPLIKE_SEARCH_PATH`` and ``--config-dir`` say."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sheeplike import envs
+from sheeplike.agents import registry
+from sheeplike.config.errors import CommandError
+
+GROUPS = ("exp", "env", "randomization", "agent", "profile")
+PACKAGE = Path(__file__).resolve().parents[1]
+# A wheel carries configs/ inside the package; in a clone and an editable install it lies beside it.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+
+
+class Sources:
+    """The directories of configs, the package's own first.
+
+    Args:
+        config_dirs: directories given with ``--config-dir``.
+
+    Raises:
+        CommandError: a directory that does not exist, or a file that would hide behind one of the same name.
+    """
+
+    def __init__(self, config_dirs: Iterable[str] = ()) -> None:
+        listed = os.environ.get("SHEEPLIKE_SEARCH_PATH", "").split(";")
+        given = [("SHEEPLIKE_SEARCH_PATH", entry.strip()) for entry in listed if entry.strip()]
+        given += [("--config-dir", entry) for entry in config_dirs]
+        self.directories = [CONFIGS]
+        for origin, entry in given:
+            directory = _directory(origin, entry)
+            if directory not in self.directories:
+                self._refuse_hidden(directory)
+                self.directories.append(directory)
+
+    def choices(self, group: str) -> list[str]:
+        """What can be chosen from a group; ``auto`` is no file but chooses a profile."""
+        names = sorted({*self._files(group), *self.without_file(group)})
+        return ["auto", *names] if group == "profile" else names
+
+    def without_file(self, group: str) -> list[str]:
+        """Environments and agents that have no file: their name says it all, and an agent's is that of a recipe too."""
+        registered = {"env": envs.list_envs, "agent": registry.list_agents, "exp": registry.list_agents}
+        return [name for name in registered.get(group, list)() if name not in self._files(group)]
+
+    def describe(self) -> str:
+        """All choices, group by group, and which of them are of other packages."""
+        lines = ["choices, as in exp=dreamer_v3"]
+        lines += [f"  {group:<13} {', '.join(self.choices(group))}" for group in GROUPS]
+        found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
+        found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
+        others = [
+            f"  {choice:<24} {', '.join(origins)}{': refused, since one package must have it' * (len(origins) > 1)}"
+            for choice, origins in found.items()
+            if origins
+        ]
+        return "\n".join([*lines, *(["", "of other packages", *others] if others else [])])
+
+    def find(self, config_path: str) -> Path | None:
+        """The file of ``<group>/<name>``, or None where that has none."""
+        files = (directory / f"{config_path}.yaml" for directory in self.directories)
+        return next((file for file in files if file.is_file()), None)
+
+    def _files(self, group: str) -> set[str]:
+        return {path.stem for directory in self.directories for path in (directory / group).glob("*.yaml")}
+
+    def _refuse_hidden(self, directory: Path) -> None:
+        for group in GROUPS:
+            for path in sorted((directory / group).glob("*.yaml")):
+                if path.stem in self._files(group):
+                    raise CommandError(
+                        f"{path}: {group}={path.stem} exists already: expected a name of its own; "
+                        f"nearest: {path.stem}_2.yaml"
+                    )
+
+
+def _directory(origin: str, entry: str) -> Path:
+    """The directory that an entry of the search path means: a plain path, ``file://path`` or ``pkg://package.name``."""
+    if entry.startswith("pkg://"):
+        package = entry.removeprefix("pkg://").strip("/").replace("/", ".")
+        places = _find_package(package)
+        if not places:
+            raise CommandError(f"{origin} {entry}: expected a package that can be imported")
+        return Path(places[0]).resolve()
+    directory = Path(entry.removeprefix("file://")).expanduser().resolve()
+    if not directory.is_dir():
+        raise CommandError(
+            f"{origin} {entry}: expected a directory of configs, with folders such as env/ and exp/; "
+            f"{directory} does not exist"
+        )
+    return directory
+
+
+def _find_package(name: str) -> list[str]:
+    """The directories of a package, of which nothing is imported: looking for configs should run no code."""
+    first, *below = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return []
+    places = [os.path.join(place, *below) for place in (spec.submodule_search_locations or ())] if spec else []
+    return [place for place in places if os.path.isdir(place)]

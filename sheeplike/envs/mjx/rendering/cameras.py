@@ -1,0 +1,190 @@
+"""Which cameras are rendered, how large their images are, and where they and the lights stand."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from mujoco import mjx
+
+from sheeplike.envs.contract import ImageSize, resolve_image_size
+from sheeplike.options import nearest
+
+
+def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tuple[str, ...]:
+    """The cameras asked for, or all that the scene has.
+
+    Raises:
+        ValueError: no camera at all, one that the scene lacks, or one named twice.
+    """
+    known = [model.camera(i).name for i in range(model.ncam)]
+    if isinstance(cameras, str):
+        raise ValueError(f"cameras={cameras!r}: expected a list of camera names, such as [{cameras!r}]")
+    chosen = tuple(known if cameras is None else cameras)
+    if not chosen:
+        raise ValueError(f"cameras={cameras!r}: expected at least one of {', '.join(known) or 'none in this scene'}")
+    for name in chosen:
+        if name not in known:
+            hint = f"; nearest: {nearest(name, known)}" if known else ""
+            raise ValueError(f"camera {name!r} does not exist in the scene, which has: {', '.join(known)}{hint}")
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"cameras={list(chosen)!r}: each camera may be named once")
+    return chosen
+
+
+def resolve_image_sizes(
+    image_size: ImageSize | Mapping[str, ImageSize], cameras: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """``(height, width)`` of each camera, from one size for all or from one for each by name.
+
+    Raises:
+        ValueError: an impossible size, a camera without one, or one for a camera that is not rendered.
+    """
+    if not isinstance(image_size, Mapping):
+        return dict.fromkeys(cameras, resolve_image_size(image_size))
+    for name in image_size:
+        if name not in cameras:
+            raise ValueError(
+                f"image_size has a size for camera {name!r}, which is not rendered: expected {', '.join(cameras)}; "
+                f"nearest: {nearest(name, cameras)}"
+            )
+    missing = [name for name in cameras if name not in image_size]
+    if missing:
+        given = ", ".join(map(str, image_size)) or "none"
+        raise ValueError(
+            f"image_size has no size for camera {', '.join(missing)}: expected one for each that is rendered, and has "
+            f"{given}; or fewer cameras"
+        )
+    return {name: resolve_image_size(image_size[name]) for name in cameras}
+
+
+def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
+    """Poses of cameras and lights from the poses of the bodies that carry them, or that they track or look at.
+
+    Warp does this inside a full ``forward`` only; after a reset merge nothing but the kinematics is run, and a camera
+    on a moving body would otherwise film from where its body stood one episode ago. A camera that tracks keeps the
+    orientation, and the offset from its body, of the scene as it was compiled.
+
+    Source: MuJoCo's ``mj_camlight``.
+    """
+    centres = _Centres(model, data)
+    position, rotation = _carried(data, model.cam_bodyid, model.cam_pos)
+    rotation = jnp.einsum("bij,bjk->bik", rotation, _quaternion_to_matrix(model.cam_quat))
+    tracked = _tracked(data, centres, model.cam_mode, model.cam_bodyid, model.cam_pos0, model.cam_poscom0)
+    target = _target(data, centres, model.cam_mode, model.cam_targetbodyid)
+    position = _replace(position, tracked.index, tracked.position)
+    rotation = _replace(rotation, tracked.index, model.cam_mat0[tracked.index])
+    rotation = _replace(rotation, target.index, _looking(position[target.index] - target.position))
+
+    light_body, light_target = model._impl.light_bodyid, model._impl.light_targetbodyid
+    light_position, light_rotation = _carried(data, light_body, model.light_pos)
+    direction = jnp.einsum("bij,bj->bi", light_rotation, model.light_dir)
+    tracked = _tracked(data, centres, model.light_mode, light_body, model.light_pos0, model.light_poscom0)
+    target = _target(data, centres, model.light_mode, light_target)
+    light_position = _replace(light_position, tracked.index, tracked.position)
+    direction = _replace(direction, tracked.index, model.light_dir0[tracked.index])
+    direction = _replace(direction, target.index, _unit(target.position - light_position[target.index]))
+    return data.tree_replace(
+        {
+            "cam_xpos": position,
+            "cam_xmat": rotation,
+            "_impl.light_xpos": light_position,
+            "_impl.light_xdir": direction,
+        }
+    )
+
+
+class _Chosen(NamedTuple):
+    """Some of the cameras or lights, K of them, and a position that belongs to each."""
+
+    index: np.ndarray
+    """int (K,)."""
+    position: jax.Array
+    """float32 (K, 3), metres."""
+
+
+class _Centres:
+    """Centres of mass of bodies with all that they carry.
+
+    Made of this moment's kinematics: the data's own ``subtree_com`` is as old as the last physics step.
+    """
+
+    def __init__(self, model: mjx.Model, data: mjx.Data) -> None:
+        self._parent, self._mass, self._centre = model.body_parentid, model.body_mass, data.xipos
+
+    def of(self, bodies: np.ndarray) -> jax.Array:
+        """float32 (K, 3), metres, of bodies (K,)."""
+        carried = np.zeros((len(bodies), len(self._parent)), np.float32)
+        for body in range(len(self._parent)):
+            ancestor = body
+            while True:
+                carried[bodies == ancestor, body] = 1.0
+                if ancestor == 0:
+                    break
+                ancestor = self._parent[ancestor]
+        mass = carried @ self._mass
+        weighted = carried @ (self._mass[:, None] * self._centre)
+        massless = (mass < mujoco.mjMINVAL)[:, None]
+        return jnp.where(massless, self._centre[bodies], weighted / jnp.where(massless, 1.0, mass[:, None]))
+
+
+def _carried(data: mjx.Data, body: np.ndarray, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Positions (B, 3) and rotations (B, 3, 3) of what is fixed to bodies (B,)."""
+    rotation = data.xmat[body]
+    return data.xpos[body] + jnp.einsum("bij,bj->bi", rotation, offset), rotation
+
+
+def _tracked(
+    data: mjx.Data, centres: _Centres, mode: np.ndarray, body: np.ndarray, offset: jax.Array, offset_com: jax.Array
+) -> _Chosen:
+    """Those that move with their body, or with its centre of mass, without turning."""
+    with_body, with_centre = _of_mode(mode, "TRACK"), _of_mode(mode, "TRACKCOM")
+    position = [
+        data.xpos[body[with_body]] + offset[with_body],
+        centres.of(body[with_centre]) + offset_com[with_centre],
+    ]
+    return _Chosen(np.concatenate([with_body, with_centre]), jnp.concatenate(position))
+
+
+def _target(data: mjx.Data, centres: _Centres, mode: np.ndarray, target: np.ndarray) -> _Chosen:
+    """Those that look at a body, or at its centre of mass, and where that is."""
+    at_body, at_centre = (
+        index[target[index] >= 0] for index in (_of_mode(mode, "TARGETBODY"), _of_mode(mode, "TARGETBODYCOM"))
+    )
+    position = [data.xpos[target[at_body]], centres.of(target[at_centre])]
+    return _Chosen(np.concatenate([at_body, at_centre]), jnp.concatenate(position))
+
+
+def _replace(array: jax.Array, index: np.ndarray, values: jax.Array) -> jax.Array:
+    return array.at[index].set(values) if index.size else array
+
+
+def _of_mode(mode: np.ndarray, name: str) -> np.ndarray:
+    return np.flatnonzero(np.asarray(mode) == getattr(mujoco.mjtCamLight, f"mjCAMLIGHT_{name}"))
+
+
+def _looking(backwards: jax.Array) -> jax.Array:
+    """Rotations (K, 3, 3) of cameras that look along ``-backwards`` (K, 3), with the horizon level."""
+    z = _unit(backwards)
+    x = _unit(jnp.cross(jnp.array([0.0, 0.0, 1.0]), z))
+    return jnp.stack([x, _unit(jnp.cross(z, x)), z], axis=-1)
+
+
+def _unit(vector: jax.Array) -> jax.Array:
+    """Vectors (K, 3) of length one; the x axis where there is no direction, as in MuJoCo."""
+    length = jnp.linalg.norm(vector, axis=-1, keepdims=True)
+    short = length < mujoco.mjMINVAL
+    return jnp.where(short, jnp.array([1.0, 0.0, 0.0]), vector / jnp.where(short, 1.0, length))
+
+
+def _quaternion_to_matrix(quat: jax.Array) -> jax.Array:
+    """Unit quaternions (..., 4), w first, to rotation matrices (..., 3, 3)."""
+    w, x, y, z = jnp.moveaxis(quat, -1, 0)
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)

@@ -1,0 +1,290 @@
+"""What makes each environment, its options, and the check of both before anything heavy is imported."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+from sheeplike import entry_points
+from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
+from sheeplike.envs.gym import recipes
+from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.mjx import playground_ids
+from sheeplike.options import InvalidOption, nearest
+
+if TYPE_CHECKING:
+    import gymnasium
+    import torch
+
+GROUP = "sheeplike.envs"
+"""The entry points that name builders of other packages, of the same form as those of :data:`BUILDERS`."""
+OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
+"""Arguments of a builder that makes a whole vector environment."""
+
+
+def _cartpole_balance(*, episode_length: int = 125) -> Any:
+    from sheeplike.envs.mjx.tasks.cartpole import Cartpole
+
+    return Cartpole(swing_up=False, episode_length=episode_length)
+
+
+def _cartpole_swingup(*, episode_length: int = 125) -> Any:
+    from sheeplike.envs.mjx.tasks.cartpole import Cartpole
+
+    return Cartpole(swing_up=True, episode_length=episode_length)
+
+
+def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05, box_range: float = 0.05) -> Any:
+    from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
+
+    return FrankaPick(episode_length=episode_length, picked_probability=picked_probability, box_range=box_range)
+
+
+def _playground(*, id: str, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
+    from sheeplike.envs.mjx.playground import PlaygroundTask
+
+    return PlaygroundTask(id, episode_length=episode_length, overrides=overrides)
+
+
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "cartpole_balance": _cartpole_balance,
+    "cartpole_swingup": _cartpole_swingup,
+    "franka_pick": _franka_pick,
+    "playground": _playground,
+    **recipes.FAMILIES,
+}
+"""What makes each environment from its options as keywords: a class of :data:`recipes.FAMILIES` holds and checks those
+of a Gymnasium environment; a function with the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment; any other
+makes a task, which our simulator steps and renders."""
+
+
+def list_envs() -> list[str]:
+    """The names that ``make`` knows, sorted: built-in ones and those of installed packages."""
+    return sorted({*BUILDERS, *entry_points.plugins(GROUP)})
+
+
+def list_ids(name: str) -> tuple[str, ...]:
+    """The environments of a family that can be used as soon as it is installed; it may have others.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    _find(name)
+    return playground_ids.IDS if name == "playground" else ()
+
+
+def origins(name: str) -> list[str]:
+    """The packages that have an environment of this name, such as ``my-worlds 0.1.0``; none for a built-in one."""
+    others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
+    return ["sheeplike"] * (bool(others) and name in BUILDERS) + others
+
+
+def task_options(name: str) -> dict[str, object]:
+    """The options of an environment and their defaults, such as ``{"episode_length": 125}``; its ``id`` apart.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    return {option: p.default for option, p in _parameters(name).items() if option not in ("id", *OF_A_VECTOR_ENV)}
+
+
+def takes_id(name: str) -> bool:
+    """Whether an environment is a family of which ``id`` names one.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    return "id" in _parameters(name)
+
+
+def simulated(name: str) -> bool:
+    """Whether our own simulator steps and renders an environment: cameras can be chosen, for example.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    return not _is_gym(_find(name)) and "num_envs" not in _parameters(name)
+
+
+def check(
+    name: str,
+    *,
+    id: str | None = None,
+    options: Mapping[str, object] | None = None,
+    image_size: object = 64,
+    randomization: Mapping[str, object] | None = None,
+    randomize: bool = True,
+    **rendering: object,
+) -> None:
+    """Raises for everything that is known to be wrong without torch and JAX; the arguments are those of :func:`make`.
+
+    Args:
+        id: of an environment of the family ``name``.
+        options: of the environment, by name.
+        rendering: any of :data:`RENDERING`.
+
+    Raises:
+        Unusable: a package that the environment needs is missing.
+        InvalidOption: its key is the argument that is not valid, or the name of the option; ``options`` where there is
+            no such option, whose name is the error's ``value`` then.
+        ValueError: the package that has the environment is broken.
+    """
+    builder, options = _find(name), dict(options or {})
+    if takes_id(name) != (id is not None):
+        ids = ", ".join(list_ids(name)) or "such as CartPole-v1"
+        raise InvalidOption("id", id, f"which of {name}: {ids}" if takes_id(name) else f"null: {name} is not a family")
+    known = task_options(name)
+    for option, value in options.items():
+        if option not in known:
+            expected = f"one of {name}'s options: {', '.join(known) or 'none'}"
+            raise InvalidOption("options", option, expected, nearest(option, known))
+        if expected := _mistyped(value, known[option]):
+            raise InvalidOption(option, value, expected, known[option])
+    if not simulated(name):
+        for option, value in rendering.items():
+            if value != (default := RENDERING[option]):
+                word = {None: "null", False: "false"}.get(default, default)
+                raise InvalidOption(option, value, f"{word}, since {name} renders its images itself", default)
+        if isinstance(image_size, Mapping):
+            raise InvalidOption("image_size", image_size, f"one size, since {name} renders its images itself")
+        if randomization:
+            raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
+        if not randomize:
+            raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
+    if _is_gym(builder):
+        recipes.check(builder(id=id, **options))
+    elif name == "playground":
+        playground_ids.check(id=id, options=options)
+
+
+def make(
+    name: str,
+    *,
+    num_envs: int,
+    device: torch.device | str = "cpu",
+    image_size: ImageSize | Mapping[str, ImageSize] = 64,
+    cameras: Sequence[str] | None = None,
+    renderer: str = "warp",
+    depth: bool = False,
+    segmentation: bool = False,
+    shadows: bool = False,
+    textures: bool | None = None,
+    action_repeat: int = 1,
+    seed: int = 0,
+    randomization: Mapping[str, Mapping[str, Any]] | None = None,
+    randomize: bool = True,
+    **options: Any,
+) -> gymnasium.vector.VectorEnv:
+    """Builds the vector environment ``name``.
+
+    Args:
+        name: one of ``list_envs()``.
+        num_envs: worlds.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
+            are simulated by us.
+        image_size: pixels, ``(H, W)`` or one number; where we simulate, also a size for each camera, by name.
+        cameras: names of cameras, or the task's choice: all of the scene's, for ``playground`` the first.
+        renderer: ``"warp"``, ``"madrona"`` where it is installed, or ``"none"``: vectors alone.
+        depth, segmentation: such images beside the frames.
+        shadows: of lights that cast any.
+        textures: of materials that have any; None: as the task says, which for ``playground`` is yes.
+        action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
+        seed: of the first ``reset()``.
+        randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
+        randomize: False: the scene as it was compiled, with randomization's observations.
+        **options: the environment's own keywords: ``id`` of a family; ``episode_length`` for every environment;
+            ``picked_probability`` and ``box_range`` for ``franka_pick``; ``overrides`` for ``playground``; see
+            :mod:`sheeplike.envs.gym.options` for the others. Any other keyword is refused.
+
+    Raises:
+        Unusable: a package that the environment needs is missing.
+        ValueError: an unknown environment, option or camera, or a value that cannot be served.
+    """
+    builder, parameters = _find(name), _parameters(name)
+    default = parameters["id"].default if "id" in parameters else None
+    id = options.pop("id", None if default is inspect.Parameter.empty else default)
+    looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
+    rendering = {"cameras": cameras, "renderer": renderer, **looks}
+    varied = {"randomization": randomization, "randomize": randomize}
+    check(name, id=id, options=options, image_size=image_size, **varied, **rendering)
+    options |= {} if id is None else {"id": id}
+    common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
+    if _is_gym(builder):
+        from sheeplike.envs.gym.vector_env import GymVectorEnv
+
+        make_env, own = recipes.recipe(builder(**options), resolve_image_size(image_size))
+        return GymVectorEnv(make_env, own, action_repeat=action_repeat, **common)
+    if not simulated(name):
+        env = builder(**common, action_repeat=action_repeat, **options)
+        if name not in BUILDERS:
+            try:
+                check_vector_env(env, num_envs=num_envs)
+            except ValueError as error:
+                raise ValueError(f"environment {name!r} of {', '.join(origins(name))} {error}") from None
+        return env
+    from sheeplike.envs.mjx.task import repeat_actions
+    from sheeplike.envs.mjx.vector_env import MjxVectorEnv
+
+    task = repeat_actions(builder(**options), action_repeat)
+    return MjxVectorEnv(task, **common, **rendering, randomization=randomization, randomize=randomize)
+
+
+RENDERING: Mapping[str, object] = {
+    option: inspect.signature(make).parameters[option].default
+    for option in ("cameras", "renderer", "depth", "segmentation", "shadows", "textures")
+}
+"""How our simulator renders, unless it is asked for something else. An environment that renders itself takes nothing
+else."""
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """The builder of an environment; that of another package is imported."""
+    if name not in list_envs():
+        raise InvalidOption("name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
+    if name in BUILDERS and name not in entry_points.plugins(GROUP):
+        return BUILDERS[name]
+    builder, plugin = entry_points.load(GROUP, name, "environment", built_in=name in BUILDERS)
+    if problem := _problem(builder):
+        raise ValueError(f"environment {name!r} of {plugin} {problem}")
+    return builder
+
+
+def _problem(builder: object) -> str:
+    """What is wrong with the form of a builder, or nothing."""
+    try:
+        parameters = inspect.signature(builder).parameters
+    except (TypeError, ValueError):
+        return "is no builder: expected a function or a class"
+    for option, p in parameters.items():
+        if p.kind is not p.KEYWORD_ONLY:
+            return f"takes {p}: expected keyword-only options, behind a *"
+        if option not in (*OF_A_VECTOR_ENV, "id") and p.default is p.empty:
+            return f"takes {option} without a default: expected {option}=<value>"
+    common = [option for option in OF_A_VECTOR_ENV if option in parameters]
+    if common and len(common) < len(OF_A_VECTOR_ENV):
+        missing = [option for option in OF_A_VECTOR_ENV if option not in common]
+        return f"takes {', '.join(common)} but not {', '.join(missing)}: expected all, for a vector env, or none"
+    return ""
+
+
+def _is_gym(builder: object) -> bool:
+    return isinstance(builder, type) and issubclass(builder, GymOptions)
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_find(name)).parameters
+
+
+def _mistyped(value: object, default: object) -> str:
+    """The type that ``default`` asks for, in words, where ``value`` has another one."""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, int):
+        return "" if isinstance(value, Integral) and not isinstance(value, bool) else "an integer"
+    if isinstance(default, float):
+        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        return "" if number else "a number"
+    return "a text" if isinstance(default, str) and not isinstance(value, str) else ""

@@ -1,0 +1,308 @@
+"""What a run consists of, built from its configuration: device, environments, agent; and what warms them up."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import warp
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from sheeplike import checkpoint, envs
+from sheeplike.agents import registry
+from sheeplike.agents.agent import Agent
+from sheeplike.config.errors import CommandError, as_command_errors
+from sheeplike.config.saved import to_yaml
+from sheeplike.config.schema import Config
+from sheeplike.loop import first_step
+from sheeplike.monitor.progress import info, phase, warn
+from sheeplike.nn.compilation import EAGER_CALLS
+from sheeplike.run.run_dir import CHECKPOINTS, lock
+
+INEXACT = (
+    "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
+)
+_OUT_OF_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED|out of memory|can(?:'t|not) allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
+    r"|cudaErrorMemoryAllocation",
+    re.IGNORECASE,
+)
+
+
+class RunComponents(NamedTuple):
+    """What a run consists of, before it has a state.
+
+    Attributes:
+        step_seconds: that one step of all environments takes.
+        parts: of the checkpoint to go on from, or None.
+        writer: of the next checkpoints, of a run that goes on.
+    """
+
+    envs: VectorEnv
+    agent: Agent
+    device: torch.device
+    step_seconds: float
+    parts: dict[str, Any] | None
+    writer: checkpoint.Writer | None
+
+
+def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> RunComponents:
+    """Build everything that a run needs, and read its checkpoint if it goes on.
+
+    Args:
+        stack: closes what has been built, and unlocks the directory of a run that goes on.
+
+    Raises:
+        CommandError: what the configuration describes cannot be built, or there is nothing to resume.
+    """
+    parts = writer = None
+    with explain_oom(config):
+        fabric = launch(config)
+        torch.manual_seed(config.seed)
+        if resume:
+            with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
+                stack.enter_context(lock(run_dir))
+                writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
+                with phase("reading the checkpoint"):
+                    meta, parts = _read(run_dir)
+                writer.went_back_to(meta["step"])
+                for difference in differences(meta, parts):
+                    warn(difference)
+        train_envs = build_envs(config, config.env.num_envs, fabric.device)
+        stack.callback(train_envs.close)
+        if resume and not getattr(train_envs, "exact_resume", True):
+            warn(INEXACT)
+        with as_command_errors(ValueError, TypeError):
+            agent = make_agent(config, train_envs, fabric)
+        sees = getattr(agent, "keys", None)
+        if sees and not sees.images and config.env.renderer != "none" and envs.simulated(config.env.name):
+            warn("the agent sees no images: env.renderer=none saves rendering them, and videos with them")
+        # What other people's environments raise at their first steps says that they cannot be used as configured.
+        refused = envs.Unusable if envs.simulated(config.env.name) else Exception
+        with phase("building simulation and rendering kernels"), as_command_errors(refused):
+            step_seconds = time_envs(train_envs)
+        with phase("compiling the policy"):
+            compile_policy(agent, train_envs)
+    return RunComponents(train_envs, agent, fabric.device, step_seconds, parts, writer)
+
+
+def make_agent(config: Config, envs: VectorEnv, fabric: Fabric) -> Agent:
+    """The agent that the configuration describes, for these environments.
+
+    Built for as many of them as it is trained in: what it saves may be shaped by their number. It may act in any other.
+    """
+    return registry.find(config.agent.name).build(
+        envs.single_observation_space,
+        envs.single_action_space,
+        config.agent,
+        num_envs=config.env.num_envs,
+        device=fabric.device,
+        compile=config.compile,
+        autocast=fabric.autocast,
+        seed=config.seed,
+    )
+
+
+def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.Writer:
+    """What writes the checkpoints of a run; ``stack`` closes it.
+
+    Raises:
+        CommandError: the directory cannot be written.
+    """
+    with as_command_errors(OSError):
+        writer = checkpoint.Writer(
+            run_dir / CHECKPOINTS,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            config=to_yaml(config),
+            device="cuda" if config.fabric.accelerator == "cuda" else "cpu",
+            report=warn,
+        )
+    stack.callback(writer.close)
+    return writer
+
+
+def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:
+    """Why a run that goes on from this checkpoint is not bit for bit the one that would have been; usually nothing."""
+    if "memory" not in parts:
+        yield (
+            "this resume is approximate: the checkpoint does not hold what the agent has seen "
+            "(checkpoint.replay=false), and it begins again with an empty memory"
+        )
+    here = checkpoint.versions()
+    changed = [f"{name} {was} -> {here[name]}" for name, was in meta["versions"].items() if here.get(name) != was]
+    if changed:
+        yield f"this resume may differ in the last bits: {', '.join(changed)}"
+
+
+def launch(config: Config) -> Fabric:
+    """Device, precision and threads that the configuration asks for.
+
+    Raises:
+        CommandError: torch cannot use the GPU.
+    """
+    if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
+        raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
+    if config.fabric.deterministic:
+        _make_deterministic(config.fabric.accelerator == "cuda")
+    if config.fabric.precision == "bf16-mixed":
+        torch.set_float32_matmul_precision("high")
+    fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
+    fabric.launch()
+    if fabric.device.type == "cpu":
+        # torch's threads spin while they wait for each other: one too many and an update takes ten times as long.
+        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), max(os.cpu_count() - 1, 1)))
+    return fabric
+
+
+def build_envs(config: Config, num_envs: int, device: torch.device, *, randomize: bool = True) -> VectorEnv:
+    """:func:`make_envs` as a command begins: it is shown, warnings are a line each, and so is what others raise.
+
+    Raises:
+        CommandError: of an environment that we do not simulate, which may raise anything when it is made.
+    """
+    refused = (ValueError, TypeError) if envs.simulated(config.env.name) else (Exception,)
+    with phase("building worlds"), _warnings_as_lines(), as_command_errors(*refused):
+        return make_envs(config, num_envs, device, randomize=randomize)
+
+
+def make_envs(config: Config, num_envs: int, device: torch.device, *, randomize: bool = True) -> VectorEnv:
+    """The environments that the configuration describes.
+
+    Args:
+        randomize: False: in the scene as it was compiled, whatever the configuration says of randomization.
+    """
+    env = config.env
+    return envs.make(
+        env.name,
+        num_envs=num_envs,
+        device=device,
+        image_size=env.image_size,
+        cameras=env.cameras,
+        renderer=env.renderer,
+        depth=env.depth,
+        segmentation=env.segmentation,
+        shadows=env.shadows,
+        textures=env.textures,
+        action_repeat=env.action_repeat,
+        seed=config.seed,
+        randomization=config.randomization,
+        randomize=randomize,
+        **({} if env.id is None else {"id": env.id}),
+        **env.options,
+    )
+
+
+def time_envs(envs: VectorEnv, steps: int = 4) -> float:
+    """Build the simulation's kernels; returns the seconds that one step of all environments takes."""
+    envs.reset(seed=0)
+    action = _some_action(envs)
+    envs.step(action)[1].sum().item()  # waits for the device
+    start = time.perf_counter()
+    for _ in range(steps):
+        _, reward, *_ = envs.step(action)
+    reward.sum().item()
+    return (time.perf_counter() - start) / steps
+
+
+def compile_policy(agent: Agent, envs: VectorEnv) -> None:
+    """Act until that is compiled, and captured where it is, with a player that nobody uses afterwards."""
+    step, player = first_step(envs.reset(seed=0)[0], envs.num_envs), agent.player(envs.num_envs)
+    for _ in range(EAGER_CALLS + 1):
+        player.act(step.obs, step.is_first)
+
+
+@contextmanager
+def explain_oom(config: Config) -> Iterator[None]:
+    """Where memory is short inside, name the settings that would help.
+
+    Raises:
+        CommandError: instead of whatever said that memory is short.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).splitlines()), "")
+        agent = config.agent
+        smaller = {"env.num_envs": config.env.num_envs}
+        smaller |= {f"agent.{name}": getattr(agent, name) for name in agent.memory_options}
+        settings = ", ".join(f"{key}={value // 2}" for key, value in smaller.items() if value > 1)
+        raise CommandError(f"out of memory: {reason}; what helps: {settings}, or smaller images") from error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether ``error``, or what caused it, says that memory is short: of torch, JAX, Warp, NumPy or Python."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
+            return True
+        # JAX's and torch's own kinds of errors are this one; Warp raises it as it is.
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def describe_device(config: Config, device: torch.device) -> str:
+    """Where a run takes place, for people to read."""
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, torch on {threads}"
+    exact = "; deterministic" if config.fabric.deterministic else ""
+    return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
+
+
+def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The newest checkpoint that is whole; a warning tells of each damaged one."""
+    with _warnings_as_lines(prefix=""):
+        try:
+            return checkpoint.load_latest(run_dir / CHECKPOINTS)
+        except checkpoint.UnknownFormat:
+            raise
+        except checkpoint.Corrupt as error:
+            raise CommandError(f"{error}; expected another run_dir, or move {run_dir} away to begin again") from error
+
+
+@contextmanager
+def _warnings_as_lines(prefix: str = "sheeplike: ") -> Iterator[None]:
+    """Show warnings in a line each, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: info(f"{prefix}{message}", file=sys.stderr)
+        yield
+
+
+def _make_deterministic(gpu: bool) -> None:
+    """Two runs of the same numbers give the same bits, on a GPU too, where that costs speed.
+
+    The libraries read this when their devices are first used.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    if gpu:
+        torch.backends.cudnn.benchmark = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+        warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
+
+
+def _some_action(envs: VectorEnv) -> Tensor:
+    """An action that every environment takes: zeros, or the first choice of each that there is."""
+    single = envs.single_action_space
+    if isinstance(single, spaces.Discrete | spaces.MultiDiscrete):
+        first = torch.as_tensor(single.start, dtype=torch.int64, device=envs.device)
+        return first.expand(envs.num_envs, *single.shape).contiguous()
+    return torch.zeros(envs.num_envs, *single.shape, device=envs.device)

@@ -1,0 +1,109 @@
+"""One evaluation, during training and by ``eval``: how the agent plays, what that amounts to, how it looks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent
+from sheeplike.config.schema import Config
+from sheeplike.loop import Evaluation, evaluate
+from sheeplike.monitor.video import tile_worlds
+from sheeplike.run.build import make_envs
+
+EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
+MOST_EPISODES = 2**16  # of one evaluation; as far apart are the seeds of two, whose worlds are then all different
+FILMED = 9  # worlds, at most
+
+
+def play(
+    agent: Agent, envs: VectorEnv, *, episodes: int, sample: bool = True, video: bool = True, seed: int = 0
+) -> Evaluation:
+    """Evaluate ``agent`` in ``envs`` of its own; the same arguments give the same episodes.
+
+    Args:
+        episodes: at most :data:`MOST_EPISODES`.
+        sample: sample the policy, or take its mode.
+        video: film the first worlds.
+        seed: from 0 to 32,767; 0 is what training uses. Worlds and samples of two seeds have nothing in common.
+    """
+    seed = EVALUATION_SEED + seed * MOST_EPISODES
+    # Evaluation must not move the stream of random numbers that training draws from.
+    with torch.random.fork_rng(devices=[envs.device] if envs.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        filmed = min(envs.num_envs, FILMED) if video else 0
+        return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, filmed=filmed)
+
+
+def summarize(result: Evaluation) -> dict[str, float]:
+    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success."""
+    returns = result.returns.numpy()
+    successes, trials = int(result.success.sum()), len(returns)
+    low, high = mean_interval(returns)
+    success_low, success_high = wilson_interval(successes, trials)
+    terms = {f"eval/reward_terms/{name}": float(value.mean()) for name, value in result.reward_terms.items()}
+    return terms | {
+        "eval/return_mean": float(returns.mean()),
+        "eval/return_lo": low,
+        "eval/return_hi": high,
+        "eval/success_rate": successes / trials,
+        "eval/success_lo": success_low,
+        "eval/success_hi": success_high,
+        "eval/length_mean": float(result.lengths.float().mean()),
+        "eval/episodes": float(trials),
+    }
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """95 % percentile-bootstrap interval of the mean of ``values (E,)``; the same values give the same interval."""
+    values = np.asarray(values, np.float64)
+    drawn = np.random.default_rng(0).choice(values, (2000, values.size))
+    low, high = np.quantile(drawn.mean(1), [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    return float(low), float(high)
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % score interval of a success rate: sensible at 0 % and 100 %, where the normal one has no width."""
+    z = 1.959964  # rounded; importing SciPy, which has more digits, would take a second
+    rate, z2 = successes / trials, z * z
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def videos(result: Evaluation) -> dict[str, Tensor]:
+    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the filmed environments side by side."""
+    found = {}
+    for camera, frames in result.frames.items():
+        columns = math.ceil(math.sqrt(frames.shape[1]))
+        found[camera] = tile_worlds(frames, math.ceil(frames.shape[1] / columns), columns)
+    return found
+
+
+@dataclass
+class Evaluator:
+    """Evaluates an agent in environments of its own, which are built when they are first needed."""
+
+    config: Config
+    agent: Agent
+    device: torch.device
+    envs: VectorEnv | None = None
+
+    def __call__(self) -> Evaluation:
+        """Run the evaluation that the configuration asks for."""
+        asked = self.config.eval
+        if self.envs is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # shown when the training environments were built
+                self.envs = make_envs(self.config, asked.num_envs, self.device, randomize=asked.randomize)
+        return play(self.agent, self.envs, episodes=asked.episodes, sample=asked.sample, video=asked.video)
+
+    def close(self) -> None:
+        if self.envs is not None:
+            self.envs.close()

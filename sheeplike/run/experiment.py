@@ -1,0 +1,394 @@
+"""A training run as an object: what the command line drives to its end, and what a program can drive in its own way.
+
+::
+
+    import sheeplike
+
+    with sheeplike.init("exp=ppo", "env=cartpole_balance", "total_steps=200_000", "resume=auto") as run:
+        while not run.over:
+            metrics = run.iterate(20_000)
+            print(run.policy_steps, metrics.get("rollout/return_mean"), run.evaluate()["eval/return_mean"])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from sheeplike import checkpoint
+from sheeplike.agents.spaces import ObservationKeys
+from sheeplike.config.errors import CommandError, as_command_errors
+from sheeplike.config.saved import describe_changes, to_yaml
+from sheeplike.config.schema import to_data
+from sheeplike.config.sources import Sources
+from sheeplike.loop import Every, LoopState, train
+from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.progress import Progress, banner, format_seconds, info, phase
+from sheeplike.run import snapshot
+from sheeplike.run.build import build, describe_device, explain_oom, make_writer
+from sheeplike.run.evaluation import Evaluator
+from sheeplike.run.recorder import Recorder
+from sheeplike.run.run_dir import Plan, checkpoint_steps, create, discard, plan, update
+from sheeplike.run.signals import StopRequest, stoppable, stops_at_once
+from sheeplike.run.watchdog import Watchdog
+
+COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
+LAST_BATCH = "nonfinite_batch.pt"  # in the run directory: what the last skipped update saw
+
+
+class Halted(CommandError):
+    """Training cannot go on: updates stay non-finite."""
+
+    status = 70  # EX_SOFTWARE of sysexits.h
+
+
+class Unsaved(CommandError):
+    """The run ended, and its last checkpoint could not be written."""
+
+    status = 74  # EX_IOERR of sysexits.h
+
+
+def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
+    """Begin a run, or go on with one, as ``python -m sheeplike <overrides>`` does; nothing is learnt yet.
+
+    Args:
+        overrides: such as ``"exp=ppo"``, ``"env=franka_pick"``, ``"total_steps=200_000"``; ``"resume=<run_dir>"`` goes
+            on with that run, and ``"resume=auto"`` with what is in ``run_dir``, if anything is.
+        config_dirs: where to look for configs beside those of the package.
+
+    Raises:
+        CommandError: the request cannot be met; nothing was created.
+    """
+    return Experiment(plan(overrides, Sources(config_dirs)))
+
+
+def run(planned: Plan) -> int:
+    """Train until ``total_steps`` or until asked to stop, and leave a checkpoint.
+
+    Returns:
+        The exit status: 0 if the run is finished.
+    """
+    with Experiment(planned, building=stops_at_once) as experiment:
+        experiment.iterate()
+    return experiment.status
+
+
+class Experiment:
+    """A run that is under way; a context manager, at whose end it is saved and closed.
+
+    Signals that ask to stop (see :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the iteration that is going
+    on; ``over`` is true from then on.
+
+    Args:
+        planned: what to train; the directory of a new run is created once everything could be built.
+        building: a context in which environments and agent are built, before there is anything to save.
+
+    Attributes:
+        config, run_dir, envs, agent: what the run consists of.
+        state: where it stands.
+        stop: whether it was asked to stop, and how.
+
+    Raises:
+        CommandError: what the configuration describes cannot be built, or there is nothing to resume.
+    """
+
+    def __init__(self, planned: Plan, *, building: Callable[[], AbstractContextManager] = nullcontext) -> None:
+        self.config, self.run_dir = planned.config, planned.run_dir
+        if planned.changed:
+            info(f"changed: {describe_changes(planned.changed)}")
+        self.kept = planned.resume  # whether there is anything worth keeping in the directory
+        self._compiled = self._touched = False
+        self._nonfinite: str | None = None  # what cannot be saved, since it is not finite
+        with ExitStack() as stack:  # what has begun is ended, should a later part fail
+            with building():
+                built = build(self.config, self.run_dir, stack, resume=planned.resume)
+            self.envs, self.agent, self._step_seconds = built.envs, built.agent, built.step_seconds
+            self.evaluator = Evaluator(self.config, self.agent, built.device)
+            stack.callback(self.evaluator.close)
+            # From here on nothing ends this process without leaving the run in order.
+            self.stop: StopRequest = stack.enter_context(stoppable())
+            if not planned.resume:
+                stack.enter_context(create(self.run_dir, self.config, replace=planned.replace))
+            self.writer = built.writer or make_writer(self.config, self.run_dir, stack)
+            stack.callback(self._discard_if_nothing_is_kept)
+            self._begin(built.parts, planned.files, stack)
+            self._ending = stack.pop_all()
+
+    # --- what a program drives --------------------------------------------------------------------------------------
+
+    @property
+    def policy_steps(self) -> int:
+        """Policy steps made so far, over all environments."""
+        return self.state.policy_steps
+
+    @property
+    def over(self) -> bool:
+        """Whether ``total_steps`` are made, or the run was asked to stop."""
+        return self.finished or self.stop()
+
+    @property
+    def finished(self) -> bool:
+        """Whether ``total_steps`` are made."""
+        return self.policy_steps >= self.config.total_steps
+
+    @property
+    def status(self) -> int:
+        """The exit status for a program that ends with the run: 0, or that of the signal that stopped it."""
+        return self.stop.status if self.stop() and not self.finished else 0
+
+    def iterate(self, every: int | None = None) -> dict[str, float]:
+        """Interact and learn up to the next multiple of ``every`` policy steps, or to the end of the run.
+
+        A run that was stopped on the way comes to the same places when it goes on.
+
+        Returns:
+            The newest value of every metric; there are new ones every ``log_every`` policy steps.
+
+        Raises:
+            Halted: ``max_skipped`` updates in a row were not finite.
+            CommandError: there is not enough memory.
+        """
+        total = self.config.total_steps
+        target = total if every is None else min((self.policy_steps // every + 1) * every, total)
+        self.recorder.begin(self.state)
+        self._busy = True
+        with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
+            self._go_to(target)
+        self.recorder.flush()
+        self._busy, self._touched = False, not self.finished  # whoever gets this may change the environments
+        return dict(self.recorder.latest)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
+        self._touched = True
+        return self.recorder.evaluated(self.evaluator(), self.state)
+
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint of everything.
+
+        Args:
+            wait: until it is on the disk. Otherwise it is written while the run goes on, and a disk that is full is
+                only warned about.
+
+        Raises:
+            OSError: it cannot be written, with ``wait``.
+        """
+        parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
+        self.writer.save(self.policy_steps, parts, meta, history, finite=("agent",), wait=wait)
+        self.kept, self._touched = True, False
+
+    def close(self) -> None:
+        """Let go of everything, without saving. Calling it again does nothing."""
+        self._busy = True  # so that the end of a with block saves nothing either
+        self._ending.close()
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        # What is in the middle of an iteration cannot be saved; after an error anywhere else it is worth it.
+        try:
+            with self._ending:
+                self.progress.close()
+                if not self._busy:
+                    self._save_at_the_end()
+                    self.stop.settled = True
+            if self.stop.settled and self.status:
+                info(f"saved; go on with: python -m sheeplike resume={self.run_dir}")
+        finally:
+            if self.stop() and not isinstance(error, Halted):  # which would only halt again
+                self.stop.tell_others()
+
+    # --- how it begins ----------------------------------------------------------------------------------------------
+
+    def _begin(self, parts: dict[str, Any] | None, files: Sequence[str], stack: ExitStack) -> None:
+        """The state, new or restored, and what records it."""
+        config = self.config
+        start = None if parts is None else parts["loop"]["counters"]["policy_steps"]
+        self.progress = Progress(config.total_steps, initial_steps=start or 0)
+        stack.callback(self.progress.close)
+        self.recorder = Recorder(self.agent, self.envs, self.progress)
+        snapshot.seed_everything(config.seed)
+        if parts is None:
+            self.state = LoopState.begin(self.agent, self.envs, config.seed)
+        else:
+            with as_command_errors(ValueError, KeyError, checkpoint.Corrupt):
+                self.state = snapshot.restore(parts, self.agent, self.envs, self.recorder)
+            parts.clear()  # or part of it would be in memory twice
+            update(self.run_dir, config)
+        # Only now: what an earlier attempt wrote after its last checkpoint is dropped.
+        tensorboard = config.logger.tensorboard
+        self.recorder.logger = logger = RunLogger(self.run_dir, tensorboard=tensorboard, purge_step=start)
+        stack.callback(logger.close)
+        stack.callback(self._last_row)
+        soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.envs.num_envs
+        first = config.agent.first_update(config.env.num_envs) // config.env.num_envs * config.env.num_envs
+        self._compile_at = min(first, soon)
+        self._busy = False
+        banner({"sheeplike": self._describe(files)})
+        logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
+        logger.log_hyperparameters(to_data(config))
+        self.progress.stage(config.agent.collecting)
+        # Hooks of the loop, counted from here.
+        hooks = [
+            (self.envs.num_envs, self._iterated),
+            (config.log_every, self.recorder.log),
+            (config.video_every, self._paused(self.recorder.report)),
+            (config.eval.every, self._paused(lambda state: self.evaluate())),
+            (config.checkpoint.every, self._paused(lambda state: self._save_if_sound())),
+        ]
+        self._hooks = [Every(n, hook, self.policy_steps // n) for n, hook in hooks if n is not None]
+
+    def _describe(self, files: Sequence[str]) -> dict[str, str]:
+        """What is about to happen, name to text."""
+        config, agent, start = self.config, self.agent, self.policy_steps
+        left, updates = config.total_steps - start, self._updates_left()
+        updating = "" if updates is None else f", {updates:,} gradient steps"
+        continued = f"continued from policy step {start:,}: " if start else ""
+        keys, targets = getattr(agent, "keys", None), getattr(agent, "targets", ())
+        acting = format_seconds(left / self.envs.num_envs * self._step_seconds)
+        speed = f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s simulated"
+        return {
+            "task": f"{config.env.task}: {self.envs.num_envs} worlds, episodes of {self.envs.episode_length} steps",
+            **({"randomized": ", ".join(config.randomization)} if config.randomization else {}),
+            "device": describe_device(config, self.envs.device),
+            **({"sees": _describe_observations(keys, keys.spaces)} if keys else {}),
+            **({"predicts": f"{_describe_observations(agent.predicted, targets)}, unseen"} if targets else {}),
+            **agent.describe(),
+            **({"configs": ", ".join(files)} if files else {}),
+            "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
+            "time": f"{acting} for acting, at {speed}; learning is timed when it is compiled",
+        }
+
+    def _updates_left(self) -> int | None:
+        config = self.config
+        return config.agent.updates(self.policy_steps, config.total_steps, config.env.num_envs)
+
+    # --- how it goes on ---------------------------------------------------------------------------------------------
+
+    def _go_to(self, target: int) -> None:
+        while self.policy_steps < target and not self.stop():
+            if not self._compiled:
+                # The environments do not wait for the update to be compiled, nor for long to learn that it cannot be.
+                self._train(min(self._compile_at, target))
+                if self.policy_steps >= self._compile_at and not self.over:
+                    self._paused(self._compile_update)(self.state)
+                    self._compiled = self.kept = True
+                if self.policy_steps < self._compile_at:
+                    continue
+            self._train(target)
+            if self._must_halt():
+                self._halt()
+
+    def _train(self, total_steps: int) -> None:
+        train(
+            self.agent,
+            self.envs,
+            self.state,
+            total_steps=total_steps,
+            observer=self.recorder,
+            hooks=self._hooks,
+            stop=lambda: self.stop() or self._must_halt(),
+        )
+
+    def _iterated(self, state: LoopState) -> None:
+        self.progress.update(state.policy_steps)
+        self.watchdog.beat()
+
+    def _paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
+        """``hook``, which may take long: rates of acting and learning leave it out, and the watchdog is patient."""
+
+        def timed(state: LoopState) -> None:
+            with self.watchdog.patient():
+                self.recorder.paused(hook)(state)
+
+        return timed
+
+    def _compile_update(self, state: LoopState) -> None:
+        try:
+            with phase("compiling the update"):
+                update_seconds = self.agent.warm_up()
+        except Exception:
+            if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
+                return
+            raise
+        iterations = (self.config.total_steps - state.policy_steps) / self.envs.num_envs
+        left = iterations * self._step_seconds + (self._updates_left() or 0) * update_seconds
+        self.progress.update(state.policy_steps)
+        self.progress.expect(left)
+        pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
+        self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
+
+    # --- numbers that are not finite --------------------------------------------------------------------------------
+
+    def _must_halt(self) -> bool:
+        return bool(self._nonfinite) or self.recorder.skipped >= self.config.max_skipped
+
+    def _halt(self) -> None:
+        """Stop, with what the last update saw in a file; the newest checkpoint was written while numbers were finite.
+
+        Not if an update has been good since: the record is an interval late.
+
+        Raises:
+            Halted: otherwise.
+        """
+        skipped = int(self.agent.skipped_in_a_row)
+        if not self._nonfinite and not skipped:
+            self.recorder.skipped = 0.0
+            return
+        reason = self._nonfinite or f"{skipped} updates in a row were not finite"
+        seen = ""
+        with suppress(OSError):
+            torch.save(self.agent.last_batch(), self.run_dir / LAST_BATCH)
+            seen = f"; what the last one saw is in {self.run_dir / LAST_BATCH}"
+        with suppress(OSError):
+            self.writer.wait()
+        steps = checkpoint_steps(self.run_dir)
+        hint = (
+            f"go on from policy step {steps[-1]:,} with: python -m sheeplike resume={self.run_dir}"
+            if steps
+            else "there is no checkpoint to go on from"
+        )
+        raise Halted(f"{reason}, at policy step {self.policy_steps:,}{seen}; {hint}")
+
+    def _save_if_sound(self) -> None:
+        """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""
+        problem = f"{skipped} updates were skipped" if (skipped := int(self.agent.skipped_in_a_row)) else None
+        if not problem:
+            try:
+                self.save(wait=False)
+                return
+            except checkpoint.NonFinite as error:
+                problem = self._nonfinite = str(error)
+        self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {problem}")
+
+    # --- how it ends ------------------------------------------------------------------------------------------------
+
+    def _save_at_the_end(self) -> None:
+        steps = checkpoint_steps(self.run_dir)
+        newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
+        if steps and int(self.agent.skipped_in_a_row) >= self.config.max_skipped:
+            raise Halted(f"{self.run_dir} was not saved, since its last updates were not finite; {newest}")
+        try:
+            with phase("saving"), Watchdog(self.config.watchdog):
+                if self._touched or not self.writer.holds(self.policy_steps):
+                    self.save()
+        except (OSError, checkpoint.NonFinite) as error:
+            raise Unsaved(f"{self.run_dir} could not be saved, {newest}: {error}") from error
+
+    def _last_row(self) -> None:
+        with suppress(RuntimeError):  # a device that has failed keeps it
+            self.recorder.flush()
+
+    def _discard_if_nothing_is_kept(self) -> None:
+        if not (self.kept or checkpoint_steps(self.run_dir)):
+            discard(self.run_dir)
+
+
+def _describe_observations(keys: ObservationKeys, names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, keys.spaces[name].shape))}" for name in names)

@@ -1,0 +1,175 @@
+"""Turns what the loop produces into curves, videos and a progress line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from sheeplike.agents.agent import Agent, Step
+from sheeplike.loop import Evaluation, LoopState
+from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, PendingMetrics
+from sheeplike.monitor.progress import Progress
+from sheeplike.monitor.video import open_loop_video
+from sheeplike.run import STARTED
+from sheeplike.run.evaluation import summarize, videos
+
+SKIPPED, SKIPPED_TOTAL = "health/skipped_in_a_row", "health/skipped_updates_total"
+
+
+@dataclass
+class Row:
+    """One row of the record, whose numbers the device may still have to compute.
+
+    Attributes:
+        step, gradient_steps, seconds: where the run stood at the log point.
+        known: what the host knew there.
+        taken: what the device has summed up to there.
+    """
+
+    step: int
+    gradient_steps: int
+    seconds: float
+    known: dict[str, float]
+    taken: tuple[PendingMetrics, ...] = ()
+
+
+class Recorder:
+    """The observer of :func:`sheeplike.loop.train` and the functions that its hooks call.
+
+    Args:
+        agent: what learns.
+        envs: the training environments.
+        progress: the line in the terminal.
+        logger: where curves and videos go; there must be one by the time that something is written.
+
+    Attributes:
+        latest: the newest value of every metric that was written.
+        skipped: updates in a row that were skipped for non-finite numbers, as of the last row.
+    """
+
+    def __init__(self, agent: Agent, envs: VectorEnv, progress: Progress, logger: RunLogger | None = None) -> None:
+        self.agent, self.envs, self.progress, self.logger = agent, envs, progress, logger
+        self.episodes = EpisodeStatistics(envs.num_envs, envs.device)
+        self.metrics = MetricBuffer()
+        self.fps = envs.metadata["render_fps"]
+        self.started = time.monotonic()
+        self.latest: dict[str, float] = {}
+        self.skipped = 0.0
+        self.pending: Row | None = None
+        # Policy steps, gradient steps and time at the last log point.
+        self.steps, self.gradients, self.mark = 0, 0, time.monotonic()
+        self.updated = False
+
+    # --- observer ---------------------------------------------------------------------------------------------------
+
+    def stepped(self, step: Step, info: dict[str, Any]) -> None:
+        self.episodes.add(step.reward, step.is_terminal, step.is_last & ~step.is_terminal, info)
+
+    def learned(self, metrics: dict[str, Tensor]) -> None:
+        self.metrics.add(metrics)
+        if not self.updated:
+            self.updated = True
+            self.logger.log_layout(metrics)
+            self.progress.stage("")
+            self.progress.note(f"first gradient step {process_seconds():.0f} s after the start")
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def begin(self, state: LoopState) -> None:
+        """Start measuring speed from here."""
+        self.steps, self.gradients, self.mark = state.policy_steps, state.gradient_steps, time.monotonic()
+
+    def log(self, state: LoopState) -> None:
+        """Take the means since the last call, and write those of the last call.
+
+        One interval late, because reading a number waits for the device to come to it: by then it is far behind.
+        """
+        seconds = max(time.monotonic() - self.mark, 1e-9)
+        rates = {
+            "time/env_sps": (state.policy_steps - self.steps) / seconds,
+            "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
+        }
+        known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
+        known |= getattr(self.envs, "counters", {})
+        counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
+        skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
+        row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())
+        self.flush()
+        self.pending = row
+        self.begin(state)
+
+    def flush(self) -> None:
+        """Write the row that is still waiting, for which this may wait for the device."""
+        row, self.pending = self.pending, None
+        if row is not None:
+            self._put(row)
+
+    def evaluated(self, result: Evaluation, state: LoopState) -> dict[str, float]:
+        """Write the outcome of an evaluation, and its video where there is one; returns its metrics."""
+        metrics = summarize(result)
+        self._write(metrics, state)
+        for camera, video in videos(result).items():
+            self.logger.log_video(f"eval/{camera}", video, step=state.policy_steps, fps=self.fps)
+        return metrics
+
+    def report(self, state: LoopState) -> None:
+        """Write the agent's own predictions: metrics and videos."""
+        metrics, predictions = self.agent.report()
+        self._write({name: float(value) for name, value in metrics.items()}, state)
+        for camera, (truth, model, context) in predictions.items():
+            video = open_loop_video(truth, model, context)
+            # At half speed: these videos are short.
+            self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
+
+    def paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
+        """``hook`` as it is, with the time that it takes left out of the rates of acting and learning."""
+
+        def timed(state: LoopState) -> None:
+            start = time.monotonic()
+            hook(state)
+            self.mark += time.monotonic() - start
+
+        return timed
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the run, earlier parts of it included."""
+        return time.monotonic() - self.started
+
+    def _variation(self) -> list[PendingMetrics]:
+        """Of each line of randomization, the mean and the deviation over the worlds as they are now."""
+        drawn = getattr(self.envs, "variation", {})
+        if not drawn:
+            return []
+        values = [value.flatten() for value in drawn.values()]
+        moments = torch.stack([part for value in values for part in (value.mean(), value.std(correction=0))])
+        names = [f"variation/{name}_{moment}" for name in drawn for moment in ("mean", "std")]
+        return [PendingMetrics(moments, lambda numbers: dict(zip(names, numbers, strict=True)))]
+
+    def _row(self, state: LoopState, known: dict[str, float], *taken: PendingMetrics) -> Row:
+        return Row(state.policy_steps, state.gradient_steps, self.seconds, known, taken)
+
+    def _write(self, metrics: dict[str, float], state: LoopState) -> None:
+        """Write what is known now, behind what has been waiting."""
+        self.flush()
+        if metrics:
+            self._put(self._row(state, metrics))
+
+    def _put(self, row: Row) -> None:
+        metrics = {name: value for taken in row.taken for name, value in taken.read().items()} | row.known
+        self.latest |= metrics
+        self.skipped = metrics.get(SKIPPED, self.skipped)
+        self.logger.log(metrics, step=row.step, gradient_steps=row.gradient_steps, seconds=row.seconds)
+        self.progress.show(self.latest)
+
+
+def process_seconds() -> float:
+    """Wall-clock seconds since the command was started, imports included."""
+    return time.monotonic() - STARTED

@@ -1,0 +1,343 @@
+"""What a command line composes to, and what wins over what."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sheeplike import host
+from sheeplike.agents import registry
+from sheeplike.config import compose
+from sheeplike.config.errors import CommandError
+from sheeplike.config.saved import load_saved, to_yaml
+from sheeplike.config.schema import all_keys
+from sheeplike.config.sources import CONFIGS, Sources
+from sheeplike.envs import list_envs
+
+JOB = ("exp=dreamer_v3", "env=franka_pick")
+BUILT_IN = Sources()
+
+
+def load(arguments, sources):
+    return compose.load(arguments, sources).config
+
+
+def paths(section: dict, prefix: str = "") -> set[str]:
+    below = (paths(value, f"{prefix}{name}.") for name, value in section.items() if isinstance(value, dict))
+    return {prefix + name for name in section}.union(*below)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def chosen(env: str) -> list[str]:
+    """Overrides that choose a task; a family without a default needs to be told which of it."""
+    id = {"gym": "CartPole-v1", "playground": "CheetahRun"}.get(env)
+    return [f"env={env}", *([f"env.id={id}"] if id else [])]
+
+
+def place(config) -> str:
+    """The directory of its runs, below ``logs/``."""
+    return "/".join([config.env.name, *([config.env.id.replace("/", "_")] if config.env.id else [])])
+
+
+@pytest.mark.parametrize("env", BUILT_IN.choices("env"))
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_dreamer_v3_composes(env, profile):
+    names = ("exp=dreamer_v3", *chosen(env), f"profile={profile}")
+    config = load(names, BUILT_IN)
+    assert (config.exp, config.env.name, config.profile) == ("dreamer_v3", env, profile)
+    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3/seed_0"
+    assert config.agent.size == {"cpu": "1m", "gpu": "12m"}[profile]
+    a, n = config.agent, config.env.num_envs
+    assert a.learning_starts == max(n * (a.batch_length + 1), a.batch_size * a.batch_length)
+    assert load([*names, "agent.size=50m"], BUILT_IN).agent.widths.deter == 4096
+
+
+@pytest.mark.parametrize("env", BUILT_IN.choices("env"))
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_ppo_composes(env, profile):
+    config = load(["exp=ppo", *chosen(env), f"profile={profile}"], BUILT_IN)
+    assert (config.exp, config.env.name, config.profile, config.agent.name) == ("ppo", env, profile, "ppo")
+    assert config.run_dir == f"logs/{place(config)}/ppo/ppo/seed_0"
+
+
+def test_ppo_on_a_gpu_has_the_published_numbers():
+    """MuJoCo Playground: 256 trajectories x 8 minibatches in 1024 worlds are two unrolls in each."""
+    pick = load(["exp=ppo", "env=franka_pick", "profile=gpu"], BUILT_IN)
+    balance = load(["exp=ppo", "env=cartpole_balance", "profile=gpu"], BUILT_IN)
+    for config, unroll, discount, entropy in ((pick, 10, 0.97, 0.01), (balance, 20, 0.99, 0.02)):
+        agent = config.agent
+        assert (config.env.num_envs, config.env.image_size) == (1024, 64)
+        assert agent.rollout_length * 1024 == 256 * 8 * unroll
+        assert (agent.minibatches, agent.epochs, agent.learning_rate) == (8, 8, 1e-3)
+        assert (agent.discount, agent.entropy_scale, agent.clip, agent.max_grad_norm) == (discount, entropy, 0.3, 1.0)
+    assert pick.total_steps == 10_000_000
+    assert pick.agent.policy_layers == (128, 128, 128)
+    assert balance.agent.policy_layers == (128, 64)
+    assert balance.agent.frame_stack == 3
+
+
+def test_what_comes_later_wins(tmp_path, monkeypatch):
+    """The machine's numbers, then the task's, then the experiment's, then the command line's."""
+    write(tmp_path / "exp/mine.yaml", "# @package _global_\ndefaults:\n  - override /agent: ppo\nagent:\n  epochs: 3\n")
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
+    for profile, epochs, length in (("cpu", 4, 32), ("gpu", 8, 40)):
+        job = ["env=cartpole_balance", f"profile={profile}"]
+        numbers = load(["exp=ppo", *job], Sources()).agent
+        assert (numbers.epochs, numbers.rollout_length, numbers.frame_stack) == (epochs, length, 3)
+        assert load(["exp=mine", *job], Sources()).agent.epochs == 3
+        assert load(["exp=mine", *job, "agent.epochs=2"], Sources()).agent.epochs == 2
+
+
+def test_a_file_that_builds_on_another_has_its_numbers(tmp_path, monkeypatch):
+    write(tmp_path / "env/mine.yaml", "# @package _global_\ndefaults: [cartpole_balance, _self_]\nenv: {num_envs: 5}\n")
+    write(tmp_path / "profile/laptop.yaml", "# @package _global_\ndefaults: [cpu, _self_]\nlog_every: 7\n")
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", str(tmp_path))
+    mine = load(["exp=ppo", "env=mine", "profile=laptop", "agent.minibatches=1"], Sources())
+    built_in = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "agent.minibatches=1"], Sources())
+    assert mine.agent == built_in.agent
+    assert mine.env == built_in.env.replace(num_envs=5)
+    assert (mine.total_steps, mine.log_every) == (built_in.total_steps, 7)
+
+
+def test_every_value_has_its_file(tmp_path, monkeypatch):
+    """What a file holds for another agent or another machine changes nothing."""
+    composed = compose.load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "seed=3"], BUILT_IN)
+    assert composed.sources["agent.rollout_length"] == composed.sources["log_every"] == "profile/cpu.yaml"
+    assert composed.sources["agent.frame_stack"] == "env/cartpole_balance.yaml"
+    assert composed.sources["seed"] == "command line"
+    assert "total_steps" not in composed.sources
+    assert "agent.replay_ratio" not in composed.sources
+    assert composed.files == ["profile/cpu.yaml", "env/cartpole_balance.yaml", "agent=ppo"]
+    on_gpu = compose.load(["exp=ppo", "env=cartpole_balance", "profile=gpu"], BUILT_IN)
+    assert on_gpu.sources["agent.rollout_length"] == on_gpu.sources["total_steps"] == "env/cartpole_balance.yaml"
+
+
+def test_show_config_prints_values_with_their_files_and_stops(sheeplike, tmp_path):
+    result = sheeplike(*JOB, "profile=gpu", "seed=3", "show=config")
+    assert (result.status, result.runs) == (0, [])
+    lines = result.output.splitlines()
+    assert "env.num_envs: 512  # profile/gpu.yaml" in lines
+    assert "env.cameras: [front]  # env/franka_pick.yaml" in lines
+    assert "seed: 3  # command line" in lines
+    assert "agent.batch_length: 64" in lines
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_every_environment_has_a_config():
+    assert BUILT_IN.choices("env") == list_envs()
+
+
+def test_profiles():
+    cpu, gpu = (load([*JOB, f"profile={name}"], BUILT_IN) for name in ("cpu", "gpu"))
+    assert (cpu.agent.size, cpu.fabric.accelerator, cpu.fabric.precision) == ("1m", "cpu", "32-true")
+    assert (gpu.agent.size, gpu.fabric.accelerator, gpu.fabric.precision) == ("12m", "cuda", "bf16-mixed")
+    assert cpu.env.num_envs < gpu.env.num_envs
+    assert (gpu.agent.batch_size, gpu.agent.batch_length, gpu.agent.learning_rate) == (16, 64, 4e-5)
+
+
+def test_auto_is_what_the_machine_has(has_gpu):
+    assert load(JOB, BUILT_IN).profile == "gpu"
+    assert load([*JOB, "profile=auto"], BUILT_IN).fabric.accelerator == "cuda"
+    assert load([*JOB, "fabric.accelerator=cpu"], BUILT_IN).profile == "cpu"
+    assert load([*JOB, "profile=gpu", "fabric.accelerator=cpu"], BUILT_IN).fabric.accelerator == "cpu"
+    assert load([*JOB, "fabric.accelerator=auto"], BUILT_IN).fabric.accelerator == "cuda"
+
+
+def test_auto_without_a_gpu():
+    assert load(JOB, BUILT_IN).profile == "cpu"
+    assert load([*JOB, "profile=auto", "fabric.accelerator=auto"], BUILT_IN).fabric.accelerator == "cpu"
+    assert load([*JOB, "fabric.accelerator=gpu"], BUILT_IN).profile == "gpu"
+
+
+def test_auto_says_why_a_gpu_is_not_used(monkeypatch, capsys):
+    monkeypatch.setattr(host, "gpu_count", lambda: 1)
+    monkeypatch.setattr(host, "gpu_problem", lambda: "the installed JAX has no CUDA plugin")
+    assert load(JOB, BUILT_IN).profile == "cpu"
+    assert capsys.readouterr().err.count("although there is a GPU: the installed JAX has no CUDA plugin") == 1
+
+
+def test_the_command_line_wins():
+    changes = ["agent.size=25m", "env.num_envs=8", "agent.batch_size=3", "env.image_size=[48,96]"]
+    config = load([*changes, *JOB, "profile=gpu", "fabric.precision=32-true"], BUILT_IN)
+    assert (config.agent.size, config.agent.widths.deter) == ("25m", 3072)
+    assert (config.env.num_envs, config.agent.batch_size, config.env.image_size) == (8, 3, (48, 96))
+    assert config.fabric.precision == "32-true"
+    assert load([*JOB, "seed=1", "seed=2"], BUILT_IN).seed == 2
+    widths = "agent.size={deter:64,hidden:8,classes:4,depth:2,units:8}"
+    assert load([*JOB, widths], BUILT_IN).agent.widths.hidden == 8
+
+
+def test_values_are_typed():
+    config = load([*JOB, "total_steps=1e6", "agent.horizon=100", "run_dir=2026", "agent.observations=state"], BUILT_IN)
+    assert (config.total_steps, type(config.total_steps)) == (1_000_000, int)
+    assert (config.agent.horizon, type(config.agent.horizon)) == (100.0, float)
+    assert config.run_dir == "2026"
+    assert config.agent.observations == ("state",)
+    assert load([*JOB, "eval={every: null, episodes: 4}"], BUILT_IN).eval.every is None
+    assert load([*JOB, "env.options.episode_length=9"], BUILT_IN).env.options == {"episode_length": 9}
+
+
+def test_dry_run_shrinks_everything_but_what_is_asked_for():
+    config = load([*JOB, "dry_run=true"], BUILT_IN)
+    assert config.run_dir == "logs/dry_run/franka_pick/dreamer_v3/dreamer_v3/seed_0"
+    assert config.total_steps <= 256
+    assert config.env.num_envs <= 4
+    for every in (config.log_every, config.video_every, config.eval.every, config.checkpoint.every):
+        assert every <= config.total_steps
+    updates = (config.total_steps - config.agent.learning_starts) * config.agent.replay_ratio
+    assert 2 <= updates <= 16
+    assert load([*JOB, "dry_run=true", "profile=gpu"], BUILT_IN).agent.size == "1m"
+    asked = load([*JOB, "dry_run=true", "agent.size=12m", "total_steps=64"], BUILT_IN)
+    assert (asked.agent.size, asked.total_steps) == ("12m", 64)
+    assert load([*JOB, "dry_run=false"], BUILT_IN) == load(JOB, BUILT_IN)
+
+
+def test_what_is_saved_is_the_configuration(tmp_path):
+    config = load([*JOB, "agent.eps=1e-20", "env.image_size=[48,64]", "env.cameras=[front]"], BUILT_IN)
+    assert saved(config, tmp_path) == config
+
+
+def saved(config, place: Path):
+    (place / "config.yaml").write_text(to_yaml(config))
+    return load_saved(place / "config.yaml")
+
+
+def test_each_camera_may_have_a_size(tmp_path):
+    job = [*JOB, "env.cameras=[front,wrist]", "env.image_size={front: 64, wrist: [48, 96]}"]
+    config = load(job, BUILT_IN)
+    assert config.env.image_size == {"front": 64, "wrist": (48, 96)}
+    assert saved(config, tmp_path) == config
+    assert load([*job, "env.image_size=64"], BUILT_IN).env.image_size == 64
+    assert load([*JOB, "env.cameras=null", "env.image_size={front:64}"], BUILT_IN).env.image_size == {"front": 64}
+
+
+def test_every_key_is_documented_and_saved():
+    for agent in ("dreamer_v3", "ppo"):
+        every = paths(yaml.safe_load(to_yaml(load([f"exp={agent}", "env=franka_pick"], BUILT_IN))))
+        for key in all_keys(registry.find(agent).config):
+            assert key.field.description
+            assert key.path in every or key.path.startswith("agent.size.")
+
+
+def test_train_is_the_default_command(sheeplike):
+    assert sheeplike("train", *JOB).runs == sheeplike(*JOB).runs
+
+
+@pytest.mark.parametrize("form", ["--config-dir", "--config-dir=", "file://", "plain", "pkg://", "two"])
+def test_configs_of_the_user(sheeplike, tmp_path, monkeypatch, form):
+    mine = tmp_path / "it's mine"
+    write(mine / "env/far_cartpole.yaml", "name: cartpole_swingup\noptions:\n  episode_length: 77\n")
+    write(
+        mine / "exp/mine.yaml",
+        "# @package _global_\ndefaults:\n  - override /agent: dreamer_v3\n  - override /env: far_cartpole\n"
+        "agent:\n  batch_size: 5\n  size: {deter: 64, hidden: 8, classes: 4, depth: 2, units: 8}\nseed: 3\n",
+    )
+    flags = []
+    if form.startswith("--config-dir"):
+        flags = [f"{form}{mine}"] if form.endswith("=") else [form, str(mine)]
+    elif form == "pkg://":
+        write(tmp_path / "lib/my_package/__init__.py", "")
+        mine.rename(tmp_path / "lib/my_package/configs")
+        monkeypatch.syspath_prepend(tmp_path / "lib")
+        monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", "pkg://my_package.configs")
+    elif form == "two":
+        (tmp_path / "other").mkdir()
+        monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", f"{tmp_path / 'other'} ; file://{mine};")
+    else:
+        monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", f"{'' if form == 'plain' else form}{mine}")
+    (run,) = sheeplike("exp=mine", *flags).runs
+    config = run.config
+    assert (config.exp, config.env.name, config.agent.widths.hidden) == ("mine", "cartpole_swingup", 8)
+    assert config.env.options == {"episode_length": 77}
+    assert config.run_dir == "logs/far_cartpole/dreamer_v3/mine/seed_3"
+    assert config.agent.batch_size == 5, "a recipe says more than the machine's profile"
+    assert sheeplike("exp=mine", "agent.batch_size=6", *flags).runs[0].config.agent.batch_size == 6
+    assert "far_cartpole" in sheeplike("train", "--help", *flags).output
+
+
+def test_mistakes_in_configs_of_the_user(refused, tmp_path):
+    mine = tmp_path / "mine"
+    flags = ("--config-dir", str(mine))
+    assert "does not exist" in refused(*JOB, *flags)
+    write(mine / "env/typo.yaml", "name: franka_pick\nnum_env: 3\n")
+    assert "unknown key 'env.num_env': nearest: env.num_envs" in refused("exp=dreamer_v3", "env=typo", *flags)
+    write(mine / "env/broken.yaml", "name: [franka_pick\n")
+    assert "broken.yaml" in refused("exp=dreamer_v3", "env=broken", *flags)
+    write(mine / "env/list.yaml", "- franka_pick\n")
+    assert "env/list" in refused("exp=dreamer_v3", "env=list", *flags)
+    write(mine / "exp/lost.yaml", "# @package _global_\ndefaults:\n  - override /agent: dreamer_v4\n")
+    assert "agent/dreamer_v4" in refused("exp=lost", "env=franka_pick", *flags)
+    write(mine / "env/franka_pick.yaml", "name: franka_pick\n")
+    assert "env=franka_pick exists already" in refused(*JOB, *flags)
+
+
+def test_a_search_path_that_is_not_there(refused, monkeypatch):
+    monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", "pkg://no_such_package.configs")
+    assert "SHEEPLIKE_SEARCH_PATH pkg://no_such_package.configs: expected a package" in refused(*JOB)
+
+
+def test_composing_reads_no_code():
+    text = "".join(path.read_text() for path in CONFIGS.rglob("*.yaml"))
+    assert "_target_" not in text
+
+
+def test_help_is_fast_and_light():
+    code = (
+        "import sys, time; start = time.perf_counter(); from sheeplike.__main__ import main; main(['--help'])\n"
+        "heavy = {'torch', 'jax', 'hydra', 'mujoco', 'gymnasium', 'numpy', 'lightning'} & set(sys.modules)\n"
+        "print(heavy or 'light', time.perf_counter() - start)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    weight, seconds = done.stdout.splitlines()[-1].split()
+    assert weight == "light"
+    assert float(seconds) < 2
+    for word in ("franka_pick", "cartpole_balance", "dreamer_v3", "gpu", "train", "resume=", "--config-dir"):
+        assert word in done.stdout
+
+
+def test_help_of_train_lists_every_key(sheeplike):
+    text = sheeplike("train", "--help").output
+    for key in all_keys(*registry.built_in()):
+        assert key.section or key.path == "agent" or f"  {key.path}" in text
+
+
+def test_version(sheeplike):
+    assert sheeplike("--version").output == "0.1.0\n"
+
+
+def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
+    config = load(["exp=ppo", "env=franka_pick", "randomization=franka_physics"], BUILT_IN)
+    assert config.randomization["gravity"]["field"] == "opt.gravity"
+    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/ppo/seed_0"
+    changed = load(
+        ["exp=ppo", "env=franka_pick", "randomization=franka_physics", "randomization.gravity.component=1"], BUILT_IN
+    )
+    assert changed.randomization["gravity"]["component"] == 1
+    line = "{field: geom_rgba, operation: scale, distribution: {uniform: [0.9, 1.1]}}"
+    own = load(["exp=ppo", "env=franka_pick", f"randomization.tint={line}"], BUILT_IN)
+    assert own.randomization == {
+        "tint": {"field": "geom_rgba", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}}
+    }
+    assert own.run_dir == "logs/franka_pick/randomized/ppo/ppo/seed_0"
+    assert load(["exp=ppo", "env=franka_pick"], BUILT_IN).randomization == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("randomization.gravity.operation=scael", "randomization.gravity.operation=scael: expected one of set, add"),
+        ("randomization.gravity.feild=x", "randomization.gravity=feild: expected one of the keys field, of"),
+        ("randomization.gravity=3", "randomization.gravity=3: expected a section with field, of"),
+        ("randomization=franka_vison", "nearest: franka_vision"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused_before_anything_is_built(override: str, message: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        load(["exp=ppo", "env=franka_pick", "randomization=franka_physics", override], BUILT_IN)
+    assert message in str(refused.value)

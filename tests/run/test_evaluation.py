@@ -1,0 +1,22 @@
+"""Intervals of an evaluation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sheeplike.run.evaluation import mean_interval, wilson_interval
+
+
+def test_interval_of_the_mean():
+    values = np.random.default_rng(0).normal(3, 2, 400)
+    low, high = mean_interval(values)
+    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.02)
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.05)
+    assert mean_interval(values) == (low, high), "the same values give the same interval"
+    assert mean_interval(np.float32([5])) == (5, 5)
+
+
+def test_wilson_interval_is_scipys():
+    for successes, trials in ((0, 10), (3, 16), (16, 16), (41, 80)):
+        expected = stats.binomtest(successes, trials).proportion_ci(method="wilson")
+        np.testing.assert_allclose(wilson_interval(successes, trials), expected, atol=1e-6)

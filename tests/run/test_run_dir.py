@@ -1,0 +1,282 @@
+"""A run's directory is never overwritten, and is all that resuming needs."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sheeplike.config.errors import CommandError
+from sheeplike.run.run_dir import create, describe_changes, lock, update
+
+JOB = ("exp=dreamer_v3", "env=franka_pick")
+DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")
+
+
+@pytest.fixture
+def begun(sheeplike):
+    """Begins a run as training does, and gives it a checkpoint; returns what the command line had asked for."""
+
+    def call(*arguments: str, checkpoint: bool = True):
+        (run,) = sheeplike(*arguments).runs
+        create(run.run_dir, run.config)
+        if checkpoint:
+            (run.run_dir / "checkpoints/step_000000000128").mkdir(parents=True, exist_ok=True)
+        return run
+
+    return call
+
+
+def test_nothing_is_created_before_training_says_so(sheeplike, tmp_path):
+    (run,) = sheeplike(*JOB).runs
+    assert run.run_dir == DEFAULT
+    assert run.resume is False
+    assert not list((tmp_path / "workplace").iterdir())
+
+
+def test_a_run_dir_in_use(begun, refused):
+    begun(*JOB)
+    line = refused(*JOB)
+    assert f"run_dir={DEFAULT} holds a run already" in line
+    assert f"resume={DEFAULT} to continue it" in line
+    assert line.endswith(f"nearest: run_dir={DEFAULT}_2\n")
+    begun(*JOB, f"run_dir={DEFAULT}_2")
+    assert refused(*JOB).endswith(f"nearest: run_dir={DEFAULT}_3\n")
+    begun(*JOB, "seed=1")
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, refused):
+    begun(*JOB, checkpoint=False)
+    assert "expected resume=auto to begin again where it came to no checkpoint, or another" in refused(*JOB)
+    assert "expected a run with a checkpoint" in refused(f"resume={DEFAULT}")
+
+
+def test_a_directory_of_something_else(refused, tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/thesis.tex").touch()
+    assert "is not empty" in refused(*JOB, f"run_dir={tmp_path}/papers")
+    assert "is not empty" in refused(*JOB, "dry_run=true", f"run_dir={tmp_path}/papers")
+
+
+def test_an_empty_directory_will_do(begun, tmp_path):
+    (tmp_path / "empty").mkdir()
+    begun(*JOB, f"run_dir={tmp_path}/empty")
+
+
+def test_a_place_that_cannot_be_written(refused, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    line = refused(*JOB, f"run_dir={tmp_path}/file/run")
+    assert f"run_dir={tmp_path}/file/run: expected a directory that can be written" in line
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "expected a directory that can be written" in refused(*JOB)
+
+
+def test_a_dry_run_replaces_only_a_dry_run(begun, refused):
+    first = begun(*JOB, "dry_run=true")
+    (first.run_dir / "metrics.jsonl").touch()
+    again = begun(*JOB, "dry_run=true")
+    assert again.run_dir == first.run_dir
+    assert not (again.run_dir / "metrics.jsonl").exists()
+    begun(*JOB)
+    assert "holds a run already" in refused(*JOB, "dry_run=true", f"run_dir={DEFAULT}")
+
+
+def test_two_runs_that_start_at_once(sheeplike):
+    first, second = sheeplike(*JOB).runs[0], sheeplike(*JOB).runs[0]
+    create(first.run_dir, first.config)
+    with pytest.raises(CommandError, match="was taken by another run"):
+        create(second.run_dir, second.config)
+
+
+def test_resume_takes_the_saved_configuration(begun, sheeplike):
+    begun(*JOB, "env.num_envs=3", "agent/size=12m", "seed=5", "run_dir=mine", "total_steps=9999")
+    (run,) = sheeplike("resume=mine", "total_steps=20_000", "eval.every=null", "logger.tensorboard=false").runs
+    assert run.resume is True
+    assert run.run_dir == Path("mine")
+    config = run.config
+    assert (config.env.num_envs, config.agent.size.name, config.seed) == (3, "12m", 5)
+    assert (config.total_steps, config.eval.every, config.logger.tensorboard) == (20_000, None, False)
+    update(run.run_dir, config)
+    assert sheeplike("train", "resume=mine").runs[0].config == config
+
+
+def test_a_run_that_is_older_than_a_key(begun, sheeplike):
+    """``checkpoint.keep`` became two keys."""
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    saved["checkpoint"] = {"every": 500, "keep": 7, "replay": False}
+    file.write_text(yaml.safe_dump(saved))
+    for change, kept in (((), 7), (("checkpoint.keep_last=3",), 3)):
+        (resumed,) = sheeplike("resume=mine", *change).runs
+        found = resumed.config.checkpoint
+        assert (found.every, found.keep_last, found.keep_best, found.replay) == (500, kept, 1, False)
+
+
+def test_a_run_that_is_older_than_other_keys(begun, sheeplike, aged):
+    """What it lacks is what it did, which a run of today can be told to do."""
+    run = begun(*JOB, "exp=dreamer_v3", "compile=off", "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    file.write_text(yaml.safe_dump(aged(yaml.safe_load(file.read_text()))))
+    (resumed,) = sheeplike("resume=mine").runs
+    assert resumed.config == run.config
+
+
+def test_a_run_that_was_moved(begun, sheeplike):
+    begun(*JOB, "run_dir=here")
+    Path("here").rename("there")
+    (run,) = sheeplike("resume=there/").runs
+    assert (run.run_dir, run.config.run_dir) == (Path("there"), "there")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("env.num_envs=4", "'env.num_envs=4' cannot change"),
+        ("env=cartpole_balance", "'env=cartpole_balance' cannot change"),
+        ("agent/size=1m", "'agent/size=1m' cannot change"),
+        ("logger=jsonl", "'logger=jsonl' cannot change"),
+        ("run_dir=other", "'run_dir=other' cannot change"),
+        ("eval.evry=3", "nearest: eval.every"),
+        ("total_steps=3", "total_steps=3: expected at least"),
+        ("eval=3", "a section"),
+        ("total_steps", "expected key=value"),
+    ],
+)
+def test_what_cannot_change(begun, refused, change, part):
+    begun(*JOB, "run_dir=mine")
+    assert part in refused("resume=mine", change)
+
+
+def test_no_such_run(begun, refused):
+    begun(*JOB)
+    line = refused(f"resume={str(DEFAULT).replace('seed_0', 'sed_0')}")
+    assert "expected the directory of a run, with a config.yaml in it" in line
+    assert line.endswith(f"nearest: resume={DEFAULT}\n")
+
+
+def test_a_saved_configuration_is_data(begun, refused):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    for change in ({"seed": "${oc.env:HOME}"}, {"agent": {"_target_": "os.system"}}, {"surprise": 1}, {"seed": "x"}):
+        file.write_text(yaml.safe_dump(saved | change))
+        assert "mine/config.yaml" in refused("resume=mine")
+    file.write_text("[")
+    assert "mine/config.yaml" in refused("resume=mine")
+    file.write_text("[1]")
+    assert "expected the configuration of a run" in refused("resume=mine")
+
+
+def test_resume_needs_the_same_kind_of_device(begun, refused):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
+    assert "expected a GPU" in refused("resume=mine")
+
+
+def test_auto_begins_a_run_and_goes_on_with_it(begun, sheeplike):
+    (first,) = sheeplike(*JOB, "resume=auto", "run_dir=mine").runs
+    assert (first.resume, first.replace, first.run_dir) == (False, False, Path("mine"))
+    begun(*JOB, "run_dir=mine")
+    result = sheeplike(*JOB, "resume=auto", "run_dir=mine")
+    assert (result.runs[0].resume, result.runs[0].config) == (True, first.config)
+    assert "changed" not in result.output
+    assert sheeplike("resume=auto", *JOB, "run_dir=mine", "--cfg").output == sheeplike(
+        *JOB, "run_dir=x", "--cfg"
+    ).output.replace("run_dir: x", "run_dir: mine")
+
+
+def test_auto_shows_and_takes_what_may_change(begun, sheeplike):
+    begun(*JOB)
+    (run,) = sheeplike(*JOB, "resume=auto", "total_steps=2_000_000", "checkpoint.every=null", "log_every=7").runs
+    assert run.config.total_steps == 2_000_000
+    for change in ("total_steps 1000000 -> 2000000", "checkpoint.every 20000 -> null", "log_every 500 -> 7"):
+        assert change in describe_changes(run.changed)
+    (run,) = sheeplike(f"resume={DEFAULT}", "eval.every=null").runs
+    assert describe_changes(run.changed) == "eval.every 10000 -> null"
+
+
+def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
+    begun(*JOB)
+    line = refused(
+        *JOB, "resume=auto", "agent.batch_size=8", "env.num_envs=3", "total_steps=9999", f"run_dir={DEFAULT}"
+    )
+    assert f"run_dir={DEFAULT} holds another run" in line
+    assert "agent.batch_size 16 -> 8" in line
+    assert "-> 3" in line.partition("env.num_envs")[2]
+    assert "total_steps 1000000" not in line
+    line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
+    assert "holds another run: exp dreamer_v3 -> ppo" in line
+    assert " more; expected" in line
+
+
+def test_auto_begins_again_where_there_was_no_checkpoint(begun, sheeplike, refused):
+    begun(*JOB, checkpoint=False)
+    (DEFAULT / "metrics.jsonl").write_text("{}\n")
+    (DEFAULT / "faults").mkdir()
+    (DEFAULT / "notes.txt").touch()
+    (again,) = sheeplike(*JOB, "resume=auto", "log_every=7").runs
+    assert (again.resume, again.replace) == (False, True)
+    assert (DEFAULT / "metrics.jsonl").exists(), "until everything is built"
+    create(again.run_dir, again.config, replace=again.replace).close()
+    assert sorted(path.name for path in DEFAULT.iterdir()) == [".lock", "config.yaml", "faults", "notes.txt"]
+    assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
+
+
+def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike):
+    begun(*JOB, checkpoint=False)
+    (again,) = sheeplike(*JOB, "resume=auto").runs
+    (DEFAULT / "checkpoints/step_000000000128").mkdir(parents=True)
+    with pytest.raises(CommandError, match="was taken by another run"):
+        create(again.run_dir, again.config, replace=again.replace)
+    assert (DEFAULT / "checkpoints/step_000000000128").is_dir()
+
+
+def test_auto_follows_no_link_either(begun, refused, tmp_path):
+    begun(*JOB)
+    (DEFAULT / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert "is a link to" in refused(*JOB, "resume=auto")
+
+
+def test_auto_is_content_with_a_finished_run(begun, sheeplike):
+    begun(*JOB, "total_steps=2000")
+    (DEFAULT / "checkpoints/step_000000002000").mkdir()
+    result = sheeplike(*JOB, "total_steps=2000", "resume=auto")
+    assert (result.status, result.runs) == (0, [])
+    assert f"finished before: {DEFAULT}" in result.output
+    assert sheeplike(*JOB, "total_steps=3000", "resume=auto").runs[0].resume
+
+
+def test_auto_refuses_a_directory_of_something_else(refused):
+    Path("papers").mkdir()
+    Path("papers/thesis.tex").touch()
+    assert "is not empty" in refused(*JOB, "resume=auto", "run_dir=papers")
+
+
+def test_a_run_that_is_older_than_the_watchdog(begun, sheeplike):
+    run = begun(*JOB, "run_dir=mine")
+    file = run.run_dir / "config.yaml"
+    assert "\nwatchdog: 600.0\n" in file.read_text()
+    file.write_text(file.read_text().replace("watchdog: 600.0\n", ""))
+    assert sheeplike("resume=mine").runs[0].config.watchdog == 600
+    assert sheeplike("resume=mine", "watchdog=null").runs[0].config.watchdog is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_will_do(begun, sheeplike, monkeypatch, code):
+    def unsupported(*arguments):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    run = begun(*JOB)
+    lock(run.run_dir).close()
+    assert sheeplike(f"resume={run.run_dir}").runs[0].resume
+
+
+def test_a_directory_is_one_process_s(begun):
+    run = begun(*JOB)
+    with lock(run.run_dir), pytest.raises(CommandError, match="is in use by another process"):
+        lock(run.run_dir)
+    lock(run.run_dir).close()

@@ -1,0 +1,176 @@
+"""A signal leaves a note; what comes of it is decided by ordinary code, and others who listen are told afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sheeplike.commands import preemption
+from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stoppable, stops_at_once
+
+HERE = os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def _system_defaults():
+    """As in a fresh process, whatever runs the tests."""
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Statuses with which the process would have ended at once."""
+    statuses: list[int] = []
+    monkeypatch.setattr(preemption.os, "_exit", statuses.append)
+    return statuses
+
+
+def send(signum: int) -> None:
+    os.kill(HERE, signum)
+    time.sleep(0.01)  # the handler runs between two byte codes
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_one_signal_is_noted_and_nothing_else_happens(signum: int, exits: list[int]) -> None:
+    with stoppable() as stop:
+        assert not stop()
+        send(signum)
+        assert stop()
+        assert stop.status == (INTERRUPTED if signum == signal.SIGINT else PREEMPTED)
+    assert exits == []
+    assert signal.getsignal(signum) == (signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGINT)])
+def test_a_second_signal_exits_at_once(
+    first: int, second: int, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemption, "SAME_REQUEST", 0.02)
+    with stoppable():
+        send(first)
+        time.sleep(0.03)
+        assert exits == []
+        send(second)
+    assert exits == [128 + second]
+
+
+def test_the_same_signal_twice_within_a_moment_is_one_request(exits: list[int]) -> None:
+    with stoppable() as stop:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert exits == []
+        send(signal.SIGINT)  # another one is a second request, however soon
+    assert exits == [130]
+    assert stop.signals[:1] == [signal.SIGTERM]
+
+
+def test_whoever_listened_before_is_told_when_all_is_saved(exits: list[int]) -> None:
+    """As submitit does: SIGTERM is waved off, SIGUSR2 puts the job back into the queue."""
+    told: list[int] = []
+    bypass = lambda signum, frame: told.append(signum)  # noqa: E731
+    signal.signal(signal.SIGTERM, bypass)
+    signal.signal(signal.SIGUSR2, bypass)
+    with stoppable() as stop:
+        send(signal.SIGTERM)
+        time.sleep(0.02)
+        send(signal.SIGUSR2)  # not a second request: somebody else's business
+        send(signal.SIGUSR2)
+        assert (told, exits) == ([], [])
+    assert signal.getsignal(signal.SIGUSR2) is bypass
+    stop.tell_others()
+    assert told == [signal.SIGTERM, signal.SIGUSR2]
+
+
+def test_nobody_is_told_where_the_handlers_were_the_systems_own(exits: list[int]) -> None:
+    with stoppable() as stop:
+        send(signal.SIGINT)
+    stop.tell_others()  # the default handler of SIGINT would raise KeyboardInterrupt
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with stoppable() as stop:
+        send(signal.SIGUSR1)
+    stop.tell_others()
+    assert exits == []
+
+
+def test_what_is_ignored_stays_ignored(exits: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stoppable() as stop:
+        send(signal.SIGINT)
+        assert not stop()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, PREEMPTED)])
+def test_during_the_start_a_signal_ends_the_process_with_the_same_status(
+    signum: int, status: int, exits: list[int]
+) -> None:
+    """Status 75 brings a job back; SIGTERM's own would count as a failure."""
+    before = signal.getsignal(signum)
+    with stops_at_once():
+        send(signum)
+    assert exits == [status]
+    assert signal.getsignal(signum) == before
+
+
+def test_handlers_of_others_stay_during_the_start(exits: list[int]) -> None:
+    told: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda signum, frame: told.append(signum))
+    with stops_at_once():
+        send(signal.SIGUSR2)
+    assert (told, exits) == ([signal.SIGUSR2], [])
+
+
+def test_a_reader_that_has_gone_away_changes_nothing() -> None:
+    """As tee does at Ctrl-C: the note cannot be written, nor any line after it."""
+    code = (
+        "import os, signal\nfrom sheeplike.run.signals import stoppable\n"
+        "from sheeplike.monitor.progress import say\n"
+        "with stoppable() as stop:\n    os.kill(os.getpid(), signal.SIGTERM)\n    say('saved')\n"
+        "raise SystemExit(stop.status)"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (PREEMPTED, "")
+
+
+def test_in_another_thread_nothing_changes() -> None:
+    seen: list[Callable] = []
+
+    def work() -> None:
+        with stoppable() as stop:
+            seen.append(stop())
+
+    before = [signal.getsignal(signum) for signum in SIGNALS]
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+    assert [signal.getsignal(signum) for signum in SIGNALS] == before
+
+
+def test_a_process_that_is_asked_twice_ends_although_it_hangs() -> None:
+    code = (
+        "import signal, time; from sheeplike.run.signals import stoppable\n"
+        "with stoppable() as stop:\n    print('ready', flush=True)\n    while True: time.sleep(0.05)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    time.sleep(preemption.SAME_REQUEST + 0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 128 + signal.SIGTERM
+    assert "SIGTERM: saving after this iteration" in process.stdout.read()
