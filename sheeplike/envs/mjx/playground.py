@@ -86,11 +86,7 @@ class PlaygroundTask:
     """
 
     def __init__(
-        self,
-        id: str,
-        *,
-        episode_length: int | None = None,
-        overrides: Mapping[str, Any] | None = None,
+        self, id: str, *, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None
     ) -> None:
         check(id=id, options={"episode_length": episode_length, "overrides": overrides})
         registry, self._library = _import()
@@ -165,19 +161,9 @@ class PlaygroundTask:
         A reset of Playground's allocates data of its own, for as many contacts as its configuration has for all worlds.
         """
 
-        def make_data(
-            _: mujoco.MjModel,
-            qpos: jax.Array | None = None,
-            qvel: jax.Array | None = None,
-            ctrl: jax.Array | None = None,
-            act: jax.Array | None = None,
-            mocap_pos: jax.Array | None = None,
-            mocap_quat: jax.Array | None = None,
-            **allocation: Any,
-        ) -> mjx.Data:
-            placed = {"qpos": qpos, "qvel": qvel, "ctrl": ctrl, "act": act}
-            placed |= {"mocap_pos": mocap_pos, "mocap_quat": mocap_quat}
-            given = {name: value for name, value in placed.items() if value is not None}
+        def make_data(_: mujoco.MjModel, **options: Any) -> mjx.Data:
+            placed = ("qpos", "qvel", "ctrl", "act", "mocap_pos", "mocap_quat")
+            given = {name: value for name in placed if (value := options.get(name)) is not None}
             return data.replace(**{name: value.reshape(getattr(data, name).shape) for name, value in given.items()})
 
         own_model, own_make_data = self._env._mjx_model, self._library.make_data
@@ -192,9 +178,8 @@ def _import() -> tuple[Any, Any]:
     """Playground's registry, and its module of what all tasks share."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "JAXopt is no longer maintained", DeprecationWarning
-            )  # which Brax imports
+            # Brax imports it.
+            warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
             from mujoco_playground import registry
             from mujoco_playground._src import mjx_env
     except ImportError as error:
@@ -286,15 +271,8 @@ def _show_sites(spec: mujoco.MjSpec) -> None:
         for site in body.sites:
             if site.material and site.group <= 2:
                 body.add_geom(
-                    type=site.type,
-                    size=site.size,
-                    pos=site.pos,
-                    quat=site.quat,
-                    material=site.material,
-                    group=site.group,
-                    mass=0.0,
-                    contype=0,
-                    conaffinity=0,
+                    **{name: getattr(site, name) for name in ("type", "size", "pos", "quat", "material", "group")},
+                    **{"mass": 0.0, "contype": 0, "conaffinity": 0},
                 )
 
 
@@ -306,8 +284,8 @@ def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
 
 def _memory(state: Any) -> Memory:
     # Typed strongly, so that what a reset and a step return are one type.
-    strong = lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype)  # noqa: E731
-    return Memory(*jax.tree.map(strong, (state.obs, state.info, state.metrics)))
+    memory = Memory(state.obs, state.info, state.metrics)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), memory)
 
 
 def _vectors(obs: Any) -> Vectors:

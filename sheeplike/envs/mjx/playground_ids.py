@@ -7,31 +7,10 @@ from sheeplike.envs.contract import Unusable
 from sheeplike.options import InvalidOption
 
 IDS = (
-    "AcrobotSwingup",
-    "AcrobotSwingupSparse",
-    "BallInCup",
-    "CartpoleBalance",
-    "CartpoleBalanceSparse",
-    "CartpoleSwingup",
-    "CartpoleSwingupSparse",
-    "CheetahRun",
-    "FingerSpin",
-    "FingerTurnEasy",
-    "FingerTurnHard",
-    "FishSwim",
-    "HopperHop",
-    "HopperStand",
-    "HumanoidRun",
-    "HumanoidStand",
-    "HumanoidWalk",
-    "PendulumSwingup",
-    "PointMass",
-    "ReacherEasy",
-    "ReacherHard",
-    "SwimmerSwimmer6",
-    "WalkerRun",
-    "WalkerStand",
-    "WalkerWalk",
+    *("AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse"),
+    *("CartpoleSwingup", "CartpoleSwingupSparse", "CheetahRun", "FingerSpin", "FingerTurnEasy", "FingerTurnHard"),
+    *("FishSwim", "HopperHop", "HopperStand", "HumanoidRun", "HumanoidStand", "HumanoidWalk", "PendulumSwingup"),
+    *("PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6", "WalkerRun", "WalkerStand", "WalkerWalk"),
 )
 """Its tasks of the DeepMind Control suite, whose scenes it brings along; all others need meshes that it does not."""
 

@@ -42,7 +42,25 @@ class Outcome(NamedTuple):
     memory: Memory
 
 
-class Task(Protocol):
+class World(Protocol):
+    """What every task has."""
+
+    name: str
+    model: mujoco.MjModel
+    """The compiled scene, cameras included."""
+    episode_length: int
+    """Control steps after which the simulator truncates an episode."""
+    substeps: int
+    """Physics steps per control step."""
+    action_space: gymnasium.spaces.Box
+    """Actions of one world, float32 (A,). The simulator clips to its bounds."""
+    contacts_per_world: int
+    """Contacts to allocate per world; worlds share one pool, so this is an average with headroom."""
+    constraints_per_world: int
+    """Constraint rows to allocate in each world: four per frictional contact, plus limits and equalities."""
+
+
+class Task(World, Protocol):
     """One world of a task.
 
     ``reset`` gets data whose inputs (positions, velocities, controls, mocap poses, ...) stand at the model's defaults
@@ -59,20 +77,6 @@ class Task(Protocol):
     all; and ``textures``, True to draw those of the scene's materials.
     """
 
-    name: str
-    model: mujoco.MjModel
-    """The compiled scene, cameras included."""
-    episode_length: int
-    """Control steps after which the simulator truncates an episode."""
-    substeps: int
-    """Physics steps per control step."""
-    action_space: gymnasium.spaces.Box
-    """Actions of one world, float32 (A,). The simulator clips to its bounds."""
-    contacts_per_world: int
-    """Contacts to allocate per world; worlds share one pool, so this is an average with headroom."""
-    constraints_per_world: int
-    """Constraint rows to allocate in each world: four per frictional contact, plus limits and equalities."""
-
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:
         """Places things for a new episode; ``key`` is a typed PRNG key."""
 
@@ -86,20 +90,12 @@ class Task(Protocol):
         """The vectors to observe, float32 (D,) each."""
 
 
-class SteppingTask(Protocol):
-    """One world of a task that steps the physics itself.
+class SteppingTask(World, Protocol):
+    """One world of a task that steps the physics itself; it has no settings.
 
-    It has the attributes of a :class:`Task`, but no settings. ``begin`` and ``advance`` must use the ``model`` that
-    they are given, in which fields may differ between worlds.
+    ``begin`` and ``advance`` must use the ``model`` that they are given, in which fields may differ between worlds.
     """
 
-    name: str
-    model: mujoco.MjModel
-    episode_length: int
-    substeps: int
-    action_space: gymnasium.spaces.Box
-    contacts_per_world: int
-    constraints_per_world: int
     long_reset: bool
     """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.simulator.Resets`."""
 

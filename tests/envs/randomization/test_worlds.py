@@ -4,8 +4,9 @@ import pytest
 import torch
 import yaml
 
-import sheeplike.envs
-from sheeplike.config.sources import CONFIGS
+from sheeplike.commands.sources import CONFIGS
+from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
+from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
 EXTRA = {
     "brightness": {
@@ -30,8 +31,8 @@ LINES = {**recipe("franka_vision"), **recipe("franka_physics"), **EXTRA}
 
 def make(num_envs, lines=LINES, **options):
     # Worlds end at different times: after five steps, or when the box has been shaken off.
-    options = {"image_size": 16, "cameras": ["front"], "episode_length": 5, **options}
-    return sheeplike.envs.make("franka_pick", num_envs=num_envs, randomization=lines, **options)
+    options = {"image_size": 16, "cameras": ["front"], **options}
+    return MjxVectorEnv(FrankaPick(episode_length=5), num_envs=num_envs, randomization=lines, **options)
 
 
 @pytest.fixture(scope="module")

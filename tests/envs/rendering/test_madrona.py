@@ -99,7 +99,7 @@ def test_training_and_evaluation_share_one_renderer_that_draws_things_where_they
         np.testing.assert_allclose(pixels[:, 2, 3].astype(float), shown, atol=1)
         np.testing.assert_allclose(depth[:, 1, 2, 0], place, rtol=1e-5)
     for other in ({"num_envs": 2}, {"image_size": 8}, {"cameras": ["front"]}, {"shadows": True}):
-        with pytest.raises(ValueError, match="one scene per process: expected .*, got "):
+        with pytest.raises(ValueError, match=r"one scene per process: expected .*, got "):
             make(**options | other)
 
 

@@ -7,7 +7,7 @@ import mujoco
 import numpy as np
 
 from sheeplike.envs.mjx.randomization.fields import Target
-from sheeplike.envs.mjx.randomization.spec import InvalidLine, Line
+from sheeplike.envs.mjx.randomization.spec import Line
 
 NOT_NEGATIVE = frozenset(
     {"body_mass", "body_inertia", "geom_size", "geom_friction", "dof_armature", "dof_damping", "dof_frictionloss"}
@@ -37,17 +37,13 @@ def check_operation(line: Line, target: Target) -> None:
     """
     path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
     if kind != "f" and (line.operation != "set" or line.distribution not in ("choice", "bernoulli")):
-        raise InvalidLine(
-            line.name, "operation", line.operation, f"set by choice or bernoulli, since {path} is no real number"
-        )
+        raise line.invalid("operation", line.operation, f"set by choice or bernoulli, since {path} is no real number")
     if line.operation == "rotate" and not path.endswith(("quat", "dir", "axis")):
-        raise InvalidLine(
-            line.name, "field", path, "a quaternion or a direction to rotate, such as cam_quat or light_dir"
-        )
+        raise line.invalid("field", path, "a quaternion or a direction to rotate, such as cam_quat or light_dir")
     if line.operation == "aim" and path != "light_dir":
-        raise InvalidLine(line.name, "field", path, "light_dir to aim at a point", ["light_dir"])
+        raise line.invalid("field", path, "light_dir to aim at a point", ["light_dir"])
     if line.operation in ("aim", "rotate") and line.component is not None:
-        raise InvalidLine(line.name, "component", list(line.component), f"none to {line.operation}")
+        raise line.invalid("component", list(line.component), f"none to {line.operation}")
 
 
 def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,11 +110,6 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
     return None
 
 
-def several(value: object) -> tuple:
-    """A parameter as one number per component."""
-    return value if isinstance(value, tuple) else (value,)
-
-
 def number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
     """A number, or the index of the material of this name.
 
@@ -130,5 +121,5 @@ def number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
     names = [scene.material(i).name for i in range(scene.nmat)]
     if "geom_matid" not in line.fields or value not in names:
         expected = f"numbers, or for geom_matid a material: {', '.join(names) or 'this scene has none'}"
-        raise InvalidLine(line.name, f"distribution.{line.distribution}", value, expected, names)
+        raise line.invalid("numbers", value, expected, names)
     return float(names.index(value))

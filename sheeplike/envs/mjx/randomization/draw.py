@@ -18,12 +18,11 @@ from sheeplike.envs.mjx.randomization.checks import (
     check_operation,
     extent,
     number,
-    several,
     unfit_index,
     unfit_sign,
 )
 from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, fixed_to_world, rows
-from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, InvalidLine, Line, Lines, parse
+from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, Line, Lines, parse
 
 
 class Variation(NamedTuple):
@@ -67,8 +66,7 @@ class Randomization:
         randomize: False: draw nothing and vary nothing; every world is the compiled scene, described in the same terms.
 
     Attributes:
-        names: of the lines, in their order.
-        shapes: ``(R, C)`` of what each line draws.
+        shapes: ``(R, C)`` of what each line draws, by name, in their order.
         max_delay: the longest that an action can wait, in control steps.
         randomize: as given.
         remarks: what a user should know: constants that keep their nominal values.
@@ -96,7 +94,6 @@ class Randomization:
         self._start_from_materials(parsed)
         self._lines = tuple(self._bind(line) for line in parsed)
         self._check_signs()
-        self.names = tuple(bound.line.name for bound in self._lines)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
         delays = [bound for bound in self._lines if randomize and DELAY in bound.line.fields]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
@@ -133,18 +130,15 @@ class Randomization:
                 for target in bound.targets:
                     path = target.field.path
                     model[path] = _changed(model[path], target, line.operation, numbers, model.get("light_pos", lights))
-        model |= self._derived(model)
+        if self._inertia is not None:
+            model |= self._inertia.constants(model)
+        if "geom_size" in model:
+            model |= constants.bounds(self._scene, model["geom_size"])
         return Variation(model, frames, delay, dict(drawn))
 
     def placed(self, model: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Fields by where ``mjx.Model.tree_replace`` finds them."""
         return {self._fields[path].place if path in self._fields else path: value for path, value in model.items()}
-
-    def _derived(self, model: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        derived = {} if self._inertia is None else self._inertia.constants(model)
-        if "geom_size" in model:
-            derived |= constants.bounds(self._scene, model["geom_size"])
-        return derived
 
     def _adjust(self, frames: dict[str, jax.Array], bound: _Bound, numbers: jax.Array) -> None:
         components = bound.targets[0].components
@@ -192,13 +186,13 @@ class Randomization:
         if found := unfit_sign(self._reaches({})):
             line, expected = found
             given = [list(entry) if isinstance(entry, tuple) else entry for entry in line.parameters]
-            raise InvalidLine(line.name, f"distribution.{line.distribution}", given, expected)
+            raise line.invalid("numbers", given, expected)
 
     def _bind(self, line: Line) -> _Bound:
         if DELAY in line.fields:
             targets = ()
             if line.of != ("*",) or line.component is not None:
-                raise InvalidLine(line.name, "of", list(line.of), f"nothing, since {DELAY} is the whole world's")
+                raise line.invalid("of", list(line.of), f"nothing, since {DELAY} is the whole world's")
         elif PIXELS in line.fields:
             colours = Field(PIXELS, PIXELS, jnp.zeros((len(self._cameras), 3)), self._cameras)
             targets = (self._target(line, colours),)
@@ -225,29 +219,27 @@ class Randomization:
 
     def _target(self, line: Line, field: Field) -> Target:
         if field.elements is None and line.of != ("*",):
-            raise InvalidLine(line.name, "of", list(line.of), f"nothing, since {field.path} is the whole scene's")
+            raise line.invalid("of", list(line.of), f"nothing, since {field.path} is the whole scene's")
         chosen = None if field.elements is None else rows(line.name, field, line.of)
         components = np.arange(field.components) if line.component is None else np.array(line.component)
         if components.max() >= field.components:
             expected = f"indices below {field.components} for {field.path}"
-            raise InvalidLine(line.name, "component", components.tolist(), expected)
+            raise line.invalid("component", components.tolist(), expected)
         return Target(field, chosen, components if field.vectors else None)
 
     def _check_scene(self, line: Line, target: Target) -> None:
         path, names = target.field.path, target.field.elements
         if path in ("geom_pos", "geom_quat", "body_pos", "body_quat"):
             for row in target.rows[fixed_to_world(target.field, self._scene)[target.rows]][:1]:
-                raise InvalidLine(
-                    line.name, "of", names[row], f"what can move: {path} of what is fixed to the world is computed once"
+                raise line.invalid(
+                    "of", names[row], f"what can move: {path} of what is fixed to the world is computed once"
                 )
         for prefix, modes in (("cam_", self._scene.cam_mode), ("light_", self._scene.light_mode)):
             if path in (f"{prefix}pos", f"{prefix}quat", f"{prefix}dir"):
                 for row in [row for row in target.rows if modes[row] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED][:1]:
-                    raise InvalidLine(
-                        line.name, "of", names[row], f"one that is fixed to its body: {path} of this follows"
-                    )
+                    raise line.invalid("of", names[row], f"one that is fixed to its body: {path} of this follows")
         if path == "mat_rgba" and self._shown.isdisjoint(target.rows.tolist()):
-            raise InvalidLine(line.name, "of", list(line.of), "a material whose colour is seen: no geom shows it")
+            raise line.invalid("of", list(line.of), "a material whose colour is seen: no geom shows it")
         if path in KEPT and self.randomize:
             self.remarks.append(
                 f"randomization.{line.name}: {path} changes, but {KEPT[path]} keep their nominal values"
@@ -259,35 +251,36 @@ def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _B
     counts = {1 if target.rows is None else len(target.rows) for target in targets} or {1}
     if len(counts) > 1 and "elements" not in line.shared:
         expected = "fields of as many elements each, or shared: elements"
-        raise InvalidLine(line.name, "field", list(line.fields), expected)
+        raise line.invalid("field", list(line.fields), expected)
     widths = {1 if target.components is None else len(target.components) for target in targets} or {1}
     one_for_all = "components" in line.shared or len(targets) > 1
     r = 1 if "elements" in line.shared else max(counts)
     c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
-    parameters = [tuple(number(line, value, scene) for value in several(entry)) for entry in line.parameters]
-    for entry in parameters:
-        if len(entry) not in (1, 1 if line.operation == "rotate" else c):
-            expected = "one number" if c == 1 or line.operation == "rotate" else f"one number, or one for each of {c}"
-            raise InvalidLine(line.name, f"distribution.{line.distribution}", entry, expected)
+    parameters = [
+        tuple(number(line, value, scene) for value in (entry if isinstance(entry, tuple) else (entry,)))
+        for entry in line.parameters
+    ]
     width = 1 if line.operation == "rotate" else c
+    for entry in parameters:
+        if len(entry) not in (1, width):
+            expected = "one number" if width == 1 else f"one number, or one for each of {c}"
+            raise line.invalid("numbers", entry, expected)
     low, high = (np.broadcast_to(np.float32(parameters[i]), (width,)) for i in (0, -1))
     if line.distribution == "choice":
         low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
     elif line.distribution == "bernoulli":
         high = np.ones_like(low)
     if found := unfit_index(targets, low if line.distribution == "choice" else np.float32([0, 1]), scene):
-        raise InvalidLine(line.name, f"distribution.{line.distribution}", *found)
+        raise line.invalid("numbers", *found)
     return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
 
 
 def _neutral(line: Line, targets: tuple[Target, ...], shape: tuple[int, int]) -> np.ndarray:
-    if line.operation in ("add", "rotate") or not targets:
+    if line.operation in ("add", "rotate", "aim") or not targets:
         return np.zeros(shape, np.float32)
     if line.operation == "scale":
         return np.ones(shape, np.float32)
     field, chosen, components = targets[0]
-    if line.operation == "aim":
-        return np.zeros(shape, np.float32)
     value = np.float32(field.nominal)
     value = value.reshape(1, -1) if chosen is None else value[chosen].reshape(len(chosen), -1)
     value = value if components is None else value[:, components]
@@ -331,14 +324,11 @@ def _changed(value: jax.Array, target: Target, operation: str, numbers: jax.Arra
         part = towards / jnp.maximum(jnp.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
     else:
         numbers = numbers if chosen is not None else numbers[0]
-        if not field.vectors:
-            numbers = numbers[..., 0]
-            new = {"set": numbers, "add": part + numbers, "scale": part * numbers}[operation]
-            part = jnp.broadcast_to(new, part.shape).astype(part.dtype)
-        else:
-            old = part[..., components]
-            new = {"set": numbers, "add": old + numbers, "scale": old * numbers}[operation]
-            part = part.at[..., components].set(jnp.broadcast_to(new, old.shape).astype(part.dtype))
+        numbers = numbers if field.vectors else numbers[..., 0]
+        old = part[..., components] if field.vectors else part
+        new = {"set": numbers, "add": old + numbers, "scale": old * numbers}[operation]
+        new = jnp.broadcast_to(new, old.shape).astype(part.dtype)
+        part = part.at[..., components].set(new) if field.vectors else new
     return part if chosen is None else value.at[chosen].set(part)
 
 

@@ -19,21 +19,15 @@ BATCHABLE = frozenset(
 )
 """Paths that Warp reads for each world on its own."""
 
-DERIVED = {
-    "body_subtreemass": "body_mass",
-    "body_invweight0": "body_mass",
-    "dof_invweight0": "body_mass",
-    "tendon_invweight0": "body_mass",
-    "actuator_acc0": "body_mass",
-    "geom_rbound": "geom_size",
-    "geom_aabb": "geom_size",
-    "cam_mat0": "cam_quat",
-    "cam_pos0": "cam_pos",
-    "cam_poscom0": "cam_pos",
-    "light_dir0": "light_dir",
-    "light_pos0": "light_pos",
-    "light_poscom0": "light_pos",
+_CONSTANTS = {
+    "body_mass": ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0"),
+    "geom_size": ("geom_rbound", "geom_aabb"),
+    "cam_quat": ("cam_mat0",),
+    "cam_pos": ("cam_pos0", "cam_poscom0"),
+    "light_dir": ("light_dir0",),
+    "light_pos": ("light_pos0", "light_poscom0"),
 }
+DERIVED = {constant: field for field, constants in _CONSTANTS.items() for constant in constants}
 """Constants that follow from others when a scene is compiled, and what to vary instead."""
 
 OFFERED = BATCHABLE - {"geom_dataid", "mat_texid", "actuator_history", "actuator_historyadr", "sensor_history"}
@@ -50,15 +44,11 @@ LEFT_OUT: Mapping[str, Callable[[mujoco.MjModel], bool]] = {
 """Fields that Warp does not read unless the compiled scene has some of what they stand for."""
 
 
-_INERTIAL = "body_subtreemass, body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
+_WEIGHTS = "body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
 KEPT = {
-    "body_ipos": "body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0",
-    "body_iquat": "body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0",
-    "body_pos": f"{_INERTIAL}, tendon_length0",
-    "body_quat": f"{_INERTIAL}, tendon_length0",
-    "jnt_pos": f"{_INERTIAL}, tendon_length0",
-    "jnt_axis": f"{_INERTIAL}, tendon_length0",
-    "qpos0": f"{_INERTIAL}, qpos_spring, tendon_length0",
+    **dict.fromkeys(("body_ipos", "body_iquat"), _WEIGHTS),
+    **dict.fromkeys(("body_pos", "body_quat", "jnt_pos", "jnt_axis"), f"body_subtreemass, {_WEIGHTS}, tendon_length0"),
+    "qpos0": f"body_subtreemass, {_WEIGHTS}, qpos_spring, tendon_length0",
     "site_pos": "tendon_length0, tendon_invweight0",
     "tendon_armature": "dof_invweight0, tendon_invweight0",
     "actuator_gear": "actuator_acc0, actuator_lengthrange",
@@ -66,29 +56,10 @@ KEPT = {
 """Fields from which constants follow that keep their nominal values, though the field changes."""
 
 _KINDS = {
-    "geom": mujoco.mjtObj.mjOBJ_GEOM,
-    "body": mujoco.mjtObj.mjOBJ_BODY,
-    "jnt": mujoco.mjtObj.mjOBJ_JOINT,
-    "dof": mujoco.mjtObj.mjOBJ_JOINT,
-    "qpos0": mujoco.mjtObj.mjOBJ_JOINT,
-    "qpos": mujoco.mjtObj.mjOBJ_JOINT,
-    "cam": mujoco.mjtObj.mjOBJ_CAMERA,
-    "light": mujoco.mjtObj.mjOBJ_LIGHT,
-    "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
-    "site": mujoco.mjtObj.mjOBJ_SITE,
-    "actuator": mujoco.mjtObj.mjOBJ_ACTUATOR,
-    "tendon": mujoco.mjtObj.mjOBJ_TENDON,
-    "eq": mujoco.mjtObj.mjOBJ_EQUALITY,
-    "pair": mujoco.mjtObj.mjOBJ_PAIR,
-    "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
+    **{"jnt": "JOINT", "cam": "CAMERA", "mat": "MATERIAL", "eq": "EQUALITY"},
+    **{name: name.upper() for name in ("geom", "body", "light", "site", "actuator", "tendon", "pair", "sensor")},
 }
-_BODY_OF = {
-    "geom": "geom_bodyid",
-    "jnt": "jnt_bodyid",
-    "cam": "cam_bodyid",
-    "light": "light_bodyid",
-    "site": "site_bodyid",
-}
+"""What the names of fields begin with, and MuJoCo's kind of object."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +79,14 @@ class Field:
     elements: tuple[str, ...] | None
 
     @property
-    def components(self) -> int:
-        """Length of the last axis of a field of vectors; 1 for a field of numbers."""
-        rank = self.nominal.ndim - (self.elements is not None)
-        return self.nominal.shape[-1] if rank else 1
-
-    @property
     def vectors(self) -> bool:
         """Whether there are several components, and hence an axis of them."""
         return self.nominal.ndim > (self.elements is not None)
+
+    @property
+    def components(self) -> int:
+        """Length of the last axis of a field of vectors; 1 for a field of numbers."""
+        return self.nominal.shape[-1] if self.vectors else 1
 
 
 class Target(NamedTuple):
@@ -182,28 +152,22 @@ def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
 def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
     """Of each row of a field: the element's name, or ``<body>/<index among the unnamed of its kind on that body>``."""
     prefix = name.partition("_")[0]
-    kind = _KINDS[prefix]
-    objects = {"dof": "jnt", "qpos": "jnt", "qpos0": "jnt"}.get(prefix, prefix)
-    count = {"jnt": scene.njnt, "cam": scene.ncam, "actuator": scene.nu, "pair": scene.npair, "eq": scene.neq}.get(
-        objects, getattr(scene, f"n{objects}", None)
-    )
+    objects = "jnt" if prefix in ("dof", "qpos", "qpos0") else prefix
+    kind = getattr(mujoco.mjtObj, f"mjOBJ_{_KINDS[objects]}")
     labels, unnamed = [], {}
-    for index in range(count):
+    for index in range(scene.nu if objects == "actuator" else getattr(scene, f"n{objects}")):
         label = mujoco.mj_id2name(scene, kind, index)
         if not label:
-            body = ""
-            if objects in _BODY_OF:
-                body = scene.body(int(getattr(scene, _BODY_OF[objects])[index])).name
+            on_body = objects in ("geom", "jnt", "cam", "light", "site")
+            body = scene.body(int(getattr(scene, f"{objects}_bodyid")[index])).name if on_body else ""
             label = f"{body or objects}/{unnamed.setdefault(body, 0)}"
             unnamed[body] += 1
         labels.append(label)
     if prefix == "dof":
         return [labels[joint] for joint in scene.dof_jntid]
-    if objects == "jnt" and prefix != "jnt":
-        ends = np.append(scene.jnt_qposadr[1:], scene.nq)
-        return [
-            label for label, first, end in zip(labels, scene.jnt_qposadr, ends, strict=True) for _ in range(first, end)
-        ]
+    if prefix in ("qpos", "qpos0"):
+        widths = np.diff([*scene.jnt_qposadr, scene.nq])
+        return [label for label, width in zip(labels, widths, strict=True) for _ in range(width)]
     return labels
 
 

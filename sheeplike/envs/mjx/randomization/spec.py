@@ -63,6 +63,11 @@ class Line:
     parameters: tuple[Numbers, ...]
     shared: frozenset[str]
 
+    def invalid(self, key: str, value: Any, expected: str, choices: Iterable[str] = ()) -> "InvalidLine":
+        """The error for a key of this line; ``key="numbers"`` means those of its distribution."""
+        key = f"distribution.{self.distribution}" if key == "numbers" else key
+        return InvalidLine(self.name, key, value, expected, choices)
+
 
 LONG = 300  # characters of an expectation: what is nearest comes first
 

@@ -53,20 +53,10 @@ def make_renderer(
     """
     if name not in RENDERERS:
         raise ValueError(f"renderer={name!r}: expected {one_of(name, RENDERERS)}")
+    flags = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
     if name == "none":
-        asked = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
-        for option in (option for option, value in asked.items() if value):
+        for option in (option for option, value in flags.items() if value):
             raise ValueError(f"{option}=True: expected False, since renderer='none' renders nothing")
         return NoRenderer(num_envs)
     kind = WarpRenderer if name == "warp" else MadronaRenderer
-    return kind(
-        model,
-        num_envs=num_envs,
-        image_size=image_size,
-        cameras=cameras,
-        depth=depth,
-        segmentation=segmentation,
-        shadows=shadows,
-        textures=textures,
-        device=device,
-    )
+    return kind(model, num_envs=num_envs, image_size=image_size, cameras=cameras, device=device, **flags)

@@ -69,11 +69,10 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
 
     Source: MuJoCo's ``mj_camlight``.
     """
-    centres = _Centres(model, data)
     position, rotation = _carried(data, model.cam_bodyid, model.cam_pos)
     rotation = jnp.einsum("bij,bjk->bik", rotation, _quaternion_to_matrix(model.cam_quat))
-    tracked = _tracked(data, centres, model.cam_mode, model.cam_bodyid, model.cam_pos0, model.cam_poscom0)
-    target = _target(data, centres, model.cam_mode, model.cam_targetbodyid)
+    tracked = _tracked(model, data, model.cam_mode, model.cam_bodyid, model.cam_pos0, model.cam_poscom0)
+    target = _target(model, data, model.cam_mode, model.cam_targetbodyid)
     position = _replace(position, tracked.index, tracked.position)
     rotation = _replace(rotation, tracked.index, model.cam_mat0[tracked.index])
     rotation = _replace(rotation, target.index, _looking(position[target.index] - target.position))
@@ -81,8 +80,8 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
     light_body, light_target = model._impl.light_bodyid, model._impl.light_targetbodyid
     light_position, light_rotation = _carried(data, light_body, model.light_pos)
     direction = jnp.einsum("bij,bj->bi", light_rotation, model.light_dir)
-    tracked = _tracked(data, centres, model.light_mode, light_body, model.light_pos0, model.light_poscom0)
-    target = _target(data, centres, model.light_mode, light_target)
+    tracked = _tracked(model, data, model.light_mode, light_body, model.light_pos0, model.light_poscom0)
+    target = _target(model, data, model.light_mode, light_target)
     light_position = _replace(light_position, tracked.index, tracked.position)
     direction = _replace(direction, tracked.index, model.light_dir0[tracked.index])
     direction = _replace(direction, target.index, _unit(target.position - light_position[target.index]))
@@ -105,29 +104,22 @@ class _Chosen(NamedTuple):
     """float32 (K, 3), metres."""
 
 
-class _Centres:
-    """Centres of mass of bodies with all that they carry.
+def _centres(model: mjx.Model, data: mjx.Data, bodies: np.ndarray) -> jax.Array:
+    """Centres of mass of bodies (K,) with all that they carry, float32 (K, 3), metres.
 
     Made of this moment's kinematics: the data's own ``subtree_com`` is as old as the last physics step.
     """
-
-    def __init__(self, model: mjx.Model, data: mjx.Data) -> None:
-        self._parent, self._mass, self._centre = model.body_parentid, model.body_mass, data.xipos
-
-    def of(self, bodies: np.ndarray) -> jax.Array:
-        """float32 (K, 3), metres, of bodies (K,)."""
-        carried = np.zeros((len(bodies), len(self._parent)), np.float32)
-        for body in range(len(self._parent)):
-            ancestor = body
-            while True:
-                carried[bodies == ancestor, body] = 1.0
-                if ancestor == 0:
-                    break
-                ancestor = self._parent[ancestor]
-        mass = carried @ self._mass
-        weighted = carried @ (self._mass[:, None] * self._centre)
-        massless = (mass < mujoco.mjMINVAL)[:, None]
-        return jnp.where(massless, self._centre[bodies], weighted / jnp.where(massless, 1.0, mass[:, None]))
+    carried = np.zeros((len(bodies), len(model.body_parentid)), np.float32)
+    for body in range(len(model.body_parentid)):
+        ancestor = body
+        while ancestor:
+            carried[bodies == ancestor, body] = 1.0
+            ancestor = model.body_parentid[ancestor]
+        carried[bodies == 0, body] = 1.0
+    mass = carried @ model.body_mass
+    weighted = carried @ (model.body_mass[:, None] * data.xipos)
+    massless = (mass < mujoco.mjMINVAL)[:, None]
+    return jnp.where(massless, data.xipos[bodies], weighted / jnp.where(massless, 1.0, mass[:, None]))
 
 
 def _carried(data: mjx.Data, body: np.ndarray, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -137,23 +129,23 @@ def _carried(data: mjx.Data, body: np.ndarray, offset: jax.Array) -> tuple[jax.A
 
 
 def _tracked(
-    data: mjx.Data, centres: _Centres, mode: np.ndarray, body: np.ndarray, offset: jax.Array, offset_com: jax.Array
+    model: mjx.Model, data: mjx.Data, mode: np.ndarray, body: np.ndarray, offset: jax.Array, offset_com: jax.Array
 ) -> _Chosen:
     """Those that move with their body, or with its centre of mass, without turning."""
     with_body, with_centre = _of_mode(mode, "TRACK"), _of_mode(mode, "TRACKCOM")
     position = [
         data.xpos[body[with_body]] + offset[with_body],
-        centres.of(body[with_centre]) + offset_com[with_centre],
+        _centres(model, data, body[with_centre]) + offset_com[with_centre],
     ]
     return _Chosen(np.concatenate([with_body, with_centre]), jnp.concatenate(position))
 
 
-def _target(data: mjx.Data, centres: _Centres, mode: np.ndarray, target: np.ndarray) -> _Chosen:
+def _target(model: mjx.Model, data: mjx.Data, mode: np.ndarray, target: np.ndarray) -> _Chosen:
     """Those that look at a body, or at its centre of mass, and where that is."""
     at_body, at_centre = (
         index[target[index] >= 0] for index in (_of_mode(mode, "TARGETBODY"), _of_mode(mode, "TARGETBODYCOM"))
     )
-    position = [data.xpos[target[at_body]], centres.of(target[at_centre])]
+    position = [data.xpos[target[at_body]], _centres(model, data, target[at_centre])]
     return _Chosen(np.concatenate([at_body, at_centre]), jnp.concatenate(position))
 
 
