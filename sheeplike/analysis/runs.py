@@ -27,8 +27,8 @@ CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
 LARGEST_CONFIG = 2**20  # bytes; one takes about three thousand
 # Keys and sections that do not make another experiment: runs that differ in these alone are averaged.
-INCIDENTAL = frozenset({"seed", "seeds", "resume", "run_dir", "dry_run", "profile", "compile", "total_steps"})
-INCIDENTAL |= {"log_every", "video_every", "watchdog", "faults", "checkpoint", "logger"}
+INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
+INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
 INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it. The number
 # of environments is each agent's own choice.
@@ -181,9 +181,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for _, family in sorted(families.items()):
         firsts = [members[0] for members in family.values()]
         keys = sorted(_differing(firsts) | conditions)
-        labels = [_label(run, _abbreviated(keys)) for run in firsts]
-        if len(set(labels)) < len(labels):
-            labels = [_label(run, {key: key for key in keys}) for run in firsts]
+        labels = [_label(run, keys) for run in firsts]
         groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
     for label, members in groups.items():
         members.sort(key=lambda run: (len(run.seed), run.seed))  # in the order of numbers
@@ -355,26 +353,12 @@ def _differing(runs: Sequence[Run]) -> set[str]:
     return {key for (key, _), found in values.items() if len(found) > 1}
 
 
-def _abbreviated(keys: Iterable[str]) -> dict[str, str]:
-    """Which keys a label shows, and how: a preset's name stands for all that it sets."""
-    presets = {key.rpartition(".")[0] for key in keys if key.endswith(".name")}
-    shown = {}
-    for key in keys:
-        section, _, last = key.rpartition(".")
-        if key.startswith("randomization."):
-            shown[key] = key
-        elif last == "name":
-            shown[key] = section.rpartition(".")[2]
-        elif section not in presets:
-            shown[key] = last
-    return shown
-
-
-def _label(run: Run, shown: Mapping[str, str]) -> str:
-    """A run's name and those of the settings that it has, as they would be typed."""
-    texts = [run.name]
-    for key, short in shown.items():
+def _label(run: Run, keys: Sequence[str]) -> str:
+    """A run's name and its values of some keys, as they would be typed; without their sections where that is clear."""
+    texts, names = [run.name], [key.rpartition(".")[2] for key in keys]
+    for key, name in zip(keys, names, strict=True):
         if key in run.settings:
             value = json.dumps(run.settings[key], separators=(",", ":"), ensure_ascii=False, default=str)
+            short = name if names.count(name) == 1 and not key.startswith("randomization.") else key
             texts.append(f"{short}={value}".replace('"', ""))
     return ", ".join(texts)

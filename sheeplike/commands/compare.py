@@ -79,8 +79,6 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     settings = {"x": "steps", "scale": "linear", "metric": "eval/return_mean"}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if argument.startswith("-"):
-            raise unknown("flag", key, ["--help"])
         if not equals or "/" in key:
             places.append(Path(argument).expanduser())
         elif key not in KEYS:

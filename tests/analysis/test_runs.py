@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from sheeplike.analysis.runs import INCIDENTAL, read_run
-from sheeplike.config.compose import RESUMABLE
+from sheeplike.config.saved import RESUMABLE
 
 RETURN = "eval/return_mean"
 RUN = Path("dreamer_v3/dreamer_v3/seed_0")
@@ -27,15 +27,12 @@ def test_other_settings_are_another_group(compared, trained, record, begin):
     assert {row["seeds"] for row in rows.values()} == {"2"}
 
 
-def test_a_preset_is_named_unless_it_was_changed(compared, trained, record, begin):
+def test_sizes_are_named_as_they_were_typed(compared, trained, record, begin):
     trained({0: [1]})
-    size = {"name": "12m", "deter": 2048, "hidden": 256, "classes": 16, "depth": 16, "units": 256}
-    record(begin(Path("logs/franka_pick/big/seed_0"), seed=0, agent__size=size), [3])
+    record(begin(Path("logs/franka_pick/big/seed_0"), seed=0, agent__size="12m"), [3])
     assert set(compared("logs").rows) == {"dreamer_v3, size=1m", "dreamer_v3, size=12m"}
-    record(begin(Path("logs/franka_pick/odd/seed_0"), seed=0, agent__size=size | {"units": 64}), [3])
-    labels = set(compared("logs").rows)
-    assert len(labels) == 3
-    assert sum("agent.size.name=12m" in label and "agent.size.units=64" in label for label in labels) == 1
+    record(begin(Path("logs/franka_pick/odd/seed_0"), seed=0, agent__size={"deter": 512, "units": 64}), [3])
+    assert "dreamer_v3, deter=512, units=64" in compared("logs").rows
 
 
 def test_csv_is_read_back_with_any_name(compared, trained, record, begin, points):
@@ -252,7 +249,7 @@ def test_settings_of_one_name_in_two_sections_are_both_in_the_label(compared, tr
     logs = trained({0: [1]}, agent__targets=[])
     scales = {"actor": {"weight": 1}, "critic": {"weight": 2}}
     record(begin(logs / "other/seed_0", seed=0, agent__targets=scales), [1])
-    assert "dreamer_v3, weight=1, weight=2" in compared(str(logs)).rows
+    assert "dreamer_v3, agent.targets.actor.weight=1, agent.targets.critic.weight=2" in compared(str(logs)).rows
 
 
 def test_a_clock_that_was_set_back_does_not_turn_the_curve_back(trained):
