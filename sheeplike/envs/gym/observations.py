@@ -44,20 +44,12 @@ class Part(NamedTuple):
         return observation
 
 
-class Parts(NamedTuple):
-    """The arrays among the observations: as images, as vectors, and those that are neither."""
-
-    images: list[Part]
-    vectors: list[Part]
-    others: list[Part]
-
-
-def parts_of(space: spaces.Space) -> Parts:
-    """The arrays of an observation space, in the order of its entries."""
+def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
+    """The arrays of an observation space, in the order of its entries: images, vectors, and those that are neither."""
     found = list(_walk(space, (), ()))
     images = [part for part in found if _is_image(part.space)]
     vectors = [part for part in found if part not in images and isinstance(part.space, VECTORS)]
-    return Parts(images, vectors, [part for part in found if part not in images and part not in vectors])
+    return images, vectors, [part for part in found if part not in images and part not in vectors]
 
 
 def choose_frames(frames: str, env: gymnasium.Env) -> str:
@@ -70,7 +62,7 @@ def choose_frames(frames: str, env: gymnasium.Env) -> str:
         ValueError: the environment cannot serve ``frames``.
     """
     space, render_modes = env.observation_space, list(env.metadata.get("render_modes", []))
-    can = {"observation": bool(parts_of(space).images), "render": "rgb_array" in render_modes, "none": True}
+    can = {"observation": bool(parts_of(space)[0]), "render": "rgb_array" in render_modes, "none": True}
     if frames == "auto":
         return next(choice for choice, possible in can.items() if possible)
     if not can[frames]:
