@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from sheeplike.agents import registry
 from sheeplike.commands import Request
 from sheeplike.config.compose import explain, load, start_of
-from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.monitor.progress import info
+from sheeplike.options import explain_keys, keys_of
 from sheeplike.run import run_dir
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 

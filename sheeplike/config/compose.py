@@ -34,11 +34,10 @@ from omegaconf.errors import OmegaConfBaseException
 from sheeplike import envs, host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.describe import Key, keys_of, show
 from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown, unknown_key, validated
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
-from sheeplike.options import Options
+from sheeplike.options import Key, Options, keys_of, show
 
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
 from PIL import Image
 
-from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
 
 FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
@@ -93,7 +93,7 @@ class Observer:
         ValueError: neither an image nor a vector remains.
     """
 
-    def __init__(self, space: spaces.Space, options: GymOptions, image_size: tuple[int, int]) -> None:
+    def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
         images, vectors, _ = parts_of(space)
         self._rendered = options.frames == RENDERED
         self._images = {part.name or "observation": part for part in images} if options.frames == "observation" else {}
@@ -199,7 +199,7 @@ class Images:
         size: ``(H, W)`` of the result.
     """
 
-    def __init__(self, options: GymOptions, size: tuple[int, int]) -> None:
+    def __init__(self, options: CommonOptions, size: tuple[int, int]) -> None:
         self._options, self._size = options, size
         self._image: np.ndarray | None = None
 
@@ -227,7 +227,7 @@ class Images:
 
 
 def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
-    """A frame (H', W', C) as an image of ``size``; see :attr:`GymOptions.resize`."""
+    """A frame (H', W', C) as an image of ``size``; see :class:`~sheeplike.envs.gym.options.GymOptions`."""
     height, width, channels = frame.shape
     if (height, width) == size:
         return frame

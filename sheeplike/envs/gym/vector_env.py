@@ -6,7 +6,6 @@ import multiprocessing.connection
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -18,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from sheeplike.envs.contract import ImageSize, Unusable, check_positive, check_seed, resolve_device, resolve_image_size
 from sheeplike.envs.gym.observations import choose_frames, parts_of
-from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.envs.gym.world import MakeEnv, MakeWorld, derive_seed, first_line
 from sheeplike.options import InvalidOption
 
@@ -87,7 +86,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
     def __init__(
         self,
         make: MakeEnv,
-        options: GymOptions,
+        options: CommonOptions,
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
@@ -354,7 +353,7 @@ class Staging:
 
 
 def _inspect(
-    make: MakeEnv, options: GymOptions, image_size: tuple[int, int], action_repeat: int
+    make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
 ) -> tuple[MakeWorld, float]:
     """Makes an environment to look at it; returns what makes its worlds, and the environment's steps a second.
 
@@ -372,7 +371,7 @@ def _inspect(
             if not isinstance(part.space, spaces.Text):
                 _warn(f"{options.id}: the observation {part.name or part.space} is left out: it has no fixed size")
         if options.frames != (frames := choose_frames(options.frames, env)):
-            options = replace(options, frames=frames)
+            options = options.replace(frames=frames)
         limits = [options.episode_length, env.spec.max_episode_steps if env.spec else None]
         limits += [getattr(env.unwrapped, attribute, None) for attribute in ("max_steps", "max_episode_steps")]
         limit = next((int(limit) for limit in limits if isinstance(limit, int | np.integer) and limit > 0), None)
@@ -381,7 +380,7 @@ def _inspect(
             raise InvalidOption("episode_length", None, expected, 1000)
         made = MakeWorld(
             make=make,
-            options=replace(options, episode_length=limit),
+            options=options.replace(episode_length=limit),
             observation_space=env.observation_space,
             action_space=env.action_space,
             image_size=image_size,

@@ -17,6 +17,7 @@ from sheeplike.envs import InvalidOption
 from sheeplike.envs.gym.observations import Images, choose_frames, parts_of, translate
 from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
+from sheeplike.options import build
 
 
 class Any_(gymnasium.Env):
@@ -54,7 +55,7 @@ def make(observations: spaces.Space, actions: spaces.Space | None = None, **opti
         return made[-1]
 
     num_envs = options.pop("num_envs", 1)
-    settings = GymOptions(**{"id": "any", "episode_length": 9} | options)
+    settings = build(GymOptions, {"id": "any", "episode_length": 9} | options)
     return GymVectorEnv(one, settings, num_envs=num_envs, image_size=32), made
 
 
@@ -231,7 +232,7 @@ def test_actions_reach_every_world() -> None:
 
 
 def images(size: tuple[int, int] = (64, 64), **options: Any) -> Images:
-    return Images(GymOptions(id="any", **options), size)
+    return Images(build(GymOptions, {"id": "any", **options}), size)
 
 
 def frame(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:
