@@ -132,7 +132,7 @@ def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
 
 
 def test_one_camera_is_the_default_and_any_can_be_asked_for(balance: MjxVectorEnv) -> None:
-    assert list(balance.single_observation_space) == ["pixels/fixed", "state"]
+    assert list(balance.single_observation_space) == ["pixels/fixed", "privileged_state", "state", "variation"]
     assert balance.simulator.renderer.cameras == PlaygroundTask("CartpoleBalance").default_cameras == ("fixed",)
     assert PlaygroundTask("FishSwim").default_cameras == ("fixed_top",)
     env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, cameras=["back", "side"])
