@@ -13,13 +13,11 @@ from collections.abc import Sequence
 
 from sheeplike.agents import registry
 from sheeplike.commands import Request
-from sheeplike.config.compose import Composed, explain, load, start_of
-from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.monitor.progress import info
-from sheeplike.run import run_dir
+from sheeplike.options import explain_keys, keys_of
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 
 
@@ -34,6 +32,9 @@ def main(request: Request) -> None:
     if request.help:
         print(usage(request.arguments, sources))
         return
+    from sheeplike.config.compose import Composed, explain, load, start_of  # Hydra, which help does without
+    from sheeplike.run import run_dir
+
     start, rest = start_of(request.arguments)
     if start.show == "config":
         # A run that goes on has all its values from its own directory.
@@ -86,6 +87,9 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         CommandError: one of the runs can neither begin nor go on; none was started.
         SystemExit: the status of the run that was stopped or failed; those behind it were not started.
     """
+    from sheeplike.config.compose import load
+    from sheeplike.run import run_dir
+
     if start.resume not in (None, "auto"):
         raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
     config = load(arguments, Sources(config_dirs)).config

@@ -239,7 +239,7 @@ def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
 
 
 def _auto(composed: Composed) -> Plan | None:
-    """The run that ``run_dir`` holds, continued, or begun again where it has no checkpoint; None where there is none."""
+    """The run that ``run_dir`` holds, continued, or begun again if it has no checkpoint; None where there is none."""
     config = composed.config
     path = Path(config.run_dir or "").expanduser()
     if not (path / CONFIG_FILE).is_file():

@@ -197,7 +197,7 @@ def test_checkpoints(agent, tmp_path, capsys, monkeypatch):
     """Later ones write only what is new; a size that does not fit is left out, and nothing is left behind."""
     monkeypatch.setattr("sheeplike.commands.benchmark.checkpoints.SIZES", (2000, 10**12))
     monkeypatch.setattr("sheeplike.commands.benchmark.checkpoints.NEW", 200)
-    monkeypatch.setattr("sheeplike.checkpoint.journals.CHUNK_BYTES", 100 * 2 * 48 * 48 * 3)
+    monkeypatch.setattr("sheeplike.checkpoint.CHUNK_BYTES", 100 * 2 * 48 * 48 * 3)
     found = measure(tmp_path, capsys, JOB[0], f"agent={agent}", "parts=[checkpoint]", "compile=off")
     check(found)
     rows, notes = found.rows("checkpoint"), found.data["tables"]["checkpoint"]["notes"]

@@ -49,13 +49,6 @@ def test_the_protocol_of_atari_100k() -> None:
     assert (config.total_steps, a.replay_ratio * a.batch_size * a.batch_length) == (100_000, 256)
 
 
-def test_a_file_of_ones_own_with_the_name_of_a_family_gets_its_numbers(tmp_path: Path) -> None:
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "doors.yaml").write_text("name: minigrid\nid: MiniGrid-DoorKey-6x6-v0\n")
-    config = load(["exp=ppo", "env=doors", "profile=cpu"], Sources([str(tmp_path)])).config
-    assert (config.env.num_envs, config.agent.rollout_length) == (16, 128)
-
-
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [

@@ -113,7 +113,6 @@ def simulation(bench: Bench, parts: Sequence[str], table: Table) -> Table:
             num_envs=worlds.num_envs,
             device=simulator.device,
             randomization=simulator.randomization,
-            variation=simulator.custom_variation,
         )
         with phase("building kernels without rendering"):
             tasks["physics"] = BareLoop(physics, actions.jax, seed)
