@@ -13,7 +13,7 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -45,20 +45,11 @@ PARTS = {
     "memory": "the peak of a run that has begun to learn",
 }
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}
-KEPT = "eager, freed memory kept"
 EXAMPLE = "python -m sheeplike bench env=franka_pick agent=dreamer_v3"
 LEAST_ROUNDS = 3  # below that there is no spread to speak of
 ACTIONS = 16  # random ones, drawn before the clock starts and used in turns
 WARM_UP = 6  # calls, before which a CUDA graph is captured
 FEW = 16  # worlds of a small run, for which acting alone is timed in any case
-# Columns, and the beginnings of the names by which the profiler knows what they count.
-COUNTED = {
-    "operator calls": ("aten::",),
-    "kernel launches": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel"),
-    "copies and fills": ("cudaMemcpy", "cudaMemset"),
-    "graph launches": ("cudaGraphLaunch",),
-}
-
 Task = Callable[[int], tuple[float, int]]
 """Does something so many times and waits for the device once, at the end; returns seconds and how often it was done."""
 Cell = list[float] | str
@@ -144,9 +135,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> list[floa
     return [a / b for a, b in zip(numerator, denominator, strict=True)]
 
 
-def interleaved(
-    tasks: Mapping[str, Task], *, seconds: float, rounds: int, alike: Collection[str] = ()
-) -> dict[str, list[float]]:
+def interleaved(tasks: Mapping[str, Task], *, seconds: float, rounds: int) -> dict[str, list[float]]:
     """Take all measurements in turns, so that a machine that drifts does so for all of them.
 
     Every second round goes through the tasks backwards. Warm-up is not counted.
@@ -154,7 +143,6 @@ def interleaved(
     Args:
         seconds: time for each task, over all rounds.
         rounds: how many there are; fewer, but no fewer than three, where a single call takes longer than its share.
-        alike: tasks that are called equally often, so that their worlds live through the same.
 
     Returns:
         Seconds for doing each of them once, one number for each round.
@@ -163,8 +151,7 @@ def interleaved(
         task(1)
     once = {name: max(task(1)[0], 1e-6) for name, task in tasks.items()}
     rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(seconds / max(once.values(), default=seconds))))
-    together = max((once[name] for name in tasks if name in alike), default=0.0)
-    calls = {name: max(int(seconds / rounds / (together if name in alike else once[name])), 1) for name in tasks}
+    calls = {name: max(int(seconds / rounds / one), 1) for name, one in once.items()}
     taken: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(rounds):
         for name in list(tasks)[:: 1 if turn % 2 == 0 else -1]:
@@ -213,66 +200,6 @@ def _text(cell: Cell) -> str:
     return f"{median} ({low} to {high})" if len(cell) > 1 else median
 
 
-class Learner:
-    """Updates alone. A call makes all that are due; what it takes until some are due is not counted.
-
-    Args:
-        agent: has seen nothing yet.
-        steps: what it sees, in turns; what they show does not change what an update costs.
-        wait: for the device.
-        keep: whether freed memory is kept, as compiled updates do on a CPU.
-    """
-
-    def __init__(self, agent: Any, steps: Sequence[Any], wait: Callable[[], None], *, keep: bool) -> None:
-        self.agent, self.steps, self.wait, self.keep = agent, itertools.cycle(steps), wait, keep
-        self.policy_steps = self.due = 0
-        self.fill()
-
-    def fill(self) -> None:
-        """Add steps until an update is due."""
-        while not self.due:
-            step = next(self.steps)
-            self.agent.add(step)
-            self.policy_steps += len(step.reward)
-            self.due = self.agent.updates_due(self.policy_steps)
-
-    def update(self) -> int:
-        """Make the updates that are due; returns how many."""
-        made, self.due = self.due, 0
-        for _ in range(made):
-            self.agent.update()
-        self.wait()
-        return made
-
-    def __call__(self, calls: int, *, keep: bool | None = None) -> tuple[float, int]:
-        from sheeplike.nn.compilation import keep_freed_memory
-
-        keep_freed_memory(self.keep if keep is None else keep)
-        seconds, made = 0.0, 0
-        for _ in range(calls):
-            self.fill()
-            self.wait()
-            start = time.perf_counter()
-            made += self.update()
-            seconds += time.perf_counter() - start
-        return seconds, made
-
-    def count(self) -> dict[str, float]:
-        """What one update asks of the device, on average; a call of an operator within another one does not count."""
-        import torch
-
-        self.fill()
-        with torch.profiler.profile() as profiler:  # on all devices that there are
-            made = self.update()
-        found = dict.fromkeys(COUNTED, 0.0)
-        for event in profiler.events():
-            nested = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
-            for name, beginnings in COUNTED.items():
-                if event.name.startswith(beginnings) and not (name == "operator calls" and nested):
-                    found[name] += 1 / made
-        return found
-
-
 class Bench:
     """Builds the environments of a run, and measures them and its agent.
 
@@ -304,7 +231,7 @@ class Bench:
             "command": f"`{command}`",
             "date": datetime.now().astimezone().isoformat(" ", timespec="seconds"),
             "device": describe_device(config, self.device),
-            "processor": f"{_from_proc('cpuinfo', 'model name')}; {_from_proc('loadavg', '')} before",
+            "processor": f"{_from_proc('cpuinfo', 'model name')}, {os.cpu_count()} cores",
             "worlds": f"{config.env.num_envs}: {', '.join(f'{name} {space.shape}' for name, space in spaces)}",
             "versions": ", ".join(f"{name} {version}" for name, version in checkpoint.versions().items() if version),
         }
@@ -312,16 +239,17 @@ class Bench:
         self.compile_seconds: dict[str, float] = {}
 
     def measure(self) -> None:
-        """All parts that are asked for; the run as a whole comes first, before anything else has taken memory."""
+        """All parts that are asked for; the run as a whole begins first."""
         parts, agent, loop, state = set(self.asked.parts), None, None, None
         if parts & {"acting", "learning", "memory"}:
             agent = self.make_agent(self.config.agent, self.config.compile)
         if parts & {"learning", "memory"}:
             loop, state = self.learning_loop(agent)
-        if "memory" in parts:
-            self.save(self.memory(agent))
+        memory = self.memory(agent) if "memory" in parts else None  # before anything else has taken some
         if parts - {"update", "memory"}:
             self.save(self.layers(agent, loop, state))
+        if memory:
+            self.save(memory)
         if "acting" in parts:
             self.save(self.acting(agent))
         if "update" in parts:
@@ -359,7 +287,7 @@ class Bench:
         start = time.perf_counter()
         agent.warm_up()
         mode = ("graph" if self.cuda else "inductor") if mode == "auto" else mode
-        self.compile_seconds.setdefault(mode, time.perf_counter() - start)
+        self.compile_seconds.setdefault(MODES[mode], time.perf_counter() - start)
 
     def wait(self, value: Any = None) -> None:
         """Return when torch's work, all that it waits for, and JAX's ``value`` are done."""
@@ -401,9 +329,9 @@ class Bench:
 
         def step() -> Step:
             nonlocal last
-            action = act(last)
-            obs, reward, terminated, truncated, _ = self.envs.step(action)
-            last = Step(obs, action, reward, last.is_last, terminated | truncated, terminated)
+            last.action = act(last)
+            obs, reward, terminated, truncated, _ = self.envs.step(last.action)
+            last = Step(obs, last.action, reward, last.is_last, terminated | truncated, terminated)
             return last
 
         return step
@@ -452,13 +380,12 @@ class Bench:
         tasks, num_envs = self.simulation(), self.envs.num_envs
         if "acting" in self.asked.parts:
             with phase("compiling the policy"):
-                tasks["+ acting"] = self.repeat(self.env_loop(acting_with(agent.player(num_envs))))
-        alike = list(tasks)
+                tasks["+ acting"] = self.repeat(self.env_loop(_policy(agent.player(num_envs))))
         if "learning" in self.asked.parts:
             tasks["+ learning"], before = loop, (state.policy_steps, state.gradient_steps)
         columns = ["policy steps/s", "ms per step of all worlds", "relative to the layer before"]
         table, above = Table("steps", "Policy steps per second", columns), None
-        for name, seconds in self.timed(tasks, alike=alike).items():
+        for name, seconds in self.timed(tasks).items():
             rate = [num_envs / one for one in seconds]
             table.rows[name] = [rate, _milliseconds(seconds), ratio(above, seconds) if above else ""]
             above = seconds
@@ -466,7 +393,9 @@ class Bench:
             table.notes.append(f"{self.config.env.name} is not simulated here: there is nothing below its vector env.")
         if "learning" in self.asked.parts:
             steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
-            table.notes.append(f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} each.")
+            table.notes.append(
+                f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step."
+            )
         return table
 
     def simulation(self) -> dict[str, Task]:
@@ -513,51 +442,76 @@ class Bench:
 
     def updates(self) -> Table:
         """One row for each way to make an update; a note says why one cannot be had."""
-        counted = list(COUNTED) if self.cuda else ["operator calls"]
-        table = Table("update", "One update", ["ms", "times as fast as eager", *counted, "s to compile"])
-        options, steps = self.experience()
-        learners: dict[str, Learner] = {}
-        for mode in self.asked.modes:
-            try:
-                with phase(f"building the {MODES[mode]} update"):
-                    learner = Learner(self.make_agent(options, mode), steps, self.wait, keep=mode != "off")
-                    self.warm_up(learner.agent, mode)
-                learners[mode] = learner
-            except Exception as error:  # compilers fail in many ways; the other modes can be measured all the same
-                if mode == "off":
-                    raise
-                table.notes.append(f"{MODES[mode]}: {next(iter(str(error).splitlines()), type(error).__name__)}.")
-        tasks: dict[str, Task] = dict(learners)
-        if {"off", "inductor"} <= learners.keys() and not self.cuda:
-            tasks[KEPT] = partial(learners["off"], keep=True)
-            table.notes.append(f"{KEPT}: with the part of compile=inductor that is not compiling.")
-        taken = self.timed(tasks)
-        for name, seconds in taken.items():
-            row = table.rows[MODES.get(name, name)] = [_milliseconds(seconds), *[""] * (len(counted) + 2)]
-            if name in learners:
-                counts = learners[name].count()
-                row[2:-1] = [[counts[column]] for column in counted]
-            if name != "off":
-                row[1] = ratio(taken["off"], seconds) if "off" in taken else ""
-                row[-1] = [self.compile_seconds[name]] if name in learners else ""
-        for learner in list(learners.values())[:1]:
-            about = learner.agent.describe().items()
-            table.notes.append("; ".join(f"{name}: {text}" for name, text in about if name != "memory") + ".")
-        return table
-
-    def experience(self) -> tuple[Any, list[Any]]:
-        """Options of agents that make the updates of the run and fit beside each other, and steps for them to add."""
-        options = self.config.agent.acting_only(self.envs.num_envs)
+        table = Table("update", "One update", ["ms", "times as fast as eager", "s to compile"])
+        options = self.config.agent.acting_only(self.envs.num_envs)  # so that several fit beside each other
         agent = self.make_agent(options, "off")
         if agent.history is None:  # its memory is small, and may be all that an update learns from
             options = self.config.agent
             agent = self.make_agent(options, "off")
-        steps: list[Any] = []
-        act = acting_with(agent.player(self.envs.num_envs))
-        loop = self.env_loop(lambda step: steps.append(step) or act(step))
-        for _ in range(5):
-            loop()
-        return options, steps[1:]  # without the one that begins all episodes
+        about = "; ".join(f"{name}: {text}" for name, text in agent.describe().items() if name != "memory")
+        steps, tasks = self.experience(agent), {}
+        for mode in self.asked.modes:
+            try:
+                with phase(f"building the {MODES[mode]} update"):
+                    tasks[MODES[mode]] = self.learner(options, mode, steps)
+            except Exception as error:  # compilers fail in many ways; the other modes can be measured all the same
+                if mode == "off":
+                    raise
+                table.notes.append(f"{MODES[mode]}: {next(iter(str(error).splitlines()), type(error).__name__)}.")
+        if {"eager", "compiled"} <= tasks.keys() and not self.cuda:
+            tasks["eager, freed memory kept"] = partial(tasks["eager"], keep=True)
+            table.notes.append("Kept: with the part of compile=inductor that is not compiling.")
+        taken = self.timed(tasks)
+        for name, seconds in taken.items():
+            faster = ratio(taken["eager"], seconds) if "eager" in taken and name != "eager" else ""
+            compiling = [self.compile_seconds[name]] if name in self.compile_seconds and name != "eager" else ""
+            table.rows[name] = [_milliseconds(seconds), faster, compiling]
+        table.notes.append(f"{about}.")
+        return table
+
+    def experience(self, agent: Any) -> list[Any]:
+        """A few steps to learn from; what they show does not change what an update costs."""
+        player = agent.player(self.envs.num_envs)
+        loop = self.env_loop(_policy(player))
+        steps = [loop()]  # not the one that begins all episodes
+        for _ in range(4):
+            steps.append(loop())
+            steps[-2].extras = player.extras
+        return steps[:-1]
+
+    def learner(self, options: Any, mode: str, steps: Iterable[Any]) -> Task:
+        """Updates alone. A call makes all that are due; what it takes until some are due is not counted."""
+        from sheeplike.nn.compilation import keep_freed_memory
+
+        agent, turns, policy_steps = self.make_agent(options, mode), itertools.cycle(steps), 0
+
+        def collect() -> int:
+            nonlocal policy_steps
+            due = 0
+            while not due:
+                agent.add(next(turns))
+                policy_steps += self.envs.num_envs
+                due = agent.updates_due(policy_steps)
+            return due
+
+        due = collect()
+        self.warm_up(agent, mode)
+
+        def task(calls: int, *, keep: bool = mode != "off") -> tuple[float, int]:
+            nonlocal due
+            keep_freed_memory(keep)  # as compiled updates do on a CPU, in the whole process
+            seconds, made = 0.0, 0
+            for _ in range(calls):
+                due = due or collect()
+                self.wait()
+                start = time.perf_counter()
+                for _ in range(due):
+                    agent.update()
+                self.wait()
+                seconds, made, due = seconds + time.perf_counter() - start, made + due, 0
+            return seconds, made
+
+        return task
 
     def memory(self, agent: Any) -> Table:
         """Peaks since the process began."""
@@ -595,15 +549,8 @@ def bare_loop(simulator: Any, actions: Sequence[Any], seed: int) -> Callable[[],
     return step
 
 
-def acting_with(player: Any) -> Callable[[Any], Any]:
-    """Chooses the action of a step, and completes the step with it."""
-
-    def act(step: Any) -> Any:
-        step.action = player.act(step.obs, step.is_first)
-        step.extras = player.extras
-        return step.action
-
-    return act
+def _policy(player: Any) -> Callable[[Any], Any]:
+    return lambda step: player.act(step.obs, step.is_first)
 
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
