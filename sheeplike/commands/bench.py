@@ -25,7 +25,7 @@ from pydantic import Field
 
 from sheeplike import envs
 from sheeplike.commands import Request
-from sheeplike.config.compose import explain, load, load_options
+from sheeplike.config.compose import Composed, explain, load, load_options
 from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, as_command_errors, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
@@ -80,10 +80,7 @@ def main(request: Request) -> None:
         print(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "", sep="\n")
         print("Further keys are those of the run: python -m sheeplike train --help lists them.")
         return
-    asked, rest = _own_keys(request.arguments)
-    sources = Sources(request.config_dirs)
-    # It ends by itself, whatever a run of these keys would do.
-    composed = load([*_recipe(rest, sources), *rest, "total_steps=1000000000000"], sources)
+    asked, composed = compose(request.arguments, Sources(request.config_dirs))
     if asked.show:
         print(explain(composed))
         return
@@ -105,24 +102,26 @@ def main(request: Request) -> None:
     print("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json", sep="\n")
 
 
-def _own_keys(arguments: Sequence[str]) -> tuple[BenchOptions, list[str]]:
-    """This command's options, and the arguments that describe the run; a key of neither is refused."""
-    known, own, rest = {*GROUPS, *(key.path for key in all_keys())}, [], []
-    for argument in arguments:
-        key = argument.partition("=")[0]
-        (own if key in BenchOptions.model_fields else rest).append(argument)
-        if "=" in argument and "." not in key and key not in known | BenchOptions.model_fields.keys():
+def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, Composed]:
+    """This command's options, and the run that the other arguments describe.
+
+    Raises:
+        CommandError: a key of neither, or a value that is not valid.
+    """
+    known, given = {*GROUPS, *(key.path for key in all_keys())}, {}
+    for key, value in (argument.split("=", 1) for argument in arguments if "=" in argument):
+        given[key] = value
+        if "." not in key and key not in known | BenchOptions.model_fields.keys():
             raise unknown_key(key, [*keys_of(BenchOptions), *all_keys()])
-    return load_options(BenchOptions, own), rest
-
-
-def _recipe(arguments: Sequence[str], sources: Sources) -> list[str]:
-    """The recipe of the agent's name, where none is given: a benchmark asks only for an agent."""
-    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
-    if "agent" not in given and "exp" not in given:
+    if not given.keys() & {"agent", "exp"}:
         agents = ", ".join(sources.choices("agent"))
         raise CommandError(f"agent= is missing: expected one of {agents}; for example: {EXAMPLE}")
-    return [f"exp={given['agent']}"] if "exp" not in given and given["agent"] in sources.choices("exp") else []
+    own = [argument for argument in arguments if argument.partition("=")[0] in BenchOptions.model_fields]
+    rest = [argument for argument in arguments if argument not in own]
+    if "exp" not in given and given["agent"] in sources.choices("exp"):
+        rest.insert(0, f"exp={given['agent']}")  # a benchmark asks only for an agent
+    # It ends by itself, whatever a run of these keys would do.
+    return load_options(BenchOptions, own), load([*rest, "total_steps=1000000000000"], sources)
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -187,9 +186,8 @@ class Table:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
         body = [" | ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for name, *cells in lines]
-        return "\n".join(
-            [f"## {self.title}", "", *(f"| {line} |" for line in body), *(f"\n{note}" for note in self.notes), ""]
-        )
+        notes = [f"\n{note}" for note in self.notes]
+        return "\n".join([f"## {self.title}", "", *(f"| {line} |" for line in body), *notes, ""])
 
 
 def _text(cell: Cell) -> str:
@@ -379,8 +377,9 @@ class Bench:
         """Policy steps per second, from the bare simulation to the whole run, to which ``loop`` belongs."""
         tasks, num_envs = self.simulation(), self.envs.num_envs
         if "acting" in self.asked.parts:
+            act = agent.player(num_envs).act
             with phase("compiling the policy"):
-                tasks["+ acting"] = self.repeat(self.env_loop(_policy(agent.player(num_envs))))
+                tasks["+ acting"] = self.repeat(self.env_loop(lambda step: act(step.obs, step.is_first)))
         if "learning" in self.asked.parts:
             tasks["+ learning"], before = loop, (state.policy_steps, state.gradient_steps)
         columns = ["policy steps/s", "ms per step of all worlds", "relative to the layer before"]
@@ -472,7 +471,7 @@ class Bench:
     def experience(self, agent: Any) -> list[Any]:
         """A few steps to learn from; what they show does not change what an update costs."""
         player = agent.player(self.envs.num_envs)
-        loop = self.env_loop(_policy(player))
+        loop = self.env_loop(lambda step: player.act(step.obs, step.is_first))
         steps = [loop()]  # not the one that begins all episodes
         for _ in range(4):
             steps.append(loop())
@@ -547,10 +546,6 @@ def bare_loop(simulator: Any, actions: Sequence[Any], seed: int) -> Callable[[],
         return output
 
     return step
-
-
-def _policy(player: Any) -> Callable[[Any], Any]:
-    return lambda step: player.act(step.obs, step.is_first)
 
 
 def _milliseconds(seconds: Iterable[float]) -> list[float]:
