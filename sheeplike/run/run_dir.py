@@ -76,7 +76,7 @@ def plan(arguments: Iterable[str], sources: Sources) -> Plan:
         composed = load(rest, sources)
         planned = _auto(composed) if start.resume == "auto" else None
         planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
-    _check_accelerator(planned.config)
+    check_accelerator(planned.config)
     return planned
 
 
@@ -256,7 +256,7 @@ def _auto(composed: Composed) -> Plan | None:
     return Plan(config, path, resume=True, changed=changed, files=composed.files)
 
 
-def _check_accelerator(config: Config) -> None:
+def check_accelerator(config: Config) -> None:
     """Raise where the run asks for a GPU that is not there."""
     if config.compile == "graph" and config.fabric.accelerator == "cpu":
         raise InvalidValue("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")
