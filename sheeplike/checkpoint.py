@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import math
 import os
@@ -43,7 +42,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -101,10 +100,7 @@ def best(root: Path | str) -> Path | None:
 
 
 def _ranking(root: Path | str) -> list[Path]:
-    """Checkpoints with a finite score, best first; one that repeats a score was not evaluated itself and is left out.
-
-    It follows from the manifests alone: there is no record of it that a kill could leave behind the truth.
-    """
+    """Checkpoints with a finite score, best first; one that repeats a score was not evaluated itself."""
     scores: dict[float, Path] = {}
     for path in list_checkpoints(root):
         with contextlib.suppress(Corrupt):
@@ -230,12 +226,7 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint's manifest, verified by its own digest, which is left out.
-
-    Raises:
-        Corrupt: it is missing or damaged.
-        UnknownFormat: it is whole, and of another format.
-    """
+    """A checkpoint's manifest, verified by its own digest, which is left out."""
     path = checkpoint / MANIFEST
     try:
         with _corrupt_if_unreadable(path):
@@ -282,11 +273,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a state with their places in it.
-
-    Raises:
-        TypeError: by its place, for the first value that ``torch.load(weights_only=True)`` would not give back.
-    """
+    """All tensors of a state with their places; TypeError for what ``torch.load(weights_only=True)`` would refuse."""
     kind = type(value)  # Exactly: a numpy float is a float to isinstance, and is refused on loading.
     if kind in (Tensor, torch.nn.Parameter):
         yield where, value
@@ -305,10 +292,7 @@ def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise :class:`NonFinite` for the first floating tensor that is not finite.
-
-    One reduction per tensor, on its device, and one read by the host per device.
-    """
+    """Raise :class:`NonFinite`; one reduction per tensor, on its device, and one read by the host per device."""
     devices: dict[torch.device, dict[str, Tensor]] = {}
     for where, value in tensors:
         if value.is_floating_point() or value.is_complex():
@@ -320,14 +304,15 @@ def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _snapshot(value: Any, *, copied: bool) -> Any:
-    """A state in containers of its own; its tensors copied to the host's memory, or only as far as they are views.
+    """A state in containers of its own, its tensors copied to the host's memory, or as they are.
 
-    A view would be written with all that is behind it.
+    Even then a view of more is cloned: it would be written with all that is behind it.
     """
     if isinstance(value, Tensor):
         value = value.detach()
-        part_of_more = value.untyped_storage().nbytes() > value.nbytes
-        return value.to("cpu", copy=True) if copied else value.clone() if part_of_more else value
+        if copied:
+            return value.to("cpu", copy=True)
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
     if isinstance(value, dict):
         result = type(value)((key, _snapshot(entry, copied=copied)) for key, entry in value.items())
         if isinstance(value, OrderedDict):
@@ -440,11 +425,12 @@ class _Plan:
         written = 0
         for start, stop in self.missing:
             files.make_directory(self.place)
-            stem = f"{start:012d}-{stop - 1:012d}"
-            names = itertools.chain([f"{stem}.pt"], (f"{stem}.{number}.pt" for number in itertools.count(1)))
+            stem, number = f"{start:012d}-{stop - 1:012d}", 0
+            name, temporary = f"{stem}.pt", _temporary(self.place)
             # A name that is taken is of a checkpoint that is kept, and that has seen other steps at this time.
-            name = next(name for name in names if not os.path.lexists(self.place / name))
-            temporary = _temporary(self.place)
+            while os.path.lexists(self.place / name):
+                number += 1
+                name = f"{stem}.{number}.pt"
             try:
                 entry = write_part(temporary, self.copies.pop(start, None) or self.history.read_steps(start, stop))
                 os.rename(temporary, self.place / name)
@@ -468,10 +454,10 @@ class Saved:
 
     step: int
     path: Path
+    began: float  # of time.monotonic
     blocked: float = 0.0
     seconds: float = 0.0
     written: int = 0  # bytes
-    began: float = field(default_factory=time.monotonic, repr=False)
 
 
 def save(
@@ -484,23 +470,21 @@ def save(
 
 
 class Writer:
-    """Writes the checkpoints of one run, in the background; whoever holds the run's lock may have one.
+    """Writes the checkpoints of one run, in the background; only who holds the lock of the run may have one.
 
     Args:
-        root: where the run's checkpoints lie, made if it is not there; chunks lie in ``replay`` beside it. What a
-            killed writer has left half-written is removed.
-        keep_last: newest checkpoints that are kept, at least 1.
-        keep_best: checkpoints that are kept beside them for their ``meta["score"]``, a finite number.
-        config: text of the run's configuration, whose SHA-256 goes into every manifest.
-        device: kind of the device that the run computes on, likewise.
+        root: where the run's checkpoints lie; made if it is not there, and cleared of what a killed writer has left
+            half-written. Chunks lie in ``replay`` beside it.
+        keep_last, keep_best: newest checkpoints that are kept, at least 1, and those with the highest
+            ``meta["score"]``, a finite number.
+        config, device: text of the run's configuration, whose SHA-256 goes into every manifest; what it computes on.
         report: is told, once for each kind of error, that a save in the background failed; by default a warning.
 
     Attributes:
         last: the newest checkpoint that was written; None after going back.
 
     Raises:
-        ValueError: ``keep_last`` below 1 or ``keep_best`` below 0.
-        OSError: ``root`` cannot be made.
+        ValueError, OSError: fewer than that are to be kept, or ``root`` cannot be made.
     """
 
     def __init__(
@@ -545,11 +529,10 @@ class Writer:
         finite: Collection[str] = ("agent",),
         wait: bool = False,
     ) -> None:
-        """Copy the state to the host's memory, and write it in the background.
+        """Copy the state to the host's memory, and write it in the background, after the last save.
 
-        The last save is waited for. Where the copy would take more than half of the memory that is free, the state is
-        written before this returns, one chunk of the history at a time. Whatever fails on the way to the disk is
-        reported, and otherwise left to the next save.
+        Where the copy would take more than half of the memory that is free, the state is written before this returns,
+        one chunk of the history at a time. What fails on the way to the disk is reported, and left to the next save.
 
         Args:
             step: policy steps; a checkpoint of the same step is replaced, one that is ahead of it is removed.
@@ -566,8 +549,8 @@ class Writer:
             NonFinite: by the tensor. In none of these cases is anything written.
             OSError: as of :meth:`wait`, if asked to wait; the earlier checkpoints are untouched.
         """
+        saved = Saved(step, self.root / f"step_{step:012d}", time.monotonic())
         self._join()
-        saved = Saved(step, self.root / f"step_{step:012d}")
         meta, tensors = _check(step, parts, meta)
         _check_finite(item for name in finite for item in tensors.get(name, ()))
         plan = None if history is None else _Plan(history, self.replay)
@@ -594,12 +577,7 @@ class Writer:
         saved.blocked = time.monotonic() - saved.began
 
     def wait(self) -> None:
-        """Wait for the save that is under way.
-
-        Raises:
-            OSError: the last save failed. What is not the disk's failure, such as a lack of memory, is the cause of a
-                :class:`NotWritten`.
-        """
+        """Wait for the save that is under way; OSError if the last one failed, :class:`NotWritten` among them."""
         self._join()
         if self._error is not None:
             raise self._error
@@ -668,12 +646,9 @@ class Writer:
         temporary = _temporary(self.root)
         try:
             temporary.mkdir()
-            entries = {}
-            for name in list(parts):
-                entries[f"{name}.pt"] = write_part(
-                    temporary / f"{name}.pt", parts.pop(name)
-                )  # its memory is free again
-                saved.written += entries[f"{name}.pt"]["bytes"]
+            # A part that is written is let go of: its memory is free again.
+            entries = {f"{name}.pt": write_part(temporary / f"{name}.pt", parts.pop(name)) for name in list(parts)}
+            saved.written += sum(entry["bytes"] for entry in entries.values())
             manifest = {"format": FORMAT, "step": saved.step, "files": entries, "chunks": chunks}
             manifest |= {"versions": versions(), **self.extra, "meta": meta}
             text = json.dumps(manifest | {"sha256": _digest_of(manifest)}, indent=1)
@@ -719,7 +694,7 @@ class Writer:
 
 
 def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
-    """Refuse what could not be written or loaded again; returns ``meta`` as JSON has it, and the tensors of each part."""
+    """Refuse what could not be written or loaded again; ``meta`` as JSON has it, and the tensors of each part."""
     if step < 0:
         raise ValueError(f"step={step}: expected a number of policy steps, 0 or more")
     for name in parts:
@@ -756,14 +731,15 @@ def load(
     path = Path(path)
     manifest = _read_manifest(path)
     chunks, place = manifest["chunks"], _replay_of(path.absolute().parent)
-    wanted = {file: entry for file, entry in manifest["files"].items() if not only or file.removesuffix(".pt") in only}
+    entries = {file.removesuffix(".pt"): (path / file, entry) for file, entry in manifest["files"].items()}
+    entries = {name: entry for name, entry in entries.items() if only is None or name in only}
     with contextlib.ExitStack() as stack:
         opened = {}
-        for file, entry in wanted.items():
-            opened[file] = stack.enter_context(_open_verified(path / file, entry["bytes"], entry["sha256"]))
-        for chunk in chunks if f"{HISTORY}.pt" in wanted else ():
+        for name, (file, entry) in entries.items():
+            opened[name] = stack.enter_context(_open_verified(file, entry["bytes"], entry["sha256"]))
+        for chunk in chunks if HISTORY in entries else ():
             _open_verified(place / chunk.name, chunk.bytes, chunk.sha256).close()
-        parts = {f.removesuffix(".pt"): _read_part(opened[f], path / f, map_location) for f in opened}
+        parts = {name: _read_part(file, entries[name][0], map_location) for name, file in opened.items()}
     if HISTORY in parts:
         parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
     written = {key: manifest.get(key) for key in ("step", "versions", "device", "config_sha256")}
@@ -783,16 +759,12 @@ def load_latest(
         UnknownFormat: the newest that is whole is of another format: going on from an older one would undo it.
     """
     damaged: set[tuple[int, int]] = set()
-    looks_left = 10
+    deadline = time.monotonic() + 0.05
     while True:
         found = {path: _identity(path) for path in reversed(list_checkpoints(root))}
-        # A directory is not listed at one moment: the list can miss the newest checkpoint because it was not yet there,
-        # and the one before because it was no longer.
-        if not found and looks_left:
-            looks_left -= 1
-            time.sleep(0.005)
-            continue
-        if None in found.values():  # removed since it was listed: a newer one may be there
+        # A directory is not listed at one moment: the newest checkpoint may not yet have been there, and the one before
+        # no longer; one that is gone since it was listed may have made room for a newer one.
+        if None in found.values() or not (found or time.monotonic() > deadline):
             continue
         path = next((path for path, identity in found.items() if identity not in damaged), None)
         if path is None:

@@ -1,14 +1,24 @@
-"""Typed, frozen options: each is written once, with its type, default, range and one line of meaning."""
+"""Typed, frozen options: each is written once, with its type, default, range and one line of meaning.
+
+What an option takes, in words, and the valid value nearest to an invalid one are derived from that definition, by way
+of the JSON schema that pydantic makes of it.
+"""
 
 from __future__ import annotations
 
 import difflib
-import types
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+_SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
+_JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
+T = TypeVar("T", bound="Options")
+Schema = Mapping[str, Any]
 
 
 class InvalidOption(ValueError):
@@ -30,6 +40,17 @@ class InvalidOption(ValueError):
         return f"{self.key}={self.value!r}: expected {self.expected}{hint}"
 
 
+class UnknownOption(InvalidOption):
+    """There is no such option."""
+
+
+class MissingOption(InvalidOption):
+    """An option without a default is missing."""
+
+    def __str__(self) -> str:
+        return f"{self.key} is missing: expected {self.expected}"
+
+
 class Options(BaseModel):
     """Base class of all options: keyword-only, frozen, no unknown names, no silent conversion of types.
 
@@ -45,41 +66,40 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _from_yaml(cls, value: Any, info: ValidationInfo) -> Any:
-        return _as_typed(value, cls.model_fields[info.field_name].annotation)
+        name = cls.model_fields[info.field_name].alias or info.field_name
+        return _as_typed(value, schema_of(cls)["properties"][name])
 
     def replace(self, **changed: Any) -> Any:
         """A validated copy with other values."""
         return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | changed)
 
 
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The types that a union joins, or the one type that ``annotation`` is; without None."""
-    joined = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return tuple(kind for kind in joined if kind is not type(None))
+def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
+    """Options of a class from plain data.
 
+    Args:
+        prefix: in front of the keys that errors name, such as ``agent.``.
 
-def _as_typed(value: Any, annotation: Any) -> Any:
-    """``value`` as YAML has it, in the types of ``annotation`` where that loses nothing."""
-    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(annotation)]
-    tuples = [kind for kind in kinds if get_origin(kind) is tuple]
-    mappings = [kind for kind in kinds if get_origin(kind) is dict]
-    if isinstance(value, list | tuple):
-        inner = get_args(tuples[0])[0] if tuples else Any
-        return tuple(_as_typed(entry, inner) if inner is not str else entry for entry in value)
-    if isinstance(value, dict) and mappings and (inner := get_args(mappings[0])[1]) is not Any:
-        return {name: _as_typed(entry, inner) for name, entry in value.items()}
-    if value is None or isinstance(value, bool | dict | BaseModel):
-        return value
-    if int in kinds and float not in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if float in kinds and str not in kinds and isinstance(value, str):
-        with suppress(ValueError):  # 1e-5 is a text to YAML 1.1
-            return float(value)
-    if str in kinds and int not in kinds and isinstance(value, int):
-        return str(value)
-    if len(tuples) == len(kinds):
-        return (_as_typed(value, get_args(tuples[0])[0]),)
-    return value
+    Raises:
+        InvalidOption: a value of the wrong type or out of its range, a :class:`MissingOption` or
+            :class:`UnknownOption`.
+    """
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        found = [(*_locate(schema_of(cls), entry["loc"]), entry) for entry in error.errors()]
+    # Of a union, the error that lies deepest is about the form that was meant. What is missing comes last.
+    names, schema, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
+    if entry["type"] == "extra_forbidden":
+        name, known = str(entry["loc"][-1]), _section(schema)
+        raise UnknownOption(prefix + ".".join([*names, name]), entry["input"], one_of(name, known))
+    value: Any = data
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else value
+    key = prefix + ".".join(names)
+    if entry["type"] == "missing":
+        raise MissingOption(key, None, expectation(schema))
+    raise InvalidOption(key, value, expectation(schema), closest(value, schema))
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
@@ -97,3 +117,188 @@ def one_of(word: object, choices: Iterable[str]) -> str:
     """What was expected in place of ``word``: all choices, and the nearest of them."""
     choices = list(choices)
     return f"one of {', '.join(choices)}" + (f" (nearest: {nearest(word, choices)})" if choices else "")
+
+
+class Key(NamedTuple):
+    """One key of a configuration: its full dotted path and its JSON schema."""
+
+    path: str
+    schema: Schema
+
+    @property
+    def is_section(self) -> bool:
+        """Whether there are other keys below this one."""
+        return "properties" in self.schema
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any key may stand below this one."""
+        return any("additionalProperties" in form and "properties" not in form for form in _forms(self.schema))
+
+
+def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
+    """Every key of a class of options, sections before what is below them; ``prefix`` is in front of all paths."""
+    yield from _keys_below(schema_of(options), prefix)
+
+
+def explain_keys(keys: Iterable[Key]) -> str:
+    """One line per key for ``--help``: what it means, what it takes, its default."""
+    lines = []
+    for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
+        takes = expectation(schema) + (f"; default {show(schema['default'])}" if "default" in schema else "")
+        lines.append(f"  {path:<32} {schema['description']} ({takes})")
+    return "\n".join(lines)
+
+
+@functools.cache
+def schema_of(options: type[Options]) -> Schema:
+    """The JSON schema of a class of options, with the sections in place of references to them."""
+    schema = options.model_json_schema()
+    return _resolved(schema, schema.get("$defs", {}))
+
+
+def expectation(schema: Schema) -> str:
+    """What a key takes, such as ``an integer from 48 to 256, a multiple of 16, or null``."""
+    forms = _forms(schema)
+    words = [_in_words(form, alone=len(forms) == 1) for form in forms]
+    return ", or ".join(words) + ", or null" * ({"type": "null"} in schema.get("anyOf", ()))
+
+
+def closest(value: Any, schema: Schema) -> Any:
+    """The valid value nearest to an invalid one; None where there is no such thing, as for a number above 0."""
+    forms = sorted(_forms(schema), key=lambda form: form.get("type") != _JSON.get(type(value)))
+    return next((found for form in forms if (found := _closest(value, form)) is not None), None)
+
+
+def show(value: Any) -> str:
+    """``value`` as it would be typed on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{show(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(item) for item in value) + "]"
+    return str(value)
+
+
+def _resolved(node: Any, definitions: Schema) -> Any:
+    if isinstance(node, list):
+        return [_resolved(entry, definitions) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]] | {name: node[name] for name in node if name != "$ref"}
+    return {name: _resolved(entry, definitions) for name, entry in node.items() if name != "$defs"}
+
+
+def _forms(schema: Schema) -> list[Schema]:
+    """The forms that a value may have, null apart."""
+    return [form for form in schema.get("anyOf", [schema]) if form.get("type") != "null"]
+
+
+def _keys_below(schema: Schema, prefix: str) -> Iterator[Key]:
+    for name, below in _section(schema).items():
+        yield Key(prefix + name, below)
+        yield from _keys_below(below, f"{prefix}{name}.")
+
+
+def _section(schema: Schema) -> Schema:
+    """The keys below a key; empty where there are none."""
+    return next((form["properties"] for form in _forms(schema) if "properties" in form), {})
+
+
+def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[list[str], Schema]:
+    """The names of the options on the way to an error, and the schema of the last one.
+
+    Between them, pydantic's location has the forms of unions and the places in lists, which are no options.
+    """
+    names: list[str] = []
+    for part in loc:
+        if part in _section(schema):
+            names.append(str(part))
+            schema = _section(schema)[part]
+    return names, schema
+
+
+def _as_typed(value: Any, schema: Schema) -> Any:
+    """``value`` as YAML has it, in the types that are asked for where that loses nothing."""
+    forms = {form.get("type"): form for form in _forms(schema)}
+    if isinstance(value, list | tuple):
+        inner = forms.get("array", {}).get("items") or next(iter(forms.get("array", {}).get("prefixItems", [])), {})
+        return tuple(_as_typed(entry, inner) if inner.get("type") != "string" else entry for entry in value)
+    if isinstance(value, dict):
+        inner = forms.get("object", {}).get("additionalProperties")
+        return {name: _as_typed(entry, inner) for name, entry in value.items()} if isinstance(inner, dict) else value
+    if value is None or isinstance(value, bool | BaseModel):
+        return value
+    if "integer" in forms and "number" not in forms and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if "number" in forms and "string" not in forms and isinstance(value, str):
+        with suppress(ValueError):  # 1e-5 is a text to YAML 1.1
+            return float(value)
+    if "string" in forms and "integer" not in forms and isinstance(value, int):
+        return str(value)
+    return (_as_typed(value, forms["array"].get("items", {})),) if set(forms) == {"array"} else value
+
+
+def _choices(form: Schema) -> list[str]:
+    return form.get("enum") or ([form["const"]] if "const" in form else [])
+
+
+def _in_words(form: Schema, *, alone: bool = True) -> str:
+    if _choices(form):
+        return f"one of {', '.join(_choices(form))}"
+    if form.get("type") == "array":
+        if "prefixItems" in form:
+            return f"{'two' if form['maxItems'] == 2 else form['maxItems']} of them"
+        many, items = "one or more " * bool(form.get("minItems")), form["items"]
+        if _choices(items):
+            return f"a list of {many}of {', '.join(_choices(items))}"
+        least = f" of at least {items['minimum']:g}" if "minimum" in items else ""
+        return (
+            f"a list of {many}{ {'integer': 'integers', 'number': 'numbers'}.get(items.get('type'), 'names') }{least}"
+        )
+    if "properties" in form:
+        return f"a section with the keys {', '.join(form['properties'])}"
+    if form.get("type") == "object":
+        return "a section of names and values, such as {name: 1}" if alone else "that of each camera by name"
+    if form.get("type") in ("integer", "number"):
+        return _number_in_words(form)
+    return {"boolean": "true or false", "string": "a text"}.get(form.get("type"), "any value")
+
+
+def _number_in_words(form: Schema) -> str:
+    words = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    text = " and ".join(f"{word} {form[limit]:g}" for limit, word in words.items() if limit in form)
+    if "minimum" in form and "maximum" in form:
+        text = f"from {form['minimum']} to {form['maximum']}"
+    text = f"{'a number' if form['type'] == 'number' else 'an integer'} {text}".rstrip()
+    return text + (f", a multiple of {form['multipleOf']}" if "multipleOf" in form else "")
+
+
+def _closest(value: Any, form: Schema) -> Any:
+    kind = form.get("type")
+    if _choices(form):
+        return nearest(value, _choices(form), cutoff=0.3)
+    if kind == "array":
+        given = value if isinstance(value, list | tuple) else [value]
+        items = form.get("prefixItems") or ([form["items"]] * len(given) if _choices(form["items"]) else [])
+        found = [closest(entry, item) for entry, item in zip(given, items, strict=False)]
+        return None if not given or len(given) != len(items) or None in found else found
+    if kind == "object" and isinstance(value, dict) and isinstance(form.get("additionalProperties"), dict):
+        found = {name: closest(entry, form["additionalProperties"]) for name, entry in value.items()}
+        return None if not value or None in found.values() else found
+    if kind == "boolean":
+        word = str(value).lower()
+        return _SPOKEN.get(word, {"true": True, "false": False}.get(nearest(word, ("true", "false"), cutoff=0.6) or ""))
+    if kind in ("integer", "number") and type(value) in (int, float) and math.isfinite(value):
+        return _closest_number(value, form)
+    return None
+
+
+def _closest_number(value: float, form: Schema) -> float | None:
+    low, high, step = form.get("minimum", -math.inf), form.get("maximum", math.inf), form.get("multipleOf", 1)
+    value = min(max(value, low), high)
+    value = math.floor(value / step + 0.5) * step if form["type"] == "integer" else value
+    inside = form.get("exclusiveMinimum", -math.inf) < value < form.get("exclusiveMaximum", math.inf)
+    return value if inside and low <= value <= high else None

@@ -123,7 +123,7 @@ def test_catch_refuses_what_it_cannot_do(pages):
         with pytest.raises(ValueError, match="expected 1 \\+ a multiple of"):
             envs.make("catch", num_envs=1, **options)
     assert envs.make("catch", num_envs=1, action_repeat=3).episode_length == 3
-    with pytest.raises(ValueError, match="catch renders its frames itself"):
+    with pytest.raises(ValueError, match="depth=True: expected false, since catch renders its images itself"):
         envs.make("catch", num_envs=1, depth=True)
 
 

@@ -41,9 +41,15 @@ COMMON = [
     "logger.tensorboard=false",
     "fabric.deterministic=true",
 ]
-STOP_IN_A_BURST = """
-import os, signal, sys
+MAIN = """
+import sys
+from sheeplike import checkpoint
 from sheeplike.__main__ import main
+
+checkpoint.CHUNK_BYTES = 200_000  # some seven time steps
+"""
+STOP_IN_A_BURST = """
+import os, signal
 from sheeplike.agents.{module} import {agent} as Agent
 
 update, done = Agent.update, 0
@@ -56,7 +62,6 @@ def counted(self):
     return update(self)
 
 Agent.update = counted
-main(sys.argv[1:])
 """
 
 
@@ -79,9 +84,9 @@ class Run(NamedTuple):
 class Process:
     """A command line in a process of its own, under way."""
 
-    def __init__(self, directory: Path, *arguments: str, code: str | None = None) -> None:
+    def __init__(self, directory: Path, *arguments: str, code: str = "") -> None:
         self.directory = directory
-        command = [sys.executable, "-m", "sheeplike"] if code is None else [sys.executable, "-c", code]
+        command = [sys.executable, "-c", f"{MAIN}{code}\nmain(sys.argv[1:])"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.process = subprocess.Popen([*command, *arguments], env=ENVIRONMENT, **pipes)
 
@@ -90,7 +95,7 @@ class Process:
         return Run(self.directory, self.process.returncode, output)
 
 
-def begin(agent: str, directory: Path, *, code: str | None = None, extra: tuple[str, ...] = ()) -> Process:
+def begin(agent: str, directory: Path, *, code: str = "", extra: tuple[str, ...] = ()) -> Process:
     """Side by side with other processes: most of the time is spent on their start."""
     return Process(directory, f"exp={agent}", *COMMON, *JOBS[agent], f"run_dir={directory}", *extra, code=code)
 
@@ -116,27 +121,38 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
 
 
 def assert_same_run(one: Run, other: Run) -> None:
-    """Every tensor of the last checkpoint (the next observation is one of them) and every row."""
+    """Every tensor of the last checkpoint (the next observation is one of them), every step seen and every row."""
     (meta, parts), (other_meta, other_parts) = (
         checkpoint.load_latest(run.directory / "checkpoints") for run in (one, other)
     )
     assert meta["step"] == other_meta["step"] == STEPS
-    journals = [contents(found.pop("journals", {})) for found in (parts, other_parts)]
+    seen = [steps_in(found.pop("history", None)) for found in (parts, other_parts)]
     assert parts.keys() == other_parts.keys() == {"agent", "memory", "envs", "loop", "monitor", "rng"}
     assert_same(parts, other_parts)
-    assert_same(*journals)
+    assert_same(*seen)
     assert one.rows() == other.rows()
     assert one.rows()[-1]["step"] > STEPS - 20
 
 
-def contents(journals: Mapping[str, Mapping[str, checkpoint.Stored]]) -> dict[str, torch.Tensor]:
-    """What the journals hold, end to end."""
-    held = {}
-    for stored in (journal for part in journals.values() for journal in part.values()):
-        chunks = [(start, torch.load(stored.path / name, weights_only=True)) for name, start, _ in stored.chunks]
-        for key in chunks[0][1]:
-            held[key] = torch.cat([steps[key][max(stored.oldest - start, 0) :] for start, steps in chunks])
-            assert len(held[key]) == stored.end - stored.oldest
+class Steps:
+    """What a history in a checkpoint holds, put where a replay would be."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, Mapping[str, torch.Tensor]]] = []
+
+    def write_steps(self, start: int, steps: Mapping[str, torch.Tensor]) -> None:
+        self.pieces.append((start, steps))
+
+
+def steps_in(stored: checkpoint.Stored | None) -> dict[str, torch.Tensor]:
+    if stored is None:
+        return {}
+    found = Steps()
+    stored.copy_to(found)
+    assert len(found.pieces) > 2, "in chunks"
+    assert found.pieces[0][0] == 0
+    held = {key: torch.cat([steps[key] for _, steps in found.pieces]) for key in found.pieces[0][1]}
+    assert {len(value) for value in held.values()} == {STEPS // 4}
     return held
 
 

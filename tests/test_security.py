@@ -174,10 +174,9 @@ def test_a_manifest_of_a_gigabyte_is_not_read(saved):
         {"step": True},
         {"meta": [1]},
         {"versions": None},
-        {"journals": 5},
-        {"journals": {"agent": {"x": {"oldest": 0, "end": 1, "chunks": [["agent.pt", 0]]}}}},
-        {"journals": {"agent": {"x": {"oldest": 0, "end": -1, "chunks": []}}}},
-        {"journals": {"agent": {"x": {"end": 1, "chunks": []}}}},
+        {"chunks": 5},
+        {"chunks": [["../x.pt", 0, 1, 1, ""]]},
+        {"chunks": [["000000000000-000000000000.pt", 0, "1", 1, ""]]},
     ],
     ids=str,
 )

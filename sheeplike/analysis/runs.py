@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from sheeplike import names
 from sheeplike.files import open_regular, read_text
+from sheeplike.options import nearest
 
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
 LARGEST_CONFIG = 2**20  # bytes; one takes about three thousand
 # Keys and sections that do not make another experiment: runs that differ in these alone are averaged.
-INCIDENTAL = frozenset({"seed", "seeds", "resume", "run_dir", "dry_run", "profile", "compile", "total_steps"})
-INCIDENTAL |= {"log_every", "video_every", "watchdog", "faults", "checkpoint", "logger"}
+INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
+INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
 INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
 # Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it. The number
 # of environments is each agent's own choice.
@@ -37,7 +37,7 @@ CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observa
 _EXTERNAL_NAMES = (
     re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}"),
     re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE),
-    re.compile(r"(?P<name>.+)"),
+    re.compile(r"(?P<name>.*)", re.DOTALL),
 )
 
 Rows = Iterator[tuple[float, float, Mapping[str, Any]]]  # policy steps, seconds, metrics
@@ -117,8 +117,11 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
     for place in places:
         if not place.is_dir():
             beside = map(str, place.parent.iterdir()) if place.parent.is_dir() else []
-            problem, hint = ("is a file", "") if place.exists() else ("does not exist", _nearest(str(place), beside))
-            raise RunError(f"{place} {problem}: expected a directory of runs{hint}")
+            match = None if place.exists() else _nearest(str(place), beside)
+            raise RunError(
+                f"{place} {'is a file' if place.exists() else 'does not exist'}: expected a directory of runs"
+                + (f"; nearest: {match}" if match else "")
+            )
         runs = list(_walk(place))
         if not runs:
             raise RunError(
@@ -178,9 +181,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for _, family in sorted(families.items()):
         firsts = [members[0] for members in family.values()]
         keys = sorted(_differing(firsts) | conditions)
-        labels = [_label(run, _abbreviated(keys)) for run in firsts]
-        if len(set(labels)) < len(labels):
-            labels = [_label(run, {key: key for key in keys}) for run in firsts]
+        labels = [_label(run, keys) for run in firsts]
         groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
     for label, members in groups.items():
         members.sort(key=lambda run: (len(run.seed), run.seed))  # in the order of numbers
@@ -193,21 +194,20 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _nearest(word: str, choices: Iterable[str]) -> str:
-    """The end of an error: the choice most like ``word``, if there is one."""
+def _nearest(word: str, choices: Iterable[str]) -> str | None:
     choices = sorted(choices)
-    match = names.nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
-    return f"; nearest: {match}" if match else ""
+    return nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
 
 
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     """The error for a run that has no value of a metric."""
     others = sorted(run.metrics - {metric})
     found = "none of them is finite" if metric in run.metrics else "there are none"
-    hint = f"; there are {', '.join(others)}" if others else "; there are no rows at all yet"
-    hint = _nearest(metric, others).replace("nearest: ", "nearest: metric=") or hint
+    hint = f"there are {', '.join(others)}" if others else "there are no rows at all yet"
+    if match := _nearest(metric, others):
+        hint = f"nearest: metric={match}"
     hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
-    return RunError(f"{run.path}: expected values of metric={metric}, and {found}{hint}")
+    return RunError(f"{run.path}: expected values of metric={metric}, and {found}; {hint}")
 
 
 def _walk(place: Path) -> Iterator[Path]:
@@ -327,13 +327,14 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
             path = f"{prefix}{key}"
             if path in INCIDENTAL:
                 continue
-            # One value, also where each camera has its own.
-            flat |= (
-                flatten(value, f"{path}.") if isinstance(value, dict) and path != "env.image_size" else {path: value}
-            )
+            if isinstance(value, dict) and path != "env.image_size":  # one value, also if each camera has its own
+                flat |= flatten(value, f"{path}.")
+            else:
+                flat[path] = value
         return flat
 
-    lines = list(map(str, config.get("randomization") or ()))
+    lines = config.get("randomization")
+    lines = list(map(str, lines)) if isinstance(lines, dict) else []
     more = f"+{len(lines) - 2} more" * (len(lines) > 2)
     return flatten(config) | {"randomization": "+".join(lines[:2]) + more or "none", "randomization.lines": lines}
 
@@ -352,23 +353,12 @@ def _differing(runs: Sequence[Run]) -> set[str]:
     return {key for (key, _), found in values.items() if len(found) > 1}
 
 
-def _abbreviated(keys: Iterable[str]) -> dict[str, str]:
-    """Which keys a label shows, and how: a preset's name stands for all that it sets."""
-    presets = {key.rpartition(".")[0] for key in keys if key.endswith(".name")}
-    shown = {}
-    for key in keys:
-        section, _, last = key.rpartition(".")
-        if key.startswith("randomization."):
-            shown[key] = key
-        elif last == "name":
-            shown[key] = section.rpartition(".")[2]
-        elif section not in presets:
-            shown[key] = last
-    return shown
-
-
-def _label(run: Run, shown: Mapping[str, str]) -> str:
-    """A run's name and those of the settings that it has, as they would be typed."""
-    settings = {short: run.settings[key] for key, short in shown.items() if key in run.settings}
-    texts = {short: json.dumps(value, separators=(",", ":"), default=str) for short, value in settings.items()}
-    return ", ".join([run.name, *(f"{short}={text}" for short, text in texts.items())]).replace('"', "")
+def _label(run: Run, keys: Sequence[str]) -> str:
+    """A run's name and its values of some keys, as they would be typed; without their sections where that is clear."""
+    texts, names = [run.name], [key.rpartition(".")[2] for key in keys]
+    for key, name in zip(keys, names, strict=True):
+        if key in run.settings:
+            value = json.dumps(run.settings[key], separators=(",", ":"), ensure_ascii=False, default=str)
+            short = name if names.count(name) == 1 and not key.startswith("randomization.") else key
+            texts.append(f"{short}={value}".replace('"', ""))
+    return ", ".join(texts)

@@ -26,13 +26,12 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import Composed, explain, load, load_options
-from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, as_command_errors, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import format_seconds, info, phase
-from sheeplike.options import Options
+from sheeplike.options import Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
 from sheeplike.run.signals import stops_at_once
 
@@ -412,10 +411,10 @@ class Bench:
             whole = self.envs.simulator
             # Flat and committed to the device, as the vector env hands them over: JAX compiles once for both.
             flat = [jax.device_put(action.reshape(-1), whole.device) for action in drawn]
-            same = {"randomization": whole.randomization, "variation": whole.custom_variation}
             if "physics" in parts:
                 blind = NoRenderer(whole.num_envs)
-                physics = Simulator(whole.task, blind, num_envs=whole.num_envs, device=whole.device, **same)
+                options = {"num_envs": whole.num_envs, "device": whole.device, "randomization": whole.randomization}
+                physics = Simulator(whole.task, blind, **options)
                 with phase("building kernels without rendering"):
                     tasks["physics"] = self.repeat(bare_loop(physics, flat, seed))
             if "envs" in parts:

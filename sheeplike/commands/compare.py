@@ -43,16 +43,17 @@ def main(request: Request) -> None:
     threshold = _threshold(settings["threshold"], metrics[0]) if "threshold" in settings else None
     out = Path(settings.get("out") or places[0] / "compare").expanduser()
 
-    # NumPy, SciPy and Matplotlib, which help and mistakes on the command line do without.
+    # Help and mistakes on the command line do without NumPy, unreadable runs without SciPy and Matplotlib.
     from sheeplike.analysis.runs import RunError, group_runs, read_runs
 
     with as_command_errors(RunError):
         runs, notes = read_runs(places, metrics)
         groups = group_runs(runs)
 
-        from sheeplike.analysis.comparison import AXES, compare, to_csv, to_markdown
-        from sheeplike.analysis.figure import draw, encode
+    from sheeplike.analysis.comparison import AXES, compare, to_csv, to_markdown
+    from sheeplike.analysis.figure import draw, encode
 
+    with as_command_errors(RunError):
         comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
     task = comparison.env or places[0].resolve().name
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
@@ -78,8 +79,6 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     settings = {"x": "steps", "scale": "linear", "metric": "eval/return_mean"}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if argument.startswith("-"):
-            raise unknown("flag", key, ["--help"])
         if not equals or "/" in key:
             places.append(Path(argument).expanduser())
         elif key not in KEYS:

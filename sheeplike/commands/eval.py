@@ -16,11 +16,10 @@ from pydantic import Field
 from sheeplike import envs, host
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
-from sheeplike.options import Options
+from sheeplike.options import Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 

@@ -25,11 +25,10 @@ from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.describe import explain_keys, keys_of
 from sheeplike.config.errors import CommandError, as_command_errors, validated
 from sheeplike.config.schema import Config
 from sheeplike.files import read_text
-from sheeplike.options import Options
+from sheeplike.options import Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 if TYPE_CHECKING:

@@ -34,11 +34,10 @@ from omegaconf.errors import OmegaConfBaseException
 from sheeplike import envs, host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.describe import Key, keys_of, show
 from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown, unknown_key, validated
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
-from sheeplike.options import Options
+from sheeplike.options import Key, Options, keys_of, show
 
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)
@@ -126,7 +125,7 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
         return validated(cls, given)
     except InvalidValue as error:
         if error.nearest is None:
-            error.nearest = known[error.key].default
+            error.nearest = known[error.key].schema.get("default")
         raise
 
 
@@ -300,7 +299,7 @@ def _default(error: InvalidValue, before: _Merged, known: Mapping[str, Key]) -> 
     for name in error.key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if value is None and error.key in known:
-        value = known[error.key].default
+        value = known[error.key].schema.get("default")
     return None if isinstance(value, dict) or value == error.value else value
 
 

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from sheeplike import options
-from sheeplike.config.describe import Key, closest, expectation, keys_of, show
-from sheeplike.options import InvalidOption, Options
+from sheeplike.options import InvalidOption, Key, MissingOption, Options, UnknownOption, keys_of, show
 
 T = TypeVar("T", bound=Options)
 HELP = "python -m sheeplike train --help lists every key"
@@ -96,9 +93,13 @@ def validated(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         CommandError: a key that is missing or unknown.
     """
     try:
-        return cls.model_validate(data)
-    except ValidationError as error:
-        raise _one_line(error, cls, data, prefix) from None
+        return options.build(cls, data, prefix)
+    except UnknownOption as error:
+        raise unknown_key(error.key, keys_of(cls, prefix)) from None
+    except MissingOption as error:
+        raise CommandError(str(error)) from None
+    except InvalidOption as error:
+        raise InvalidValue(error.key, error.value, error.expected, error.nearest) from None
 
 
 @contextmanager
@@ -117,35 +118,3 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error
-
-
-def _one_line(error: ValidationError, cls: type[Options], data: Mapping[str, Any], prefix: str) -> CommandError:
-    """The error about the key that lies deepest: of a union that is the form that was meant. What is missing comes last."""
-    found = [(*_locate(cls, entry["loc"]), entry) for entry in error.errors(include_url=False)]
-    names, field, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
-    path = prefix + ".".join(names)
-    if entry["type"] == "extra_forbidden":
-        path = ".".join([*([path] if path != prefix else [prefix[:-1]] if prefix else []), str(entry["loc"][-1])])
-        return unknown_key(path, keys_of(cls, prefix))
-    if entry["type"] == "missing":
-        return CommandError(f"{path} is missing: expected {expectation(field)}")
-    value: Any = data
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else value
-    return InvalidValue(path, value, expectation(field), closest(value, field))
-
-
-def _locate(cls: type[Options], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
-    """The names of the keys on the way to an error, and the definition of the last one.
-
-    Between them, pydantic's location has the forms of unions and the places in lists, which are no keys.
-    """
-    names: list[str] = []
-    field, section = None, cls
-    for part in loc:
-        known = {} if section is None else {one.alias or name: one for name, one in section.model_fields.items()}
-        if part in known:
-            names.append(str(part))
-            field = known[part]
-            section = Key("", field, None).section
-    return names, field

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from sheeplike.config.compose import GROUPS, flat, parse
-from sheeplike.config.describe import show
 from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Config, to_data, validate
 from sheeplike.files import read_text
+from sheeplike.options import show
 
 FORMAT = 1  # of config.yaml
 # What may change when a run is resumed; anything else would make it another run.

@@ -13,11 +13,10 @@ from pydantic import Field, SerializeAsAny
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.describe import Key, keys_of, show
 from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
 from sheeplike.envs.registry import RENDERING
-from sheeplike.options import InvalidOption, Options
+from sheeplike.options import InvalidOption, Key, Options, keys_of, show
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.

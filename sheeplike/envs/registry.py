@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
+
+from pydantic import create_model
 
 from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym import recipes
-from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.envs.mjx import playground_ids
-from sheeplike.options import InvalidOption, nearest
+from sheeplike.options import InvalidOption, Options, build, nearest
 
 if TYPE_CHECKING:
     import gymnasium
@@ -88,7 +88,24 @@ def task_options(name: str) -> dict[str, object]:
     Raises:
         ValueError: no such environment.
     """
-    return {option: p.default for option, p in _parameters(name).items() if option not in ("id", *OF_A_VECTOR_ENV)}
+    return {option: field.default for option, field in options_of(name).model_fields.items() if option != "id"}
+
+
+def options_of(name: str) -> type[Options]:
+    """The options of an environment, its ``id`` among them; those of a function are its keywords.
+
+    Raises:
+        ValueError: no such environment.
+    """
+    builder = _find(name)
+    if _is_gym(builder):
+        return builder
+    fields: dict[str, Any] = {}
+    for option, p in inspect.signature(builder).parameters.items():
+        if option not in OF_A_VECTOR_ENV:
+            kind = type(p.default) if isinstance(p.default, bool | int | float | str) else Any
+            fields[option] = (str, ...) if p.default is p.empty else (kind, p.default)
+    return create_model(name, __base__=Options, **fields)
 
 
 def takes_id(name: str) -> bool:
@@ -97,7 +114,7 @@ def takes_id(name: str) -> bool:
     Raises:
         ValueError: no such environment.
     """
-    return "id" in _parameters(name)
+    return "id" in options_of(name).model_fields
 
 
 def simulated(name: str) -> bool:
@@ -106,7 +123,8 @@ def simulated(name: str) -> bool:
     Raises:
         ValueError: no such environment.
     """
-    return not _is_gym(_find(name)) and "num_envs" not in _parameters(name)
+    builder = _find(name)
+    return not _is_gym(builder) and "num_envs" not in inspect.signature(builder).parameters
 
 
 def check(
@@ -132,17 +150,21 @@ def check(
             no such option, whose name is the error's ``value`` then.
         ValueError: the package that has the environment is broken.
     """
-    builder, options = _find(name), dict(options or {})
+    given = dict(options or {})
     if takes_id(name) != (id is not None):
         ids = ", ".join(list_ids(name)) or "such as CartPole-v1"
         raise InvalidOption("id", id, f"which of {name}: {ids}" if takes_id(name) else f"null: {name} is not a family")
     known = task_options(name)
-    for option, value in options.items():
+    for option in given:
         if option not in known:
             expected = f"one of {name}'s options: {', '.join(known) or 'none'}"
             raise InvalidOption("options", option, expected, nearest(option, known))
-        if expected := _mistyped(value, known[option]):
-            raise InvalidOption(option, value, expected, known[option])
+    try:
+        checked = build(options_of(name), given if id is None else given | {"id": id})
+    except InvalidOption as error:
+        if error.nearest is None:
+            error.nearest = known.get(error.key)
+        raise
     if not simulated(name):
         for option, value in rendering.items():
             if value != (default := RENDERING[option]):
@@ -154,10 +176,10 @@ def check(
             raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
-    if _is_gym(builder):
-        recipes.check(builder(id=id, **options))
+    if isinstance(checked, CommonOptions):
+        recipes.check(checked)
     elif name == "playground":
-        playground_ids.check(id=id, options=options)
+        playground_ids.check(id=id, options=given)
 
 
 def make(
@@ -203,9 +225,8 @@ def make(
         Unusable: a package that the environment needs is missing.
         ValueError: an unknown environment, option or camera, or a value that cannot be served.
     """
-    builder, parameters = _find(name), _parameters(name)
-    default = parameters["id"].default if "id" in parameters else None
-    id = options.pop("id", None if default is inspect.Parameter.empty else default)
+    builder, id_field = _find(name), options_of(name).model_fields.get("id")
+    id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)
     looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
     rendering = {"cameras": cameras, "renderer": renderer, **looks}
     varied = {"randomization": randomization, "randomize": randomize}
@@ -215,7 +236,7 @@ def make(
     if _is_gym(builder):
         from sheeplike.envs.gym.vector_env import GymVectorEnv
 
-        make_env, own = recipes.recipe(builder(**options), resolve_image_size(image_size))
+        make_env, own = recipes.recipe(build(builder, options), resolve_image_size(image_size))
         return GymVectorEnv(make_env, own, action_repeat=action_repeat, **common)
     if not simulated(name):
         env = builder(**common, action_repeat=action_repeat, **options)
@@ -271,20 +292,4 @@ def _problem(builder: object) -> str:
 
 
 def _is_gym(builder: object) -> bool:
-    return isinstance(builder, type) and issubclass(builder, GymOptions)
-
-
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(_find(name)).parameters
-
-
-def _mistyped(value: object, default: object) -> str:
-    """The type that ``default`` asks for, in words, where ``value`` has another one."""
-    if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "true or false"
-    if isinstance(default, int):
-        return "" if isinstance(value, Integral) and not isinstance(value, bool) else "an integer"
-    if isinstance(default, float):
-        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        return "" if number else "a number"
-    return "a text" if isinstance(default, str) and not isinstance(value, str) else ""
+    return isinstance(builder, type) and issubclass(builder, CommonOptions)

@@ -239,10 +239,10 @@ def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
 
 
 def _auto(composed: Composed) -> Plan | None:
-    """The run that ``run_dir`` holds, continued, or begun again where it has no checkpoint; None where there is none."""
+    """The run that ``run_dir`` holds, continued, or begun again if it has no checkpoint; None where there is none."""
     config = composed.config
     path = Path(config.run_dir or "").expanduser()
-    if config.dry_run or not (path / CONFIG_FILE).is_file():
+    if not (path / CONFIG_FILE).is_file():
         return None
     changed = changes(load_saved(config_file(path, "run_dir")), config)
     refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from sheeplike.commands import compare
-from sheeplike.config.compose import load, to_yaml
-from sheeplike.config.errors import CommandError
+from sheeplike.config.compose import load
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
 from sheeplike.monitor.logger import RunLogger
 
@@ -25,14 +24,12 @@ class Printed(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _empty_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SHEEPLIKE_SEARCH_PATH", raising=False)
-    monkeypatch.chdir(tmp_path)
+def _alone(alone: None) -> None: ...
 
 
 @functools.cache
 def _saved(env: str, agent: str) -> str:
-    return to_yaml(load([f"exp={agent}", f"env={env}", "profile=cpu", "fabric.accelerator=cpu"], Sources()))
+    return to_yaml(load([f"exp={agent}", f"env={env}", "profile=cpu", "fabric.accelerator=cpu"], Sources()).config)
 
 
 def _begin(place: Path, env: str = "franka_pick", agent: str = "dreamer_v3", **changes: object) -> Path:
@@ -107,33 +104,21 @@ def read_table() -> Callable[[str], dict[str, dict[str, str]]]:
 
 
 @pytest.fixture
-def compared(capsys, read_table) -> Callable[..., Printed]:
+def compared(sheeplike, read_table) -> Callable[..., Printed]:
     """Runs ``compare`` on requests that can be met."""
 
     def call(*arguments: str) -> Printed:
-        capsys.readouterr()
-        compare.main(list(arguments))
-        output, error = capsys.readouterr()
-        assert error == ""
-        return Printed(output, read_table(output))
+        result = sheeplike("compare", *arguments)
+        assert (result.status, result.error) == (0, "")
+        return Printed(result.output, read_table(result.output))
 
     return call
 
 
 @pytest.fixture
-def refused(capsys, tmp_path) -> Callable[..., str]:
-    """Runs ``compare`` on a request that must be refused with one line, and without a file left behind."""
-
-    def call(*arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(CommandError) as error:
-            compare.main(list(arguments))
-        assert capsys.readouterr() == ("", "")
-        assert sorted(tmp_path.rglob("*")) == before
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    return call
+def refused(refused) -> Callable[..., str]:
+    """Runs ``compare`` on requests that must be refused, and returns the one line."""
+    return functools.partial(refused, "compare")
 
 
 @pytest.fixture

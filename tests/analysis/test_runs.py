@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sheeplike.analysis.runs import INCIDENTAL
-from sheeplike.config.compose import RESUMABLE
+from sheeplike.analysis.runs import INCIDENTAL, read_run
+from sheeplike.config.saved import RESUMABLE
 
 RETURN = "eval/return_mean"
 RUN = Path("dreamer_v3/dreamer_v3/seed_0")
@@ -27,15 +27,12 @@ def test_other_settings_are_another_group(compared, trained, record, begin):
     assert {row["seeds"] for row in rows.values()} == {"2"}
 
 
-def test_a_preset_is_named_unless_it_was_changed(compared, trained, record, begin):
+def test_sizes_are_named_as_they_were_typed(compared, trained, record, begin):
     trained({0: [1]})
-    size = {"name": "12m", "deter": 2048, "hidden": 256, "classes": 16, "depth": 16, "units": 256}
-    record(begin(Path("logs/franka_pick/big/seed_0"), seed=0, agent__size=size), [3])
+    record(begin(Path("logs/franka_pick/big/seed_0"), seed=0, agent__size="12m"), [3])
     assert set(compared("logs").rows) == {"dreamer_v3, size=1m", "dreamer_v3, size=12m"}
-    record(begin(Path("logs/franka_pick/odd/seed_0"), seed=0, agent__size=size | {"units": 64}), [3])
-    labels = set(compared("logs").rows)
-    assert len(labels) == 3
-    assert sum("agent.size.name=12m" in label and "agent.size.units=64" in label for label in labels) == 1
+    record(begin(Path("logs/franka_pick/odd/seed_0"), seed=0, agent__size={"deter": 512, "units": 64}), [3])
+    assert "dreamer_v3, deter=512, units=64" in compared("logs").rows
 
 
 def test_csv_is_read_back_with_any_name(compared, trained, record, begin, points):
@@ -57,7 +54,7 @@ def test_options_of_the_task_are_in_the_names_of_all(compared, trained):
     }
 
 
-def test_an_action_that_is_held_for_longer_is_told(compared, trained):
+def test_an_action_repeat_is_shown(compared, trained):
     trained({0: [1]}, env__action_repeat=1)
     logs = trained({0: [1]}, agent="ppo", env__action_repeat=4)
     result = compared(str(logs))
@@ -82,13 +79,13 @@ def test_how_actions_are_chosen_in_evaluation_makes_another_group(compared, trai
     assert len(compared(str(logs), "logs").rows) == groups
 
 
-def test_what_agents_see_is_told_where_it_differs(compared, trained):
+def test_what_agents_see_is_shown_where_it_differs(compared, trained):
     trained({0: [1]})
     logs = trained({0: [1]}, agent="ppo", agent__observations=["state"])
     assert set(compared(str(logs)).rows) == {"dreamer_v3, observations=[pixels/*]", "ppo, observations=[state]"}
 
 
-def test_recipes_of_randomization_are_told_in_a_few_words(compared, trained, record, begin):
+def test_recipes_of_randomization_are_shown_in_a_few_words(compared, trained, record, begin):
     lines = yaml.safe_load((RANDOMIZATION / "franka_vision.yaml").read_text())
     trained({0: [1]})
     logs = trained({0: [1]}, agent="ppo", randomization=lines)
@@ -246,3 +243,16 @@ def test_metrics_without_a_configuration(refused, trained, config):
     if config is not None:
         file.write_text(config)
     assert f"{file.parent}: expected config.yaml of a run beside metrics.jsonl" in refused(str(logs))
+
+
+def test_settings_of_one_name_in_two_sections_are_both_in_the_label(compared, trained, record, begin):
+    logs = trained({0: [1]}, agent__targets=[])
+    scales = {"actor": {"weight": 1}, "critic": {"weight": 2}}
+    record(begin(logs / "other/seed_0", seed=0, agent__targets=scales), [1])
+    assert "dreamer_v3, agent.targets.actor.weight=1, agent.targets.critic.weight=2" in compared(str(logs)).rows
+
+
+def test_a_clock_that_was_set_back_does_not_turn_the_curve_back(trained):
+    file = trained({0: [1]}) / RUN / "metrics.jsonl"
+    file.write_text("".join(f'{{"step": {step}, "seconds": {s}, "{RETURN}": 1}}\n' for step, s in ((1, 9), (2, 4))))
+    assert list(read_run(file.parent, {RETURN}).curves[RETURN].seconds) == [9, 9]

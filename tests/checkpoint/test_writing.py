@@ -235,14 +235,18 @@ def test_what_a_run_passed_over_goes_with_the_next_save_and_pushes_nothing_out(r
     """Although it has the best score of all."""
     for step, score in ((5, 2.0), (10, 1.0), (15, 9.0), (18, None)):
         save(root, step, part(), {} if score is None else {"score": score}, keep_last=9)
-    with Writer(root, keep_last=2, keep_best=1) as writer:
+    with Writer(root, keep_last=9) as writer:
         writer.save(30, part(), {})
         writer.went_back_to(10)
+        assert steps(root) == [5, 10, 15, 18, 30]
         assert not writer.holds(30), "the run may come to this step again, in another state"
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with Writer(root, keep_last=2, keep_best=1) as writer:
+        writer.went_back_to(10)
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoint, "write_part", fail(FULL))
-            writer.save(next_step, part(), {}, wait=True)
-        assert 10 in steps(root)
+            with pytest.raises(OSError, match="No space left"):
+                writer.save(next_step, part(), {}, wait=True)
+        assert steps(root) == [5, 10, 15, 18, 30]
         writer.save(next_step, part(), {}, wait=True)
         assert steps(root) == [5, 10, next_step]
         writer.save(next_step + 7, part(), {}, wait=True)
@@ -294,10 +298,10 @@ def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rest(root, monkeypatc
     with Writer(root, keep_last=1, report=lambda text: None) as writer:
         for name, failing in (("rename", renamed), ("fsync", fail(FULL)), ("mkdir", fail(FULL))):
             for step in (1, 2):
-                with monkeypatch.context() as patch, pytest.raises(OSError, match=r"Input/output|No space"):
+                with monkeypatch.context() as patch:
                     patch.setattr(os, name, failing)
-                    writer.save(step, part(2.0), {}, wait=wait)
-                    writer.wait()
+                    with pytest.raises(OSError, match=r"Input/output|No space"):
+                        writer.save(step, part(2.0), {}, wait=wait) or writer.wait()
                 assert names(root) == ["step_000000000001"]
                 assert load_latest(root)[1]["agent"]["weight"][0] == 1.0
         writer.save(1, part(3.0), {}, wait=True)
@@ -382,32 +386,25 @@ def test_the_copy_of_a_state_does_not_outlive_its_failed_save(root, monkeypatch)
 
 
 LIMITED = """
-import resource, sys, torch, warnings
+import resource, sys, torch
 from sheeplike.checkpoint import Writer
-warnings.simplefilter("error")
-told = []
-with Writer(sys.argv[1], report=told.append) as writer:
-    writer.save(1, {"agent": {"x": torch.ones(1000)}}, {}, wait=True)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))
-    big = {"agent": {"x": torch.ones(5_000_000)}}
-    for step in (2, 3):
-        writer.save(step, big, {})
-        assert not writer.holds(step)
-    try:
-        writer.save(4, big, {}, wait=True)
-    except OSError as error:
-        print(len(told), type(error).__name__, error.errno)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    writer.save(5, big, {}, wait=True)
+with Writer(sys.argv[1], report=lambda text: print("told")) as writer:
+    for step, limit in ((1, -1), (2, 2_000_000), (3, 2_000_000), (4, -1)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1))
+        writer.save(step, {"agent": {"x": torch.ones(5_000_000)}}, {})
+        try:
+            writer.wait()
+        except OSError as error:
+            print(type(error).__name__, error.errno)
 """
 
 
 def test_a_file_that_the_system_does_not_let_grow(root):
     """A limit on the size of files stands in for a full disk: the write itself fails, half-way through a tensor."""
     done = subprocess.run([sys.executable, "-c", LIMITED, str(root)], capture_output=True, text=True, timeout=120)
-    assert done.stdout == f"1 OSError {errno.EFBIG}\n", done.stderr
-    assert names(root) == ["step_000000000001", "step_000000000005"]
-    assert steps(root) == [1, 5]
+    assert done.stdout == f"told\nOSError {errno.EFBIG}\nOSError {errno.EFBIG}\n", done.stderr
+    assert names(root) == ["step_000000000001", "step_000000000004"]
+    assert steps(root) == [1, 4]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
 import torch
 
@@ -14,19 +12,16 @@ from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
 BEFORE, AFTER = 8, 14
+UNIFORM = {"operation": "set", "distribution": {"uniform": [0.0, 1.0]}}
+GRAVITY_AND_COLOURS = {
+    "gravity": {"field": "opt.gravity", "component": 0, **UNIFORM},
+    "colours": {"field": "geom_rgba", "component": [0, 1, 2], **UNIFORM},
+}
 
 
 def build(name, varied):
     task = {"franka_pick": FrankaPick, "cartpole_balance": Cartpole}[name](episode_length=9)
-    geoms = task.model.ngeom
-
-    def gravity_and_colours(key):
-        pull, shade = jax.random.split(key)
-        gravity = jnp.array([0.0, 0.0, -9.81]).at[0].set(jax.random.uniform(pull))
-        colours = jax.random.uniform(shade, (geoms, 3))
-        return {"opt.gravity": gravity, "geom_rgba": jnp.ones((geoms, 4)).at[:, :3].set(colours)}
-
-    return MjxVectorEnv(task, num_envs=4, image_size=48, variation=gravity_and_colours if varied else None)
+    return MjxVectorEnv(task, num_envs=4, image_size=48, randomization=GRAVITY_AND_COLOURS if varied else None)
 
 
 def leaves(tree, path=""):

@@ -59,8 +59,9 @@ def reference(id: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step))
 
 
-def gravity(key: jax.Array) -> dict[str, jax.Array]:
-    return {"opt.gravity": jnp.array([0.0, 0.0, -9.81]).at[2].mul(jax.random.uniform(key, minval=0.5))}
+GRAVITY = {
+    "gravity": {"field": "opt.gravity", "component": 2, "operation": "scale", "distribution": {"uniform": [0.5, 1.0]}}
+}
 
 
 def assert_same(env: MjxVectorEnv, id: str) -> None:
@@ -92,7 +93,7 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
 @pytest.fixture(scope="module")
 def balance() -> MjxVectorEnv:
     task = PlaygroundTask("CartpoleBalance", episode_length=LENGTH)
-    return MjxVectorEnv(task, num_envs=WORLDS, image_size=48, variation=gravity)
+    return MjxVectorEnv(task, num_envs=WORLDS, image_size=48, randomization=GRAVITY)
 
 
 def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
@@ -110,7 +111,7 @@ def test_tasks_are_playgrounds_step_for_step(id: str, tmp_path: Path, monkeypatc
     """One that falls to rest in its reset, one whose scene got a geom and a target, and a large one."""
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes what it thinks of Playground's scenes
     with find_body():
-        assert_same(MjxVectorEnv(PlaygroundTask(id, episode_length=LENGTH), num_envs=WORLDS, variation=gravity), id)
+        assert_same(MjxVectorEnv(PlaygroundTask(id, episode_length=LENGTH), num_envs=WORLDS, randomization=GRAVITY), id)
 
 
 @contextmanager
@@ -131,7 +132,7 @@ def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
 
 
 def test_one_camera_is_the_default_and_any_can_be_asked_for(balance: MjxVectorEnv) -> None:
-    assert list(balance.single_observation_space) == ["pixels/fixed", "state"]
+    assert list(balance.single_observation_space) == ["pixels/fixed", "privileged_state", "state", "variation"]
     assert balance.simulator.renderer.cameras == PlaygroundTask("CartpoleBalance").default_cameras == ("fixed",)
     assert PlaygroundTask("FishSwim").default_cameras == ("fixed_top",)
     env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, cameras=["back", "side"])

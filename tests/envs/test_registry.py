@@ -76,3 +76,37 @@ def test_task_options_name_their_defaults():
         "picked_probability": 0.05,
         "box_range": 0.05,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "key", "nearest"),
+    [
+        ("minigird", {}, "name", "minigrid"),
+        ("minigrid", {}, "id", None),
+        ("cartpole_balance", {"id": "CartPole-v1"}, "id", None),
+        ("dmc", {"id": "walker-wlk"}, "id", "walker-walk"),
+        ("atari", {"id": "pong", "options": {"nops": 3}}, "options", "noops"),
+        ("atari", {"id": "pong", "options": {"noops": "many"}}, "noops", 30),
+        ("atari", {"id": "pong", "options": {"noops": -1}}, "noops", 0),
+        ("franka_pick", {"options": {"box_range": float("nan")}}, "box_range", 0.05),
+        ("minigrid", {"id": "MiniGrid-Empty-5x5-v0", "options": {"vectorization": "asinc"}}, "vectorization", "async"),
+        ("dmc", {"id": "walker-walk", "cameras": ["side"]}, "cameras", None),
+        ("dmc", {"id": "walker-walk", "renderer": "none"}, "renderer", "warp"),
+        ("dmc", {"id": "walker-walk", "depth": True}, "depth", False),
+        ("dmc", {"id": "walker-walk", "image_size": {"side": 64}}, "image_size", None),
+        ("dmc", {"id": "walker-walk", "randomization": {"mass": {}}}, "randomization", "none"),
+        ("dmc", {"id": "walker-walk", "randomize": False}, "randomize", True),
+    ],
+)
+def test_what_can_be_said_before_anything_is_built(name, given, key, nearest):
+    with pytest.raises(sheeplike.envs.InvalidOption) as error:
+        sheeplike.envs.check(name, **given)
+    assert (error.value.key, error.value.nearest) == (key, nearest)
+
+
+def test_checking_loads_nothing_heavy():
+    names = "[('franka_pick', None), ('minigrid', 'MiniGrid-Empty-5x5-v0'), ('atari', 'pong'), ('dmc', 'walker-walk')]"
+    code = f"import sys, sheeplike.envs as e; [e.check(name, id=id, depth=False) for name, id in {names}]; "
+    code += "print([m for m in sys.modules if m in ('jax', 'torch', 'mujoco', 'gymnasium', 'numpy')])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

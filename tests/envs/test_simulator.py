@@ -75,14 +75,20 @@ class Drone:
         return {"state": state, "privileged_state": jnp.concatenate([state, extra])}
 
 
-def colour(key):
-    rgb = jax.random.uniform(key, (3,), minval=0.2, maxval=1.0)
-    return {"geom_rgba": jnp.ones((2, 4)).at[0, :3].set(rgb)}
+COLOUR = {
+    "colour": {
+        "field": "geom_rgba",
+        "of": "floor",
+        "component": [0, 1, 2],
+        "operation": "set",
+        "distribution": {"uniform": [0.2, 1.0]},
+    }
+}
 
 
 @pytest.fixture(scope="module")
 def drone():
-    return MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, variation=colour)
+    return MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, randomization=COLOUR)
 
 
 def test_vectors_frames_and_reward_show_the_same_moment(drone):
@@ -214,7 +220,7 @@ def test_the_process_ends_after_the_last_step_has(monkeypatch):
     """A step calls Warp in Python: it would never end if Python had gone, and neither would the process."""
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append((function, arguments)))
-    simulator = MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, variation=colour).simulator
+    simulator = MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, randomization=COLOUR).simulator
     actions = jax.device_put(np.zeros(3, np.float32), simulator.device)
     worlds = simulator.step(*simulator.start(0), actions)
     (finish, arguments), *_ = [entry for entry in at_exit if entry[0].__module__ == Simulator.__module__]
@@ -268,19 +274,6 @@ class IntegerReward(Drone):
 def test_tasks_that_break_the_protocol_are_refused(task, error, message):
     with pytest.raises(error, match=message):
         MjxVectorEnv(task(), num_envs=2, image_size=4)
-
-
-@pytest.mark.parametrize(
-    ("variation", "message"),
-    [
-        ({"geom_colour": jnp.ones((2, 4))}, r"'geom_colour': the model has no such field"),
-        ({"opt.iterations": jnp.ones(())}, r"'opt.iterations': the model has no such field that may differ"),
-        ({"opt.gravity": jnp.ones(2)}, r"'opt.gravity' is float32 \(2,\): expected float32 \(3,\)"),
-    ],
-)
-def test_variations_that_cannot_work_are_refused(variation, message):
-    with pytest.raises(ValueError, match=message):
-        MjxVectorEnv(Drone(), num_envs=2, image_size=4, variation=lambda key: variation)
 
 
 def test_world_counts_must_agree():

@@ -85,10 +85,14 @@ class SteppingDrone(Drone):
         return task
 
 
-def weight(key):
-    """Gravity of its own in each episode."""
-    return {"opt.gravity": jnp.array([0.0, 0.0, -10.0]) * jax.random.uniform(key, minval=1.0, maxval=1.8)}
-
+WEIGHT = {  # gravity of its own in each episode
+    "gravity": {
+        "field": "opt.gravity",
+        "operation": "scale",
+        "distribution": {"uniform": [1.0, 1.8]},
+        "shared": "components",
+    }
+}
 
 ACTIONS = torch.tensor([0.0, 1.0, 0.7]).view(3, 1) * torch.linspace(0.9, 1.0, 13).view(13, 1, 1)
 """One that falls and one that rises: (T, N, 1)."""
@@ -107,7 +111,7 @@ def played(env: MjxVectorEnv) -> list[dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def stepping() -> MjxVectorEnv:
-    return MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, variation=weight)
+    return MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +123,7 @@ def test_the_same_task_in_both_forms_plays_the_same(
     stepping: MjxVectorEnv, steps: list[dict[str, torch.Tensor]]
 ) -> None:
     """Every output of every step: ends of both kinds, resets, fields that differ between worlds."""
-    other = played(MjxVectorEnv(Drone(), num_envs=3, image_size=16, variation=weight))
+    other = played(MjxVectorEnv(Drone(), num_envs=3, image_size=16, randomization=WEIGHT))
     for number, (step, expected) in enumerate(zip(steps, other, strict=True)):
         assert step.keys() == expected.keys()
         for name, value in step.items():
@@ -131,7 +135,7 @@ def test_the_same_task_in_both_forms_plays_the_same(
 
 def test_a_reset_that_is_branched_around_is_the_same(steps: list[dict[str, torch.Tensor]]) -> None:
     """On a GPU a cheap reset is made in every step."""
-    env = MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, variation=weight)
+    env = MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT)
     assert env.simulator._resets._branch
     env.simulator._resets._branch = False
     for step, expected in zip(played(env), steps, strict=True):
@@ -211,7 +215,9 @@ def test_a_reset_is_not_made_where_no_episode_begins() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_both_ways_of_resetting_play_the_same_on_a_gpu() -> None:
-    envs = [MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, variation=weight, device="cuda") for _ in range(2)]
+    envs = [
+        MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, device="cuda") for _ in range(2)
+    ]
     envs[1].simulator._resets._branch = False
     for step, other in zip(*map(played, envs), strict=True):
         for name, value in step.items():

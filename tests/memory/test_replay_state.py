@@ -1,4 +1,4 @@
-"""The ring's memory: its footprint, the sizes it refuses, its checkpoint."""
+"""The ring's memory: its footprint, the sizes it refuses, its state, and its steps by time."""
 
 from __future__ import annotations
 
@@ -185,3 +185,122 @@ def test_a_ring_of_another_length_or_shape_is_refused_and_nothing_is_changed() -
     with pytest.raises(ValueError, match="replay key 'extra': stored None"):
         other.load_state_dict(replay.state_dict())
     assert torch.equal(other.storage["value"], before)
+
+
+# Steps by time: what never changes, out of the ring and back into it
+
+STEPS = {
+    "image": ((4,), torch.uint8),
+    "deter": ((3,), torch.bfloat16),
+    "is_first": ((), torch.bool),
+    "is_last": ((), torch.bool),
+}
+
+
+def timed(added: int = 0) -> SequenceReplay:
+    """A ring of 12 steps; time ``t`` holds ``t`` in every image of world 0, and ``t + 100`` in those of world 1."""
+    replay = SequenceReplay(STEPS, num_envs=2, size=24, sequence=4, refreshed=("deter",))
+    for time in range(added):
+        step = {key: torch.full((2, *shape), time).to(dtype) for key, (shape, dtype) in STEPS.items()}
+        step["image"][1] += 100
+        replay.add(step)
+    return replay
+
+
+def times(steps: dict[str, torch.Tensor]) -> list[int]:
+    assert steps.keys() == {"image", "is_first", "is_last"}
+    assert torch.equal(steps["image"][:, 1], steps["image"][:, 0] + 100)
+    return steps["image"][:, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("added", [1, 11, 12, 13, 23, 24, 25, 100])
+def test_any_steps_that_are_held_can_be_read_by_time_as_copies(added: int) -> None:
+    replay = timed(added)
+    assert (replay.oldest, replay.step_bytes) == (max(0, added - 12), 2 * (4 + 1 + 1))
+    read = {
+        (start, stop): replay.read_steps(start, stop)
+        for start in range(replay.oldest, added + 1)
+        for stop in range(start, added + 1)
+    }
+    for start, stop in ((replay.oldest - 1, added), (replay.oldest, added + 1), (added, added - 1)):
+        with pytest.raises(ValueError, match="no steps"):
+            replay.read_steps(start, stop)
+    replay.storage["image"].zero_()
+    for (start, stop), steps in read.items():
+        assert times(steps) == list(range(start, stop))
+
+
+@pytest.mark.parametrize("added", [5, 12, 13, 31])
+@pytest.mark.parametrize("size", [1, 5, 100])
+@pytest.mark.parametrize("older", [0, 3])
+def test_steps_are_put_back_in_pieces(added: int, size: int, older: int) -> None:
+    """Also where a piece begins with steps that have left the ring since."""
+    replay, other = timed(added), timed()
+    other.chunks = ["of another past"]
+    other.load_state_dict(replay.state_dict(history=False))
+    assert other.chunks == []
+    for start in range(replay.oldest, added, size):
+        steps = replay.read_steps(start, min(start + size, added))
+        if start == replay.oldest:
+            steps = {key: torch.cat([value[:1].expand(older, *value.shape[1:]), value]) for key, value in steps.items()}
+            start -= older
+        for use in (lambda: other.draw(1), lambda: other.add({})):
+            with pytest.raises(RuntimeError, match="put back up to"):
+                use()
+        other.write_steps(start, steps)
+    assert all(torch.equal(other.storage[key], replay.storage[key]) for key in STEPS)
+    other.add({key: ring[0] for key, ring in replay.storage.items()})
+    assert other.added == added + 1
+
+
+def test_an_empty_ring_needs_no_steps() -> None:
+    replay = timed()
+    replay.load_state_dict(timed().state_dict(history=False))
+    replay.add({key: ring[0] for key, ring in timed(1).storage.items()})
+
+
+def test_steps_that_do_not_follow_are_refused() -> None:
+    replay, other = timed(20), timed()
+    read = replay.read_steps
+    with pytest.raises(ValueError, match="expected those from None"):
+        other.write_steps(8, read(8, 10))
+    other.load_state_dict(replay.state_dict(history=False))
+    for start, steps in ((10, read(10, 12)), (4, {"image": torch.zeros(4, 2, 4)}), (8, {}), (19, read(8, 12))):
+        with pytest.raises(ValueError, match="expected those from 8 up to 20"):
+            other.write_steps(start, steps)
+    good = read(8, 12)
+    for steps in (
+        {key: value for key, value in good.items() if key != "image"},
+        good | {"image": good["image"].int()},
+        good | {"image": good["image"][:, :1]},
+        good | {"is_last": torch.zeros(5, 2, dtype=torch.bool)},
+    ):
+        with pytest.raises(ValueError, match="replay key"):
+            other.write_steps(8, steps)
+    other.write_steps(8, good)
+    other.write_steps(12, read(12, 20))
+    with pytest.raises(ValueError, match="expected those from None"):
+        other.write_steps(12, read(12, 20))
+
+
+def test_only_what_may_be_refreshed_is_written_back() -> None:
+    replay = timed(12)
+    sample = replay.sample(2)
+    with pytest.raises(ValueError, match=r"write_back of \['deter', 'image'\]: only \['deter'\] may be refreshed"):
+        replay.write_back(sample.worlds, sample.times, {name: sample.data[name] for name in ("deter", "image")})
+    with pytest.raises(ValueError, match=r"refreshed=\['detr'\]: expected keys of the ring"):
+        SequenceReplay(STEPS, num_envs=2, size=24, sequence=4, refreshed=("detr",))
+
+
+def test_a_ring_that_is_cleared_is_as_new() -> None:
+    replay, new = timed(20), timed()
+    addresses = [ring.data_ptr() for ring in replay.storage.values()]
+    replay.chunks = ["of another past"]
+    replay.sample(3)
+    replay.clear()
+    assert (len(replay), replay.chunks, int(replay.head), list(replay.fresh)) == (0, [], 0, [])
+    assert [ring.data_ptr() for ring in replay.storage.values()] == addresses
+    for time in range(6):
+        for ring in (replay, new):
+            ring.add({key: torch.full((2, *shape), time).to(dtype) for key, (shape, dtype) in STEPS.items()})
+    assert torch.equal(replay.sample(3).times, new.sample(3).times)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
 from PIL import Image
 
-from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
 
 FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
@@ -44,20 +44,12 @@ class Part(NamedTuple):
         return observation
 
 
-class Parts(NamedTuple):
-    """The arrays among the observations: as images, as vectors, and those that are neither."""
-
-    images: list[Part]
-    vectors: list[Part]
-    others: list[Part]
-
-
-def parts_of(space: spaces.Space) -> Parts:
-    """The arrays of an observation space, in the order of its entries."""
+def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
+    """The arrays of an observation space, in the order of its entries: images, vectors, and those that are neither."""
     found = list(_walk(space, (), ()))
     images = [part for part in found if _is_image(part.space)]
     vectors = [part for part in found if part not in images and isinstance(part.space, VECTORS)]
-    return Parts(images, vectors, [part for part in found if part not in images and part not in vectors])
+    return images, vectors, [part for part in found if part not in images and part not in vectors]
 
 
 def choose_frames(frames: str, env: gymnasium.Env) -> str:
@@ -70,7 +62,7 @@ def choose_frames(frames: str, env: gymnasium.Env) -> str:
         ValueError: the environment cannot serve ``frames``.
     """
     space, render_modes = env.observation_space, list(env.metadata.get("render_modes", []))
-    can = {"observation": bool(parts_of(space).images), "render": "rgb_array" in render_modes, "none": True}
+    can = {"observation": bool(parts_of(space)[0]), "render": "rgb_array" in render_modes, "none": True}
     if frames == "auto":
         return next(choice for choice, possible in can.items() if possible)
     if not can[frames]:
@@ -101,7 +93,7 @@ class Observer:
         ValueError: neither an image nor a vector remains.
     """
 
-    def __init__(self, space: spaces.Space, options: GymOptions, image_size: tuple[int, int]) -> None:
+    def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
         images, vectors, _ = parts_of(space)
         self._rendered = options.frames == RENDERED
         self._images = {part.name or "observation": part for part in images} if options.frames == "observation" else {}
@@ -207,7 +199,7 @@ class Images:
         size: ``(H, W)`` of the result.
     """
 
-    def __init__(self, options: GymOptions, size: tuple[int, int]) -> None:
+    def __init__(self, options: CommonOptions, size: tuple[int, int]) -> None:
         self._options, self._size = options, size
         self._image: np.ndarray | None = None
 
@@ -235,7 +227,7 @@ class Images:
 
 
 def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
-    """A frame (H', W', C) as an image of ``size``; see :attr:`GymOptions.resize`."""
+    """A frame (H', W', C) as an image of ``size``; see :class:`~sheeplike.envs.gym.options.GymOptions`."""
     height, width, channels = frame.shape
     if (height, width) == size:
         return frame

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.options import InvalidOption, nearest
+from sheeplike.options import InvalidOption, Options, nearest
 
 SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
@@ -23,69 +23,48 @@ FROM_A_TABLE = "MiniGrid-WFC-"
 """How the ids begin that only MiniGrid itself can list."""
 
 
-def option(default: Any, *, choices: tuple[str, ...] = (), least: int | None = None) -> Any:
-    """An option that is one of ``choices``, or a whole number of at least ``least``, or null where that is default."""
-    return field(default=default, metadata={"choices": choices, "least": least})
+class CommonOptions(Options):
+    """Options of every family. What a family does not leave to the user stands in its class as a ``ClassVar``."""
+
+    id: str = Field(description="which environment of the family")
+    episode_length: int | None = Field(
+        None, ge=1, description="steps after which an episode is truncated; null: the environment's own limit"
+    )
+    frame_stack: int = Field(1, ge=1, description="newest frames in one image, oldest first in its channels")
+    vectorization: Literal["sync", "async"] = Field(
+        "sync", description="sync: one world after another; async: each in a process of its own"
+    )
+    max_restarts: int = Field(10, ge=0, description="how often in a row a world may fail before the run ends")
+
+    pool_frames: ClassVar[bool] = False
+    """Of the last two frames of a held action take, pixel by pixel, the brighter: screens flicker."""
+
+    def resolve(self) -> Self:
+        """These options, with the id as the family has it."""
+        return self
 
 
-def fixed(value: Any) -> Any:
-    """An option that a family does not leave to the user."""
-    return field(default=value, init=False)
+class GymOptions(CommonOptions):
+    """Options of ``env=gym``."""
+
+    id: str = Field(description="of a registered environment, also <module>:<id>")
+    frames: Literal["auto", "observation", "render", "none"] = Field(
+        "auto", description="where images come from; auto: the first of the others that there is"
+    )
+    resize: Literal["auto", "pad", "area", "bilinear", "nearest"] = Field(
+        "auto",
+        description="pad: keep pixels, or enlarge them by a whole factor, in the middle of black; area (mean of the "
+        "pixels covered), bilinear (a triangle as wide as a pixel of the result) and nearest stretch to the size; "
+        "auto: pad what fits, average what does not",
+    )
+    grayscale: bool = Field(False, description="one channel instead of three")
+    clip_rewards: bool = Field(False, description="a reward is its sign")
+    arguments: dict[str, Any] | None = Field(
+        None, description="further ones of gymnasium.make, such as {continuous: true}"
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class GymOptions:
-    """Options of ``env=gym``; the other families fix some of them and add their own.
-
-    Attributes:
-        id: of a registered environment, also ``<module>:<id>``.
-        episode_length: steps of the environment after which an episode is truncated; None: its own limit.
-        frames: where images come from; ``auto``: the first that there is.
-        resize: ``pad`` keeps pixels as they are, or enlarges them by a whole factor, in the middle of black; ``area``
-            (mean of the pixels covered), ``bilinear`` (a triangle as wide as a pixel of the result) and ``nearest``
-            stretch to the size; ``auto`` pads what fits and averages what does not.
-        grayscale: one channel instead of three.
-        frame_stack: newest frames in one image, oldest first in its channels.
-        pool_frames: of the last two frames of a held action take, pixel by pixel, the brighter: screens flicker.
-        clip_rewards: a reward is its sign.
-        vectorization: ``sync``, one world after another, or ``async``, each in a process of its own.
-        max_restarts: how often in a row a world, or a process, may fail before the run ends.
-        arguments: further ones of ``gymnasium.make``.
-
-    Raises:
-        InvalidOption: a value that no environment can serve.
-    """
-
-    id: str
-    episode_length: int | None = option(None, least=1)
-    frames: str = option("auto", choices=("auto", "observation", "render", "none"))
-    resize: str = option("auto", choices=("auto", "pad", "area", "bilinear", "nearest"))
-    grayscale: bool = False
-    frame_stack: int = option(1, least=1)
-    pool_frames: bool = fixed(False)
-    clip_rewards: bool = False
-    vectorization: str = option("sync", choices=("sync", "async"))
-    max_restarts: int = option(10, least=0)
-    arguments: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value, choices, least = getattr(self, one.name), one.metadata.get("choices"), one.metadata.get("least")
-            if choices and value not in choices:
-                raise InvalidOption(one.name, value, f"one of {', '.join(choices)}", nearest(value, choices))
-            if least is None or (value is None and one.default is None):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                expected = f"a whole number of at least {least}{', or null' * (one.default is None)}"
-                raise InvalidOption(one.name, value, expected, least if isinstance(value, int) else None)
-        given = {} if self.arguments is None else self.arguments
-        if not (isinstance(given, Mapping) and all(isinstance(key, str) for key in given)):
-            expected = "names and values for gymnasium.make, such as {continuous: true}"
-            raise InvalidOption("arguments", self.arguments, expected)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FamilyOptions(GymOptions):
+class FamilyOptions(CommonOptions):
     """Options of the environments of one package.
 
     Class attributes:
@@ -93,9 +72,6 @@ class FamilyOptions(GymOptions):
         kind: of environments, in words.
         any_spelling: of an id will do: ``pong``, ``walker_walk``.
     """
-
-    resize: str = fixed("auto")
-    arguments: Mapping[str, Any] | None = fixed(None)
 
     family: ClassVar[str]
     package: ClassVar[str]
@@ -138,67 +114,66 @@ class FamilyOptions(GymOptions):
             return self
         by_key = {_key(id): id for id in known}
         if self.any_spelling and key in by_key:
-            return replace(self, id=by_key[key])
+            return self.replace(id=by_key[key])
         raise InvalidOption("id", self.id, self.kind, by_key[nearest(key, by_key)])
 
 
-@dataclass(frozen=True, kw_only=True)
 class MinigridOptions(FamilyOptions):
-    """Options of ``env=minigrid``.
+    """Options of ``env=minigrid``."""
 
-    Attributes:
-        tile_size: pixels a side of a cell; None: the largest even number with which the view fits.
-    """
+    family: ClassVar[str] = "minigrid"
+    package: ClassVar[str] = "minigrid"
+    kind: ClassVar[str] = "one of MiniGrid's environments"
+    any_spelling: ClassVar[bool] = False
+    frames: ClassVar[str] = "observation"
+    resize: ClassVar[str] = "pad"
+    grayscale: ClassVar[bool] = False
+    clip_rewards: ClassVar[bool] = False
 
-    family, package, kind = "minigrid", "minigrid", "one of MiniGrid's environments"
-    any_spelling = False
-    id: str = "MiniGrid-Empty-5x5-v0"
-    frames: str = fixed("observation")
-    resize: str = fixed("pad")
-    grayscale: bool = fixed(False)
-    clip_rewards: bool = fixed(False)
-    tile_size: int | None = option(None, least=2)
+    id: str = Field("MiniGrid-Empty-5x5-v0", description="one of MiniGrid's")
+    tile_size: int | None = Field(
+        None, ge=2, description="pixels a side of a cell; null: the largest even number with which the view fits"
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
 class AtariOptions(FamilyOptions):
-    """Options of ``env=atari``; the defaults are those of Atari 100k, and ``episode_length`` counts frames.
+    """Options of ``env=atari``; the defaults are those of Atari 100k, and ``episode_length`` counts frames."""
 
-    Attributes:
-        sticky_actions: the game repeats the last action with a probability of 0.25.
-        all_actions: all 18, whether the game uses them or not.
-        noops: frames of doing nothing at the start of an episode, at most.
-        terminal_on_life_loss: an episode ends with a life.
-    """
+    family: ClassVar[str] = "atari"
+    package: ClassVar[str] = "ale_py"
+    kind: ClassVar[str] = "one of ale_py's games"
+    frames: ClassVar[str] = "observation"
+    resize: ClassVar[str] = "bilinear"
+    pool_frames: ClassVar[bool] = True
 
-    family, package, kind = "atari", "ale_py", "one of ale_py's games"
-    id: str = "ALE/Pong-v5"
-    frames: str = fixed("observation")
-    resize: str = fixed("bilinear")
-    pool_frames: bool = fixed(True)
-    sticky_actions: bool = False
-    all_actions: bool = False
-    noops: int = option(30, least=0)
-    terminal_on_life_loss: bool = False
+    id: str = Field("ALE/Pong-v5", description="one of ale_py's games, in any spelling")
+    grayscale: bool = Field(False, description="one channel instead of three")
+    clip_rewards: bool = Field(False, description="a reward is its sign")
+    sticky_actions: bool = Field(False, description="the game repeats the last action with a probability of 0.25")
+    all_actions: bool = Field(False, description="all 18, whether the game uses them or not")
+    noops: int = Field(30, ge=0, description="frames of doing nothing at the start of an episode, at most")
+    terminal_on_life_loss: bool = Field(False, description="an episode ends with a life")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DmcOptions(FamilyOptions):
-    """Options of ``env=dmc``.
+    """Options of ``env=dmc``."""
 
-    Attributes:
-        camera: number of the camera; None: the one to learn from.
-        shadow_map: pixels a side of the map from which shadows are drawn, which takes most of the time where there is
-            no GPU; 0: no shadows; None: the task's own.
-    """
+    family: ClassVar[str] = "dmc"
+    package: ClassVar[str] = "dm_control"
+    kind: ClassVar[str] = "a task of the suite"
+    resize: ClassVar[str] = "auto"
+    grayscale: ClassVar[bool] = False
+    clip_rewards: ClassVar[bool] = False
 
-    family, package, kind = "dmc", "dm_control", "a task of the suite"
-    id: str = "walker-walk"
-    frames: str = option("render", choices=("render", "none"))
-    grayscale: bool = fixed(False)
-    clip_rewards: bool = fixed(False)
-    camera: int | None = option(None, least=0)
-    shadow_map: int | None = option(None, least=0)
+    id: str = Field("walker-walk", description="<domain>-<task>, in any spelling")
+    frames: Literal["render", "none"] = Field("render", description="where images come from")
+    camera: int | None = Field(None, ge=0, description="number of the camera; null: the one to learn from")
+    shadow_map: int | None = Field(
+        None,
+        ge=0,
+        description="pixels a side of the map from which shadows are drawn, which takes most of the time where there "
+        "is no GPU; 0: no shadows; null: the task's own",
+    )
 
 
 @functools.cache

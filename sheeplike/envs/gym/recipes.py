@@ -9,18 +9,24 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.envs.gym.options import AtariOptions, DmcOptions, FamilyOptions, GymOptions, MinigridOptions
+from sheeplike.envs.gym.options import (
+    AtariOptions,
+    CommonOptions,
+    DmcOptions,
+    FamilyOptions,
+    GymOptions,
+    MinigridOptions,
+)
 from sheeplike.options import InvalidOption, nearest
 
 if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
-FAMILIES: dict[str, type[GymOptions]] = {
+FAMILIES: dict[str, type[CommonOptions]] = {
     "gym": GymOptions,
     "minigrid": MinigridOptions,
     "atari": AtariOptions,
@@ -28,7 +34,7 @@ FAMILIES: dict[str, type[GymOptions]] = {
 }
 
 
-def check(options: GymOptions) -> None:
+def check(options: CommonOptions) -> None:
     """Check the id before the environment, torch or JAX is imported.
 
     Raises:
@@ -50,7 +56,7 @@ def check(options: GymOptions) -> None:
         raise Unusable(f"id={options.id!r}: there is no module {module}")
 
 
-def recipe(options: GymOptions, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], GymOptions]:
+def recipe(options: CommonOptions, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], CommonOptions]:
     """What a :class:`~sheeplike.envs.gym.vector_env.GymVectorEnv` of one of :data:`FAMILIES` is made from.
 
     Returns:
@@ -62,8 +68,7 @@ def recipe(options: GymOptions, image_size: tuple[int, int]) -> tuple[Callable[.
     """
     from sheeplike.envs.gym.world import choose_backend
 
-    if isinstance(options, FamilyOptions):
-        options = options.resolve()
+    options = options.resolve()
     if isinstance(options, MinigridOptions):
         from sheeplike.envs.gym.minigrid import PartialView
 
@@ -80,7 +85,7 @@ def recipe(options: GymOptions, image_size: tuple[int, int]) -> tuple[Callable[.
         }
         protocol = functools.partial(Protocol, noops=options.noops, terminal_on_life_loss=options.terminal_on_life_loss)
         make_env = functools.partial(_make, find(options.id), arguments, protocol)
-        return make_env, replace(options, episode_length=options.episode_length or FRAMES)
+        return make_env, options.replace(episode_length=options.episode_length or FRAMES)
     if isinstance(options, DmcOptions):
         choose_backend(required=options.frames == "render")
         from sheeplike.envs.gym.dmc import ControlSuite
@@ -90,7 +95,7 @@ def recipe(options: GymOptions, image_size: tuple[int, int]) -> tuple[Callable[.
     choose_backend(required=False)
     spec = find(options.id)
     make_env = functools.partial(_make, spec, dict(options.arguments or {}), None)
-    return make_env, replace(options, episode_length=options.episode_length or spec.max_episode_steps)
+    return make_env, options.replace(episode_length=options.episode_length or spec.max_episode_steps)
 
 
 def find(id: str) -> EnvSpec:

@@ -6,7 +6,6 @@ import multiprocessing.connection
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -16,16 +15,9 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from sheeplike.envs.contract import (
-    ImageSize,
-    Unusable,
-    check_positive,
-    check_seed,
-    resolve_device,
-    resolve_image_size,
-)
+from sheeplike.envs.contract import ImageSize, Unusable, check_positive, check_seed, resolve_device, resolve_image_size
 from sheeplike.envs.gym.observations import choose_frames, parts_of
-from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.envs.gym.world import MakeEnv, MakeWorld, derive_seed, first_line
 from sheeplike.options import InvalidOption
 
@@ -94,7 +86,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
     def __init__(
         self,
         make: MakeEnv,
-        options: GymOptions,
+        options: CommonOptions,
         *,
         num_envs: int,
         device: torch.device | str = "cpu",
@@ -105,16 +97,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self.name, self.num_envs = options.id, check_positive("num_envs", num_envs, 16)
         self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = check_positive("action_repeat", action_repeat, 1)
-        size = resolve_image_size(image_size)
-        self._options, observed, taken, fps = _inspect(make, options)
-        self._make_world = MakeWorld(
-            make=make,
-            options=self._options,
-            observation_space=observed,
-            action_space=taken,
-            image_size=size,
-            action_repeat=repeat,
-        )
+        self._make_world, fps = _inspect(make, options, resolve_image_size(image_size), repeat)
+        self._options = self._make_world.options
         self.episode_length = math.ceil(self._options.episode_length / repeat)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(fps / repeat, 6)}
         self._worlds = self._make_worlds()
@@ -151,8 +135,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
 
         Raises:
             ValueError: an impossible seed, or ``options``, of which there are none.
-            RuntimeError: the environment is closed.
-            Unusable, RuntimeError: an environment failed for good; see :meth:`sheeplike.envs.gym.world.World.reset`.
+            RuntimeError: the environment is closed, or it failed for good.
+            Unusable: it cannot be used here.
         """
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
@@ -178,13 +162,13 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
 
         Raises:
-            RuntimeError: ``reset`` was never called, or the environment is closed.
+            RuntimeError: ``reset`` was never called, the environment is closed, or it failed for good.
             ValueError: actions of another shape, dtype or device.
-            Unusable, RuntimeError: an environment failed for good; see :meth:`sheeplike.envs.gym.world.World.reset`.
         """
         if not self._running:
             raise RuntimeError("step() of a closed environment" if self.closed else "step() before the first reset()")
-        shape, dtype = self.action_space.shape, self.action_dtype
+        shape = self.action_space.shape
+        dtype = torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
         if tuple(actions.shape) != shape or actions.dtype != dtype or actions.device != self.device:
             raise ValueError(
                 f"actions are {actions.dtype} {tuple(actions.shape)} on {actions.device}: "
@@ -209,11 +193,6 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         self._count(info, began=before)
         return self._deliver()
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        """Of the actions that ``step`` takes."""
-        return torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes all environments, and ends their processes."""
@@ -244,8 +223,6 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._seed, self._generation, self._restarts = (int(state[name]) for name in STATE)
         self._generation += 1
         self._running = self._anew = True
-
-    # --- the worlds -------------------------------------------------------------------------------------------------
 
     def _make_worlds(self) -> SyncVectorEnv | AsyncVectorEnv:
         makers: list[Callable[[], gymnasium.Env]] = [self._make_world] * self.num_envs
@@ -375,12 +352,10 @@ class Staging:
         return {name: there[place].view(kind).view(shape) for name, (place, shape, _, kind) in self._places.items()}
 
 
-def _inspect(make: MakeEnv, options: GymOptions) -> tuple[GymOptions, spaces.Space, spaces.Space, float]:
-    """Makes an environment to look at it.
-
-    Returns:
-        the options with ``frames`` and ``episode_length`` decided, the spaces of observations and actions, and steps a
-        second.
+def _inspect(
+    make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
+) -> tuple[MakeWorld, float]:
+    """Makes an environment to look at it; returns what makes its worlds, and the environment's steps a second.
 
     Raises:
         Unusable: it cannot be made.
@@ -392,19 +367,26 @@ def _inspect(make: MakeEnv, options: GymOptions) -> tuple[GymOptions, spaces.Spa
     except (gymnasium.error.Error, ImportError) as error:
         raise Unusable(f"{options.id}: {first_line(error)}") from error
     try:
-        for part in parts_of(env.observation_space).others:
+        for part in parts_of(env.observation_space)[2]:
             if not isinstance(part.space, spaces.Text):
                 _warn(f"{options.id}: the observation {part.name or part.space} is left out: it has no fixed size")
         if options.frames != (frames := choose_frames(options.frames, env)):
-            options = replace(options, frames=frames)
+            options = options.replace(frames=frames)
         limits = [options.episode_length, env.spec.max_episode_steps if env.spec else None]
         limits += [getattr(env.unwrapped, attribute, None) for attribute in ("max_steps", "max_episode_steps")]
         limit = next((int(limit) for limit in limits if isinstance(limit, int | np.integer) and limit > 0), None)
         if limit is None:
             expected = f"a number of steps, since {options.id} has no limit of its own"
             raise InvalidOption("episode_length", None, expected, 1000)
-        fps = float(env.metadata.get("render_fps") or UNKNOWN_FPS)
-        return replace(options, episode_length=limit), env.observation_space, env.action_space, fps
+        made = MakeWorld(
+            make=make,
+            options=options.replace(episode_length=limit),
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            image_size=image_size,
+            action_repeat=action_repeat,
+        )
+        return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS)
     finally:
         env.close()
 

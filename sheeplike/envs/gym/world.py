@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.gym.observations import Observer, translate
-from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
 
 MakeEnv = Callable[..., gymnasium.Env]
@@ -43,7 +43,7 @@ class MakeWorld:
     """
 
     make: MakeEnv
-    options: GymOptions
+    options: CommonOptions
     observation_space: spaces.Space
     action_space: spaces.Space
     image_size: tuple[int, int]

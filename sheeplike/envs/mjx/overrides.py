@@ -24,13 +24,11 @@ class Overrides(NamedTuple):
 
     drawn: Choices
     """Draws of lines, (N, R, C)."""
-    model: Choices
-    """Fields of the model."""
     memory: Choices
     """Fields of the task's memory, as the reset leaves it."""
 
 
-NO_OVERRIDES = Overrides({}, {}, {})
+NO_OVERRIDES = Overrides({}, {})
 
 
 def parse_options(
@@ -45,10 +43,9 @@ def parse_options(
     """Checks the options of a reset against what the worlds have.
 
     Args:
-        options: ``variation``: values by name of line (or path of a field, where a function of one's own draws fields);
-            ``memory``: values by name of field of the task's memory, of dictionaries within it as ``info.target``;
-            ``worlds``: indices of the worlds that take them, or (N,) bool; all if left out. A value is one for all
-            these worlds, or one for each, in their order.
+        options: ``variation``: values by name of line; ``memory``: values by name of field of the task's memory, of
+            dictionaries within it as ``info.target``; ``worlds``: indices of the worlds that take them, or (N,) bool;
+            all if left out. A value is one for all these worlds, or one for each, in their order.
         randomization: of the simulator.
         variation, memory: of all worlds, whose shapes tell what fits.
         device: where the overrides are put.
@@ -61,18 +58,16 @@ def parse_options(
         if option not in OPTIONS:
             raise ValueError(f"options[{option!r}]: expected {one_of(option, OPTIONS)}")
     chosen = _indices(options.get("worlds"), num_envs)
-    lines, fields, remembered = {}, {}, {}
+    drawn, remembered = {}, {}
     for name, value in _section(options, "variation").items():
         place = f"options['variation'][{name!r}]"
-        # Of lines: fields follow from them, and so do constants and what is observed.
-        known = list(variation.drawn or variation.model)
         if not randomization.randomize:
             raise ValueError(f"{place}: expected none, as these worlds are not randomized")
-        if name not in known:
-            raise ValueError(f"{place}: expected {one_of(name, known) if known else 'none, as nothing varies here'}")
-        of, choices = (variation.drawn, lines) if name in variation.drawn else (variation.model, fields)
-        choices[name] = _choice(place, value, of[name], chosen)
-    if wrong := randomization.check({name: values[mask] for name, (mask, values) in lines.items()}):
+        if name not in variation.drawn:
+            known = one_of(name, variation.drawn) if variation.drawn else "none, as nothing varies here"
+            raise ValueError(f"{place}: expected {known}")
+        drawn[name] = _choice(place, value, variation.drawn[name], chosen)
+    if wrong := randomization.check({name: values[mask] for name, (mask, values) in drawn.items()}):
         name, expected = wrong
         raise ValueError(f"options['variation'][{name!r}]={options['variation'][name]!r}: expected {expected}")
     known = {name: leaf for name, leaf in memory_fields(memory).items() if isinstance(leaf, jax.Array)}
@@ -82,7 +77,7 @@ def parse_options(
             expected = one_of(name, known) if known else "none, as this task remembers nothing"
             raise ValueError(f"{place}: expected {expected}")
         remembered[name] = _choice(place, value, known[name], chosen)
-    return Overrides(*jax.device_put((lines, fields, remembered), device))
+    return Overrides(*jax.device_put((drawn, remembered), device))
 
 
 def replace_fields(memory: Memory, choices: Choices) -> Memory:

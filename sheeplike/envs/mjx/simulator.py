@@ -21,7 +21,7 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,14 +32,12 @@ from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
 from sheeplike.envs.mjx.randomization.draw import (
-    NOMINAL,
     Randomization,
     Variation,
     adjust_frames,
     append_variation,
     delay_action,
 )
-from sheeplike.envs.mjx.randomization.fields import BATCHABLE
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering.protocol import ENVS, Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
@@ -110,12 +108,9 @@ class Simulator:
         randomization: what differs between worlds, drawn anew for each episode; see
             :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
         randomize: False: every world is the compiled scene all the same.
-        variation: draws fields of the model of one world, by path and whole, from a typed PRNG key, for what lines
-            cannot say; it also has to draw the constants that follow from them.
 
     Attributes:
         randomization: bound to the scene.
-        custom_variation: ``variation``, if it was given.
         settings: the task's settings and their defaults.
         vector_shapes: of the vectors of one world, by name.
 
@@ -134,7 +129,6 @@ class Simulator:
         device: jax.Device,
         randomization: Lines | Randomization | None = None,
         randomize: bool = True,
-        variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if renderer.num_envs != num_envs:
             raise ValueError(
@@ -145,8 +139,6 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
-        if randomization and variation:
-            raise ValueError("randomization and variation: expected one of them")
         self.settings = {} if steps_itself(task) else declared(task)
         self._defaults = Settings(self.settings, num_envs=num_envs, device=device).on_device
         model = mjx.put_model(task.model, device=device, impl="warp")
@@ -165,10 +157,8 @@ class Simulator:
             lines, cameras = randomization or {}, tuple(renderer.image_sizes)
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
-        self.custom_variation = variation
         self._resets = Resets(task, self._model, self._template, device) if steps_itself(task) else None
-        self._check_variation()
-        renderer.vary(jax.eval_shape(self.sample_variation, jax.random.key(0)).model)
+        renderer.vary(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
         self.vector_shapes, self._reward_names = self._check_task()
         # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
         # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
@@ -216,12 +206,6 @@ class Simulator:
         self._newest[:] = [output.reward]
         return variation, state, output
 
-    def sample_variation(self, key: jax.Array) -> Variation:
-        """The variation of a new episode of one world."""
-        if self.custom_variation is None:
-            return self.randomization.sample(key)
-        return NOMINAL._replace(model=self.custom_variation(key))
-
     @property
     def compilations(self) -> int:
         """How often ``step`` was compiled: once, and once more for each set of names in ``overrides``."""
@@ -242,7 +226,7 @@ class Simulator:
             ended=jnp.ones((), bool),
             waiting=self._no_actions(),
         )
-        return self.sample_variation(key), state
+        return self.randomization.sample(key), state
 
     def _step_all(
         self, variation: Variation, state: State, actions: jax.Array, settings: Scalars, overrides: Overrides
@@ -337,15 +321,10 @@ class Simulator:
         return self._model.tree_replace(self.randomization.placed(variation.model))
 
     def _vary(self, key: jax.Array, overrides: Overrides) -> Variation:
-        """The variation of a new episode, overrides in place of what they replace."""
-        if self.custom_variation is None:
-            drawn = self.randomization.draw(key)
-            drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
-            variation = self.randomization.apply(drawn)
-        else:
-            variation = self.sample_variation(key)
-        fields = {path: jnp.where(*choice, variation.model[path]) for path, choice in overrides.model.items()}
-        return variation._replace(model=variation.model | fields)
+        """The variation of a new episode."""
+        drawn = self.randomization.draw(key)
+        drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
+        return self.randomization.apply(drawn)
 
     def _no_actions(self) -> dict[str, jax.Array]:
         """As if nothing had been done for as long as an action can wait."""
@@ -356,20 +335,6 @@ class Simulator:
         """``data`` with its inputs at the model's defaults."""
         defaults = {name: getattr(self._template, name) for name in INPUTS}
         return data.replace(**{**defaults, "qpos": model.qpos0})
-
-    def _check_variation(self) -> None:
-        if self.custom_variation is None:
-            return
-        for path, value in jax.eval_shape(self.custom_variation, jax.random.key(0)).items():
-            field = self._model
-            for part in path.split("."):
-                field = getattr(field, part, None)
-            if field is None or path not in BATCHABLE:
-                raise ValueError(f"variation of {path!r}: the model has no such field that may differ between worlds")
-            if (value.shape, value.dtype) != (field.shape, field.dtype):
-                raise ValueError(
-                    f"variation of {path!r} is {value.dtype} {value.shape}: expected {field.dtype} {field.shape}"
-                )
 
     def _check_task(self) -> tuple[dict[str, tuple[int, ...]], list[str]]:
         """Shapes of the vectors by name, and names of the reward terms; traces the task on one world without compiling.
@@ -396,7 +361,7 @@ class Simulator:
             memory, next_memory, outcome, vectors = jax.eval_shape(
                 episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
             )
-        variation = jax.eval_shape(self.sample_variation, jax.random.key(0))
+        variation = jax.eval_shape(self.randomization.sample, jax.random.key(0))
         vectors = jax.eval_shape(append_variation, vectors, variation)
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -72,7 +72,6 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
             :mod:`sheeplike.envs.mjx.randomization.spec`.
         randomize: False: every world is the compiled scene, with the same observations: for evaluation.
-        variation: in place of ``randomization``: draws fields of the model of one world from a typed JAX PRNG key.
 
     Warns:
         UserWarning: randomization leaves constants of the model at their nominal values.
@@ -100,14 +99,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         seed: int = 0,
         randomization: Lines | None = None,
         randomize: bool = True,
-        variation: Callable[[jax.Array], dict[str, jax.Array]] | None = None,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
             raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
-        if not randomize and variation is not None:
-            raise ValueError(
-                "randomize=False: expected True beside variation=, which draws what differs between worlds"
-            )
         self.device = resolve_device(device)
         jax_device = jax_device_of(self.device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
@@ -130,7 +124,6 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             device=jax_device,
             randomization=randomization,
             randomize=randomize,
-            variation=variation,
         )
         for remark in self.simulator.randomization.remarks:
             warnings.warn(remark, stacklevel=2)

@@ -137,17 +137,17 @@ def test_a_loaded_agent_continues_bit_for_bit(
     parts = {"agent": agent.state_dict(history=not saved), "player": player.state_dict()}
     other = make_agent(seed=2, **options)
     if saved:  # as a run is saved: what never changes goes its own way
-        with checkpoint.Writer(tmp_path) as writer:
-            writer.save(90, parts, {}, {"agent": agent.journals})
-        _, state = checkpoint.load_latest(tmp_path)
+        with checkpoint.Writer(tmp_path / "checkpoints") as writer:
+            writer.save(90, parts, {}, agent.history)
+        _, state = checkpoint.load_latest(tmp_path / "checkpoints")
     else:
         file = io.BytesIO()
         torch.save(parts, file)
         file.seek(0)
         state = torch.load(file, weights_only=True)
     other.load_state_dict(state["agent"])
-    for name, stored in state.get("journals", {}).get("agent", {}).items():
-        stored.copy_to(other.journals[name])
+    if saved:
+        state["history"].copy_to(other.history)
     twin = other.player(3)
     twin.load_state_dict(state["player"])
     results = []

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
+from sheeplike.options import build
 
 # Other processes cannot import a module of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -68,7 +69,7 @@ def worlds() -> Callable[..., GymVectorEnv]:
     """Makes worlds of such an environment, with its trouble and options of the vector env."""
 
     def make(trouble: Any, *, num_envs: int = 1, length: int = 4, image_size: int = 16, **options: Any) -> GymVectorEnv:
-        settings = GymOptions(**{"id": "Failing", "frames": "none", "episode_length": 100} | options)
+        settings = build(GymOptions, {"id": "Failing", "frames": "none", "episode_length": 100} | options)
         return GymVectorEnv(
             lambda render_mode: Failing(trouble, length), settings, num_envs=num_envs, image_size=image_size
         )

@@ -17,6 +17,7 @@ from sheeplike.envs import InvalidOption
 from sheeplike.envs.gym.observations import Images, choose_frames, parts_of, translate
 from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
+from sheeplike.options import build
 
 
 class Any_(gymnasium.Env):
@@ -54,7 +55,7 @@ def make(observations: spaces.Space, actions: spaces.Space | None = None, **opti
         return made[-1]
 
     num_envs = options.pop("num_envs", 1)
-    settings = GymOptions(**{"id": "any", "episode_length": 9} | options)
+    settings = build(GymOptions, {"id": "any", "episode_length": 9} | options)
     return GymVectorEnv(one, settings, num_envs=num_envs, image_size=32), made
 
 
@@ -155,7 +156,7 @@ def test_a_frame_that_is_none_is_an_error_of_the_environment() -> None:
 
 def test_what_has_no_fixed_size_is_left_out_aloud_and_texts_silently(capsys: pytest.CaptureFixture[str]) -> None:
     space = spaces.Dict(x=box(1), many=spaces.Sequence(box(2)), mission=spaces.Text(9))
-    assert [part.name for part in parts_of(space).others] == ["many", "mission"]
+    assert [part.name for part in parts_of(space)[2]] == ["many", "mission"]
     make(space)
     assert capsys.readouterr().err.splitlines() == [
         "sheeplike: any: the observation many is left out: it has no fixed size"
@@ -231,7 +232,7 @@ def test_actions_reach_every_world() -> None:
 
 
 def images(size: tuple[int, int] = (64, 64), **options: Any) -> Images:
-    return Images(GymOptions(id="any", **options), size)
+    return Images(build(GymOptions, {"id": "any", **options}), size)
 
 
 def frame(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray:

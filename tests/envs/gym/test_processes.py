@@ -155,6 +155,18 @@ def test_processes_that_go_on_dying_end_the_run(worlds: Make) -> None:
     env.close()
 
 
+def test_deaths_with_a_whole_episode_between_them_do_not_end_the_run(worlds: Make) -> None:
+    env = worlds(lambda *_: None, vectorization="async", length=2, episode_length=3, max_restarts=1)
+    env.reset()
+    action = torch.zeros(1, dtype=torch.int64)
+    for _ in range(3):
+        os.kill(env._worlds.processes[0].pid, signal.SIGKILL)
+        assert env.step(action)[4]["restarted"].all()
+        for _ in range(4):
+            assert not env.step(action)[4]["restarted"].any()
+    env.close()
+
+
 def test_a_process_that_goes_on_dying_ends_the_run_however_well_the_others_do(worlds: Make) -> None:
     def trouble(call: str, count: int, env: Any) -> None:
         env.length = 2 if multiprocessing.current_process().name.endswith("-0") else 9

@@ -16,6 +16,7 @@ from sheeplike.envs import InvalidOption
 from sheeplike.envs.gym.options import AtariOptions, GymOptions
 from sheeplike.envs.gym.vector_env import ALIGNMENT, GymVectorEnv, Staging
 from sheeplike.envs.gym.world import derive_seed
+from sheeplike.options import build
 
 
 class Counter(gymnasium.Env):
@@ -58,7 +59,7 @@ ARGUMENTS = ("image_size", "device", "action_repeat", "seed")
 
 def worlds(num_envs: int = 2, *, length: int = 5, **options: Any) -> GymVectorEnv:
     own = {"image_size": 16} | {name: options.pop(name) for name in ARGUMENTS if name in options}
-    settings = GymOptions(**{"id": "Counter", "episode_length": 100} | options)
+    settings = build(GymOptions, {"id": "Counter", "episode_length": 100} | options)
     return GymVectorEnv(lambda render_mode: Counter(length), settings, num_envs=num_envs, **own)
 
 
@@ -243,9 +244,9 @@ def test_actions_of_another_kind_are_refused(actions: torch.Tensor, message: str
         ({"frames": "rendr"}, r"frames='rendr': expected one of auto, observation, render, none; nearest: render"),
         ({"resize": "crop"}, r"resize='crop'"),
         ({"vectorization": "thread"}, r"vectorization='thread'"),
-        ({"frame_stack": 0}, r"frame_stack=0: expected a whole number of at least 1; nearest: 1"),
+        ({"frame_stack": 0}, r"frame_stack=0: expected an integer of at least 1; nearest: 1"),
         ({"max_restarts": -1}, r"max_restarts=-1"),
-        ({"episode_length": 2.5}, r"episode_length=2.5: expected a whole number of at least 1, or null"),
+        ({"episode_length": 2.5}, r"episode_length=2.5: expected an integer of at least 1, or null"),
         ({"episode_length": None}, r"expected a number of steps, since Counter has no limit of its own; nearest: 1000"),
     ],
 )

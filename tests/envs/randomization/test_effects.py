@@ -276,11 +276,6 @@ def test_dictionaries_in_a_memory_are_reached_by_path():
     assert new.info["goal"].tolist() == memory.info["goal"].tolist()
 
 
-def test_worlds_that_are_not_randomized_take_no_function_that_draws():
-    with pytest.raises(ValueError, match=r"randomize=False: expected True beside variation="):
-        MjxVectorEnv(Hover(), num_envs=1, randomize=False, variation=lambda key: {})
-
-
 def test_saved_worlds_go_on_as_they_were(hover):
     hover.reset(seed=9)
     hover.step(still(hover))
@@ -329,8 +324,3 @@ def test_worlds_on_a_gpu_vary_as_on_a_cpu(hover):
 
 def still(env):
     return torch.zeros(env.action_space.shape)
-
-
-def test_lines_and_a_function_of_ones_own_exclude_each_other():
-    with pytest.raises(ValueError, match="expected one of them"):
-        MjxVectorEnv(Hover(), num_envs=1, randomization={"mass": PHYSICS["mass"][0]}, variation=lambda key: {})

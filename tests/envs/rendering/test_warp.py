@@ -212,10 +212,9 @@ def test_lenses_may_differ_between_worlds():
 
 
 def test_the_simulator_tells_which_fields_differ():
-    def lens(key):
-        return {"cam_fovy": jax.random.uniform(key, (2,), minval=20.0, maxval=60.0)}
-
-    env = MjxVectorEnv(FrankaPick(), num_envs=2, image_size=24, segmentation=True, cameras=["front"], variation=lens)
+    lens = {"lens": {"field": "cam_fovy", "operation": "set", "distribution": {"uniform": [20.0, 60.0]}}}
+    look = {"image_size": 24, "segmentation": True, "cameras": ["front"]}
+    env = MjxVectorEnv(FrankaPick(), num_envs=2, **look, randomization=lens)
     obs, _ = env.reset(seed=0)
     fovy, model = np.asarray(env.varied_fields["cam_fovy"]), FrankaPick().model
     assert abs(fovy[0] - fovy[1]).max() > 1
