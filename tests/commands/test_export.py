@@ -31,15 +31,14 @@ AGENTS = {
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Agent]:
     """A run with checkpoints at 64 and 128 policy steps, of an agent whose every parameter has moved; that agent."""
     from lightning.fabric import Fabric
-    from sheeplike.commands.agents import make_agent
 
-    from sheeplike.run.build import make_envs
+    from sheeplike.run.build import make_agent, make_envs
 
     run_dir = tmp_path_factory.mktemp("runs") / "mine"
     arguments = [*AGENTS[request.param], "env=cartpole_balance", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
-    config = load(arguments, Sources())
-    worlds = make_envs(config, config.env.num_envs, torch.device("cpu"))
-    agent = make_agent(config, worlds, Fabric(accelerator="cpu", devices=1))
+    config = load(arguments, Sources()).config
+    envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
+    agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
     create(run_dir, config).close()
     for step in (64, 128):
         with torch.no_grad():
