@@ -14,8 +14,9 @@ import yaml
 from sheeplike import checkpoint, entry_points
 from sheeplike.__main__ import main
 from sheeplike.commands.export import load_agent
-from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.compose import load
 from sheeplike.config.errors import CommandError
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
 from sheeplike.run.run_dir import create
 
@@ -96,8 +97,10 @@ def test_nor_can_the_command_line(run_dir, capfd, group, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_can_an_export(tmp_path, name):
-    (tmp_path / "model.json").write_text(json.dumps({"format": 1, "agent": {"name": name}, "observations": {}}))
-    with pytest.raises(CommandError, match="is no description of an agent: ValueError: an agent called"):
+    model = {key: {} for key in ("run", "env", "observations", "only_for_learning", "versions")}
+    model |= {"step": 1, "precision": "32-true", "actions": {"n": 2, "start": 0, "type": "Discrete"}, "sha256": ""}
+    (tmp_path / "model.json").write_text(json.dumps(model | {"agent": {"name": name}}))
+    with pytest.raises(CommandError, match=r"agent\.name="):
         load_agent(tmp_path)
 
 

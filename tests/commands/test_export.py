@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from safetensors.torch import load_file, save_file
 
 from sheeplike import checkpoint
@@ -19,6 +20,7 @@ from sheeplike.commands.export import load_agent
 from sheeplike.config.compose import load
 from sheeplike.config.errors import CommandError
 from sheeplike.config.sources import Sources
+from sheeplike.run.build import make_agent, make_envs
 from sheeplike.run.run_dir import create
 
 AGENTS = {
@@ -30,16 +32,11 @@ AGENTS = {
 @pytest.fixture(scope="module", params=AGENTS)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Agent]:
     """A run with checkpoints at 64 and 128 policy steps, of an agent whose every parameter has moved; that agent."""
-    from lightning.fabric import Fabric
-    from sheeplike.commands.agents import make_agent
-
-    from sheeplike.run.build import make_envs
-
     run_dir = tmp_path_factory.mktemp("runs") / "mine"
     arguments = [*AGENTS[request.param], "env=cartpole_balance", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
-    config = load(arguments, Sources())
-    worlds = make_envs(config, config.env.num_envs, torch.device("cpu"))
-    agent = make_agent(config, worlds, Fabric(accelerator="cpu", devices=1))
+    config = load(arguments, Sources()).config
+    envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
+    agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
     create(run_dir, config).close()
     for step in (64, 128):
         with torch.no_grad():
@@ -113,7 +110,6 @@ def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
     assert (model["step"], model["env"]["name"]) == (128, "cartpole_balance")
     assert model["agent"]["name"] == model["run"]["exp"]
     assert model["versions"]["torch"]
-    assert model["weights"]["tensors"] == len(tensors)
 
 
 def test_which_checkpoint_and_where(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +143,7 @@ def test_what_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "nearest: checkpoint" in refusal(["export", f"run={run_dir}", "chekpoint=64"], capsys)
     config = run_dir / "config.yaml"
     text = config.read_text()
-    config.write_text(text.replace("[64,", "[65,").replace("- 64\n", "- 65\n").replace("units: ", "units: 1"))
+    config.write_text(text.replace("- 64\n", "- 65\n").replace("size: 1m", "size: 12m"))
     error = refusal(["export", f"run={run_dir}"], capsys)
     assert "the checkpoint is not of the agent in its config.yaml" in error
     config.write_text(text)
@@ -182,11 +178,10 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
         {"observations": {"pixels/fixed": box}},
         {"observations": {"state": box | {"dtype": "object"}}},
         {"actions": {"type": "os.system"}},
-        {"actions": {"type": "Discrete", "n": 0}},
-        {"actions": {"type": "Discrete", "n": 10**9}},
-        {"actions": {"type": "Discrete", "n": "3"}},
+        {"actions": {"type": "Discrete", "n": 0, "start": 0}},
+        {"actions": {"type": "Discrete", "n": 10**9, "start": 0}},
+        {"actions": {"type": "Discrete", "n": "3", "start": 0}},
         {"actions": {"type": "MultiDiscrete", "nvec": [2, 3], "start": [0]}},
-        {"actions": {"type": "MultiDiscrete", "nvec": [2, [3]], "start": [0, 0]}},
         {"actions": {"type": "MultiDiscrete", "nvec": [], "start": []}},
     ):
         model.write_text(json.dumps(described | change))
@@ -197,17 +192,6 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     tensors = load_file(weights)
     save_file(dict(list(tensors.items())[:-1]), weights)
     assert "was altered" in problem()
-
-
-def test_an_export_of_before_loads(run_dir: Path) -> None:
-    """It lists all that the agent knows as observations, and has no targets and no ``start``."""
-    main(["export", f"run={run_dir}"])
-    (place,) = (run_dir / "export").iterdir()
-    described = json.loads((place / "model.json").read_text())
-    described["observations"] |= described.pop("only_for_learning")
-    described["agent"].pop("targets", None)
-    (place / "model.json").write_text(json.dumps(described))
-    assert load_agent(place).keys.spaces.keys() == {"pixels/fixed", "state"}
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
