@@ -1,23 +1,24 @@
 """Typed, frozen options: each is written once, with its type, default, range and one line of meaning.
 
-What an option takes, in words, and the valid value nearest to an invalid one are derived from that definition.
+What an option takes, in words, and the valid value nearest to an invalid one are derived from that definition, by way
+of the JSON schema that pydantic makes of it.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import math
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen, MultipleOf
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
-from pydantic.fields import FieldInfo
 
 _SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
+_JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
 T = TypeVar("T", bound="Options")
+Schema = Mapping[str, Any]
 
 
 class InvalidOption(ValueError):
@@ -65,41 +66,12 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _from_yaml(cls, value: Any, info: ValidationInfo) -> Any:
-        return _as_typed(value, cls.model_fields[info.field_name].annotation)
+        name = cls.model_fields[info.field_name].alias or info.field_name
+        return _as_typed(value, schema_of(cls)["properties"][name])
 
     def replace(self, **changed: Any) -> Any:
         """A validated copy with other values."""
         return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | changed)
-
-
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The types that a union joins, or the one type that ``annotation`` is; without None."""
-    joined = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return tuple(kind for kind in joined if kind is not type(None))
-
-
-def _as_typed(value: Any, annotation: Any) -> Any:
-    """``value`` as YAML has it, in the types of ``annotation`` where that loses nothing."""
-    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(annotation)]
-    tuples = [kind for kind in kinds if get_origin(kind) is tuple]
-    mappings = [kind for kind in kinds if get_origin(kind) is dict]
-    if isinstance(value, list | tuple):
-        inner = get_args(tuples[0])[0] if tuples else Any
-        return tuple(_as_typed(entry, inner) if inner is not str else entry for entry in value)
-    if isinstance(value, dict) and mappings and (inner := get_args(mappings[0])[1]) is not Any:
-        return {name: _as_typed(entry, inner) for name, entry in value.items()}
-    if value is None or isinstance(value, bool | dict | BaseModel):
-        return value
-    if int in kinds and float not in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if float in kinds and str not in kinds and isinstance(value, str):
-        with suppress(ValueError):  # 1e-5 is a text to YAML 1.1
-            return float(value)
-    if str in kinds and int not in kinds and isinstance(value, int):
-        return str(value)
-    if len(tuples) == len(kinds):
-        return (_as_typed(value, get_args(tuples[0])[0]),)
-    return value
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
@@ -109,24 +81,25 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         prefix: in front of the keys that errors name, such as ``agent.``.
 
     Raises:
-        InvalidOption: a value of the wrong type or out of its range, one that is missing, or an :class:`UnknownOption`.
+        InvalidOption: a value of the wrong type or out of its range, a :class:`MissingOption` or
+            :class:`UnknownOption`.
     """
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        found = [(*_locate(cls, entry["loc"]), entry) for entry in error.errors(include_url=False)]
+        found = [(*_locate(schema_of(cls), entry["loc"]), entry) for entry in error.errors()]
     # Of a union, the error that lies deepest is about the form that was meant. What is missing comes last.
-    names, field, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
+    names, schema, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
     if entry["type"] == "extra_forbidden":
-        known = list((Key("", field, None).section if names else cls).model_fields)
-        name = str(entry["loc"][-1])
-        raise UnknownOption(f"{prefix}{'.'.join([*names, name])}", entry["input"], one_of(name, known))
+        name, known = str(entry["loc"][-1]), _section(schema)
+        raise UnknownOption(prefix + ".".join([*names, name]), entry["input"], one_of(name, known))
     value: Any = data
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else value
+    key = prefix + ".".join(names)
     if entry["type"] == "missing":
-        raise MissingOption(f"{prefix}{'.'.join(names)}", None, expectation(field))
-    raise InvalidOption(f"{prefix}{'.'.join(names)}", value, expectation(field), closest(value, field))
+        raise MissingOption(key, None, expectation(schema))
+    raise InvalidOption(key, value, expectation(schema), closest(value, schema))
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
@@ -149,71 +122,60 @@ def one_of(word: object, choices: Iterable[str]) -> str:
 
 
 class Key(NamedTuple):
-    """One key of a configuration.
-
-    Attributes:
-        path: full dotted path.
-        field: its definition.
-        default: plain data; None where there is none.
-    """
+    """One key of a configuration: its full dotted path and its JSON schema."""
 
     path: str
-    field: FieldInfo
-    default: Any
+    schema: Schema
 
     @property
-    def section(self) -> type[Options] | None:
-        """The class of the keys below this one, where there are any."""
-        found = [kind for kind in alternatives(self.field.annotation) if _is_section(kind)]
-        return found[0] if found else None
+    def is_section(self) -> bool:
+        """Whether there are other keys below this one."""
+        return "properties" in self.schema
 
     @property
     def is_open(self) -> bool:
         """Whether any key may stand below this one."""
-        return any(get_origin(kind) is dict for kind in alternatives(self.field.annotation))
-
-    @property
-    def nullable(self) -> bool:
-        return type(None) in get_args(self.field.annotation)
+        return any("additionalProperties" in form and "properties" not in form for form in _forms(self.schema))
 
 
 def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
-    """Every key of a class of options, sections before what is below them.
-
-    Args:
-        prefix: of all paths, such as ``agent.``.
-    """
-    for name, field in options.model_fields.items():
-        path = prefix + (field.alias or name)
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        key = Key(
-            path, field, default.model_dump(mode="json", by_alias=True) if isinstance(default, Options) else default
-        )
-        yield key
-        if key.section:
-            yield from keys_of(key.section, f"{path}.")
+    """Every key of a class of options, sections before what is below them; ``prefix`` is in front of all paths."""
+    yield from _keys_below(schema_of(options), prefix)
 
 
-def expectation(field: FieldInfo) -> str:
+def explain_keys(keys: Iterable[Key]) -> str:
+    """One line per key for ``--help``: what it means, what it takes, its default."""
+    lines = []
+    for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
+        takes = expectation(schema) + (f"; default {show(schema['default'])}" if "default" in schema else "")
+        lines.append(f"  {path:<32} {schema['description']} ({takes})")
+    return "\n".join(lines)
+
+
+@functools.cache
+def schema_of(options: type[Options]) -> Schema:
+    """The JSON schema of a class of options, with the sections in place of references to them."""
+    schema = options.model_json_schema()
+    return _resolved(schema, schema.get("$defs", {}))
+
+
+def expectation(schema: Schema) -> str:
     """What a key takes, such as ``an integer from 48 to 256, a multiple of 16, or null``."""
-    kinds = alternatives(field.annotation)
-    words = ", or ".join(_in_words(kind, field.metadata, alone=len(kinds) == 1) for kind in kinds)
-    return words + ", or null" * (type(None) in get_args(field.annotation))
+    forms = _forms(schema)
+    words = [_in_words(form, alone=len(forms) == 1) for form in forms]
+    return ", or ".join(words) + ", or null" * ({"type": "null"} in schema.get("anyOf", ()))
 
 
-def closest(value: Any, field: FieldInfo) -> Any:
+def closest(value: Any, schema: Schema) -> Any:
     """The valid value nearest to an invalid one; None where there is no such thing, as for a number above 0."""
-    kinds = alternatives(field.annotation)
-    fitting = sorted(kinds, key=lambda kind: not _has_form(value, _plain(kind)[0]))
-    return next((found for kind in fitting if (found := _closest(value, kind, field.metadata)) is not None), None)
+    forms = sorted(_forms(schema), key=lambda form: form.get("type") != _JSON.get(type(value)))
+    return next((found for form in forms if (found := _closest(value, form)) is not None), None)
 
 
 def show(value: Any) -> str:
     """``value`` as it would be typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Options):
-        value = value.model_dump(by_alias=True)
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}:{show(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -221,133 +183,124 @@ def show(value: Any) -> str:
     return str(value)
 
 
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Options)
+def _resolved(node: Any, definitions: Schema) -> Any:
+    if isinstance(node, list):
+        return [_resolved(entry, definitions) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]] | {name: node[name] for name in node if name != "$ref"}
+    return {name: _resolved(entry, definitions) for name, entry in node.items() if name != "$defs"}
 
 
-def _plain(annotation: Any, limits: Any = ()) -> tuple[Any, list[Any]]:
-    """A type without ``Annotated``, and all its limits."""
-    if get_origin(annotation) is Annotated:
-        annotation, *more = get_args(annotation)
-        for entry in more:
-            limits = [*limits, *(entry.metadata if isinstance(entry, FieldInfo) else [entry])]
-    return annotation, list(limits)
+def _forms(schema: Schema) -> list[Schema]:
+    """The forms that a value may have, null apart."""
+    return [form for form in schema.get("anyOf", [schema]) if form.get("type") != "null"]
 
 
-def _limits(limits: Any) -> dict[type, Any]:
-    names = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt", MultipleOf: "multiple_of", MinLen: "min_length"}
-    return {kind: getattr(entry, name) for entry in limits for kind, name in names.items() if isinstance(entry, kind)}
+def _keys_below(schema: Schema, prefix: str) -> Iterator[Key]:
+    for name, below in _section(schema).items():
+        yield Key(prefix + name, below)
+        yield from _keys_below(below, f"{prefix}{name}.")
 
 
-def _in_words(annotation: Any, limits: Any, *, alone: bool = True) -> str:
-    kind, limits = _plain(annotation, limits)
-    found = _limits(limits)
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if get_origin(kind) is tuple:
-        inner = get_args(kind)
-        if inner[-1] is not Ellipsis:
-            return f"{'two' if len(inner) == 2 else len(inner)} of them"
-        many = "one or more " if found.get(MinLen) else ""
-        element, own = _plain(inner[0])
-        if get_origin(element) is Literal:
-            return f"a list of {many}of {', '.join(get_args(element))}"
-        least = f" of at least {_limits(own)[Ge]:g}" if Ge in _limits(own) else ""
-        return f"a list of {many}{ {int: 'integers', float: 'numbers'}.get(element, 'names') }{least}"
-    if get_origin(kind) is dict:
-        return "a section of names and values, such as {name: 1}" if alone else "that of each camera by name"
-    if _is_section(kind):
-        return f"a section with the keys {', '.join(field.alias or name for name, field in kind.model_fields.items())}"
-    if kind is bool:
-        return "true or false"
-    if kind is str:
-        return "a text"
-    return _number_in_words(kind, found)
+def _section(schema: Schema) -> Schema:
+    """The keys below a key; empty where there are none."""
+    return next((form["properties"] for form in _forms(schema) if "properties" in form), {})
 
 
-def _number_in_words(kind: type, limits: Mapping[type, Any]) -> str:
-    words = {Ge: "of at least", Gt: "above", Le: "at most", Lt: "below"}
-    text = " and ".join(f"{word} {limits[limit]:g}" for limit, word in words.items() if limit in limits)
-    if Ge in limits and Le in limits:
-        text = f"from {limits[Ge]} to {limits[Le]}"
-    text = f"{'a number' if kind is float else 'an integer'} {text}".rstrip()
-    return text + (f", a multiple of {limits[MultipleOf]}" if MultipleOf in limits else "")
-
-
-def _has_form(value: Any, kind: Any) -> bool:
-    if isinstance(value, dict):
-        return get_origin(kind) is dict or _is_section(kind)
-    return isinstance(value, list | tuple) == (get_origin(kind) is tuple)
-
-
-def _closest(value: Any, annotation: Any, limits: Any) -> Any:
-    kind, limits = _plain(annotation, limits)
-    if get_origin(kind) is Literal:
-        return nearest(value, map(str, get_args(kind)), cutoff=0.3)
-    if get_origin(kind) is tuple:
-        return _closest_list(value, kind)
-    if get_origin(kind) is dict and isinstance(value, dict) and value:
-        inner = get_args(kind)[1]
-        found = {name: _closest_of_union(entry, inner) for name, entry in value.items()}
-        return None if None in found.values() else found
-    if kind is bool:
-        word = str(value).lower()
-        return _SPOKEN.get(word, {"true": True, "false": False}.get(nearest(word, ("true", "false"), cutoff=0.6) or ""))
-    if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return _closest_number(value, kind, _limits(limits))
-    return None
-
-
-def _closest_of_union(value: Any, annotation: Any) -> Any:
-    kinds = sorted(alternatives(annotation), key=lambda kind: not _has_form(value, _plain(kind)[0]))
-    return next((found for kind in kinds if (found := _closest(value, kind, ())) is not None), None)
-
-
-def _closest_list(value: Any, kind: Any) -> list[Any] | None:
-    inner, given = get_args(kind), value if isinstance(value, list | tuple) else [value]
-    fixed = inner[-1] is not Ellipsis
-    if (
-        not given
-        or (fixed and len(given) != len(inner))
-        or (not fixed and get_origin(_plain(inner[0])[0]) is not Literal)
-    ):
-        return None
-    found = [_closest(entry, inner[0], ()) for entry in given]
-    return None if None in found else found
-
-
-def _closest_number(value: float, kind: type, limits: Mapping[type, Any]) -> float | None:
-    step = limits.get(MultipleOf, 1)
-    value = min(max(value, limits.get(Ge, value)), limits.get(Le, value) if Le in limits else math.inf)
-    value = math.floor(value / step + 0.5) * step if kind is int else value
-    outside = (Gt in limits and not value > limits[Gt]) or (Lt in limits and not value < limits[Lt])
-    outside |= (Ge in limits and value < limits[Ge]) or (Le in limits and value > limits[Le])
-    return None if outside else kind(value)
-
-
-def explain_keys(keys: Iterable[Key]) -> str:
-    """One line per key for ``--help``: what it means, what it takes, its default."""
-    lines = []
-    for key in keys:
-        if get_origin(key.field.annotation) is dict:
-            lines.append(f"  {key.path + '.*':<32} {key.field.description}")
-        elif key.section is None or len(alternatives(key.field.annotation)) > 1:
-            default = "" if key.field.is_required() else f"; default {show(key.default)}"
-            lines.append(f"  {key.path:<32} {key.field.description} ({expectation(key.field)}{default})")
-    return "\n".join(lines)
-
-
-def _locate(cls: type[Options], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
-    """The names of the options on the way to an error, and the definition of the last one.
+def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[list[str], Schema]:
+    """The names of the options on the way to an error, and the schema of the last one.
 
     Between them, pydantic's location has the forms of unions and the places in lists, which are no options.
     """
     names: list[str] = []
-    field, section = None, cls
     for part in loc:
-        known = {} if section is None else {one.alias or name: one for name, one in section.model_fields.items()}
-        if part in known:
+        if part in _section(schema):
             names.append(str(part))
-            field = known[part]
-            section = Key("", field, None).section
-    return names, field
+            schema = _section(schema)[part]
+    return names, schema
+
+
+def _as_typed(value: Any, schema: Schema) -> Any:
+    """``value`` as YAML has it, in the types that are asked for where that loses nothing."""
+    forms = {form.get("type"): form for form in _forms(schema)}
+    if isinstance(value, list | tuple):
+        inner = forms.get("array", {}).get("items") or next(iter(forms.get("array", {}).get("prefixItems", [])), {})
+        return tuple(_as_typed(entry, inner) if inner.get("type") != "string" else entry for entry in value)
+    if isinstance(value, dict):
+        inner = forms.get("object", {}).get("additionalProperties")
+        return {name: _as_typed(entry, inner) for name, entry in value.items()} if isinstance(inner, dict) else value
+    if value is None or isinstance(value, bool | BaseModel):
+        return value
+    if "integer" in forms and "number" not in forms and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if "number" in forms and "string" not in forms and isinstance(value, str):
+        with suppress(ValueError):  # 1e-5 is a text to YAML 1.1
+            return float(value)
+    if "string" in forms and "integer" not in forms and isinstance(value, int):
+        return str(value)
+    return (_as_typed(value, forms["array"].get("items", {})),) if set(forms) == {"array"} else value
+
+
+def _choices(form: Schema) -> list[str]:
+    return form.get("enum") or ([form["const"]] if "const" in form else [])
+
+
+def _in_words(form: Schema, *, alone: bool = True) -> str:
+    if _choices(form):
+        return f"one of {', '.join(_choices(form))}"
+    if form.get("type") == "array":
+        if "prefixItems" in form:
+            return f"{'two' if form['maxItems'] == 2 else form['maxItems']} of them"
+        many, items = "one or more " * bool(form.get("minItems")), form["items"]
+        if _choices(items):
+            return f"a list of {many}of {', '.join(_choices(items))}"
+        least = f" of at least {items['minimum']:g}" if "minimum" in items else ""
+        return (
+            f"a list of {many}{ {'integer': 'integers', 'number': 'numbers'}.get(items.get('type'), 'names') }{least}"
+        )
+    if "properties" in form:
+        return f"a section with the keys {', '.join(form['properties'])}"
+    if form.get("type") == "object":
+        return "a section of names and values, such as {name: 1}" if alone else "that of each camera by name"
+    if form.get("type") in ("integer", "number"):
+        return _number_in_words(form)
+    return {"boolean": "true or false", "string": "a text"}.get(form.get("type"), "any value")
+
+
+def _number_in_words(form: Schema) -> str:
+    words = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    text = " and ".join(f"{word} {form[limit]:g}" for limit, word in words.items() if limit in form)
+    if "minimum" in form and "maximum" in form:
+        text = f"from {form['minimum']} to {form['maximum']}"
+    text = f"{'a number' if form['type'] == 'number' else 'an integer'} {text}".rstrip()
+    return text + (f", a multiple of {form['multipleOf']}" if "multipleOf" in form else "")
+
+
+def _closest(value: Any, form: Schema) -> Any:
+    kind = form.get("type")
+    if _choices(form):
+        return nearest(value, _choices(form), cutoff=0.3)
+    if kind == "array":
+        given = value if isinstance(value, list | tuple) else [value]
+        items = form.get("prefixItems") or ([form["items"]] * len(given) if _choices(form["items"]) else [])
+        found = [closest(entry, item) for entry, item in zip(given, items, strict=False)]
+        return None if not given or len(given) != len(items) or None in found else found
+    if kind == "object" and isinstance(value, dict) and isinstance(form.get("additionalProperties"), dict):
+        found = {name: closest(entry, form["additionalProperties"]) for name, entry in value.items()}
+        return None if not value or None in found.values() else found
+    if kind == "boolean":
+        word = str(value).lower()
+        return _SPOKEN.get(word, {"true": True, "false": False}.get(nearest(word, ("true", "false"), cutoff=0.6) or ""))
+    if kind in ("integer", "number") and type(value) in (int, float) and math.isfinite(value):
+        return _closest_number(value, form)
+    return None
+
+
+def _closest_number(value: float, form: Schema) -> float | None:
+    low, high, step = form.get("minimum", -math.inf), form.get("maximum", math.inf), form.get("multipleOf", 1)
+    value = min(max(value, low), high)
+    value = math.floor(value / step + 0.5) * step if form["type"] == "integer" else value
+    inside = form.get("exclusiveMinimum", -math.inf) < value < form.get("exclusiveMaximum", math.inf)
+    return value if inside and low <= value <= high else None

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores, and the tests' tensors are small
+
 import pytest
 import torch
 

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 
 from sheeplike.agents import registry
 from sheeplike.commands import Request
-from sheeplike.config.compose import explain, load, start_of
 from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.monitor.progress import info
 from sheeplike.options import explain_keys, keys_of
-from sheeplike.run import run_dir
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 
 
@@ -34,9 +32,15 @@ def main(request: Request) -> None:
     if request.help:
         print(usage(request.arguments, sources))
         return
+    from sheeplike.config.compose import Composed, explain, load, start_of  # Hydra, which help does without
+    from sheeplike.run import run_dir
+
     start, rest = start_of(request.arguments)
     if start.show == "config":
-        print(explain(load(rest, sources)))
+        # A run that goes on has all its values from its own directory.
+        resumed = start.resume not in (None, "auto")
+        composed = Composed(run_dir.plan(request.arguments, sources).config, {}) if resumed else load(rest, sources)
+        print(explain(composed))
         return
     if start.seeds is not None:
         train_seeds(start, rest, request.config_dirs)
@@ -83,15 +87,19 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         CommandError: one of the runs can neither begin nor go on; none was started.
         SystemExit: the status of the run that was stopped or failed; those behind it were not started.
     """
+    from sheeplike.config.compose import load
+    from sheeplike.run import run_dir
+
     if start.resume not in (None, "auto"):
         raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
     config = load(arguments, Sources(config_dirs)).config
     flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
+    go_on = [] if config.dry_run and start.resume is None else ["resume=auto"]  # a dry run replaces the one before
     own_place = any(argument.startswith("run_dir=") for argument in arguments)
     lines = {}
     for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
         place = [f"run_dir='{config.run_dir}/seed_{seed}'"] if own_place else []
-        lines[seed] = [*arguments, f"seed={seed}", *place, "resume=auto"]
+        lines[seed] = [*arguments, f"seed={seed}", *place, *go_on]
     plans = {seed: run_dir.plan(line, Sources(config_dirs)) for seed, line in lines.items()}
     if len({planned.run_dir for planned in plans.values()}) < len(plans):
         raise CommandError(

@@ -125,7 +125,7 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
         return validated(cls, given)
     except InvalidValue as error:
         if error.nearest is None:
-            error.nearest = known[error.key].default
+            error.nearest = known[error.key].schema.get("default")
         raise
 
 
@@ -299,7 +299,7 @@ def _default(error: InvalidValue, before: _Merged, known: Mapping[str, Key]) -> 
     for name in error.key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if value is None and error.key in known:
-        value = known[error.key].default
+        value = known[error.key].schema.get("default")
     return None if isinstance(value, dict) or value == error.value else value
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,25 +99,6 @@ def test_a_run_that_saves_no_replay_any_more_keeps_no_chunks(root, lab):
     assert lab.chunks(root) == {}
 
 
-def test_as_many_bytes_are_written_as_are_new(root, monkeypatch):
-    """A megabyte of images in chunks of 64 KiB."""
-    spec = {"image": ((4096,), torch.uint8), "latent": ((1,), torch.uint8)}
-    spec |= {name: ((), torch.bool) for name in ("is_first", "is_last")}
-    replay = SequenceReplay(spec, num_envs=1, size=256, sequence=4, refreshed=("latent",))
-    step = {key: torch.zeros(1, *shape, dtype=dtype) for key, (shape, dtype) in spec.items()}
-    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 16 * replay.step_bytes)
-    written = []
-    with Writer(root) as writer:
-        for number, new in enumerate((256, 0, 32), 1):
-            for _ in range(new):
-                replay.add(step)
-            writer.save(number, {"memory": replay.state_dict(history=False)}, {}, replay, wait=True)
-            written.append(writer.last.written)
-    assert 2**20 < written[0] < 1.1 * 2**20
-    assert written[1] < 10_000
-    assert 32 * 4096 < written[2] < 32 * 4096 * 1.1 + 10_000
-
-
 @pytest.mark.parametrize("length", [3, 4, 20, 1000])
 def test_chunks_of_another_length_are_no_obstacle(root, lab, monkeypatch, length):
     lab.save_ring(root, 1, lab.fill(lab.make_ring(), 37))
@@ -150,8 +129,8 @@ def test_what_is_no_chunk_is_left_alone(root, lab):
 # Another past
 
 
-def test_after_going_back_nothing_of_the_future_that_was_left_is_used(root, lab):
-    """The same times hold other steps: those between the two checkpoints happened twice."""
+def test_after_going_back_nothing_of_the_future_that_was_left_is_used(root, lab, monkeypatch):
+    """The same times hold other steps; those of the future are gone before any is written."""
     replay = lab.fill(lab.make_ring(), 25)
     old = lab.save_ring(root, 1, replay)
     newer = lab.save_ring(root, 3, lab.fill(replay, 14, seed=1))
@@ -160,32 +139,18 @@ def test_after_going_back_nothing_of_the_future_that_was_left_is_used(root, lab)
     with pytest.warns(RuntimeWarning, match="passing over"):
         again = lab.restore_ring(root)
     assert again.added == 25
+    seen, real = [], checkpoint.write_part
+    monkeypatch.setattr(checkpoint, "write_part", lambda *a: seen.append(list(lab.chunks(root))) or real(*a))
+    lab.fill(again, 14, seed=2)
     with Writer(root, keep_last=9) as writer:
         writer.went_back_to(1)
-        lab.fill(again, 2, seed=2)
         writer.save(2, lab.parts_of(again), {}, again, wait=True)
-        assert list(lab.chunks(root)) == lab.needed(old), "the chunk of the future is gone"
-        assert not newer.exists()
-        lab.fill(again, 12, seed=2)
-        writer.save(4, lab.parts_of(again), {}, again, wait=True)
+    assert [name for name in seen[0] if not name.startswith(".tmp-")] == lab.needed(old)
+    assert not newer.exists()
     assert lab.chunks(root).keys() == before.keys()
     assert lab.chunks(root)[SECOND] == before[SECOND]
     lab.assert_same(again, lab.restore_ring(root))
     assert not torch.equal(again.storage["image"], replay.storage["image"])
-
-
-def test_a_chunk_of_the_future_that_was_left_is_gone_before_another_is_written(root, lab, monkeypatch):
-    replay = lab.fill(lab.make_ring(), 15)
-    lab.save_ring(root, 1, replay)
-    lab.save_ring(root, 3, lab.fill(replay, 14, seed=1))
-    again = lab.fill(lab.restore_ring(root / "step_000000000001"), 30, seed=2)
-    seen, real = [], checkpoint.write_part
-    monkeypatch.setattr(checkpoint, "write_part", lambda *a: seen.append(set(lab.chunks(root))) or real(*a))
-    with Writer(root, keep_last=9) as writer:
-        writer.went_back_to(1)
-        writer.save(2, lab.parts_of(again), {}, again, wait=True)
-    assert seen[0] == {FIRST}
-    lab.assert_same(again, lab.restore_ring(root))
 
 
 @pytest.mark.parametrize("how", ["a new ring", "cleared", "replaced"])
@@ -276,15 +241,6 @@ def test_a_chunk_that_vanishes_after_it_was_verified_is_an_error_and_the_ring_is
         other.draw(1)
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_manifest_that_leaves_out_a_chunk_is_refused(root, lab, index):
-    path = lab.save_ring(root, 1, lab.fill(lab.make_ring(), 25))
-    chunks = [[name, 0, 1, 1, ""] for name in lab.needed(path)]
-    lab.rewrite(path, chunks=[entry for number, entry in enumerate(chunks) if number != index])
-    with pytest.raises((Corrupt, ValueError)):
-        lab.restore_ring(path)
-
-
 # Kills and full disks at every point
 
 
@@ -370,64 +326,3 @@ def test_a_disk_that_is_full_while_a_chunk_is_written(root, lab, monkeypatch):
         writer.save(2, lab.parts_of(replay), {}, replay, wait=True)
     assert lab.chunks(root)[FIRST] == before[FIRST]
     lab.assert_same(replay, lab.restore_ring(root))
-
-
-KILLS = """
-import os, random, signal, sys, time
-import torch
-from sheeplike import checkpoint
-from sheeplike.memory import SequenceReplay
-
-checkpoint.CHUNK_BYTES = 5000 * 7
-torch.set_num_threads(1)
-root, kills, chance = sys.argv[1], int(sys.argv[2]), random.Random(0)
-flags = {name: ((), torch.bool) for name in ("is_first", "is_last")}
-spec = {"image": ((5000,), torch.uint8), "latent": ((), torch.float32), **flags}
-
-def restored():
-    replay = SequenceReplay(spec, num_envs=1, size=60, sequence=4, refreshed=("latent",))
-    try:
-        meta, parts = checkpoint.load_latest(root)  # run with -W error: every directory must be whole
-    except FileNotFoundError:
-        return 0, replay
-    replay.load_state_dict(parts["memory"])
-    parts["history"].copy_to(replay)
-    assert replay.storage["image"][:, 0].max(1).values.tolist() == replay.storage["image"][:, 0].min(1).values.tolist()
-    assert [replay.storage["image"][t % 60, 0, 0].item() for t in range(replay.oldest, replay.added)] == [
-        t % 251 for t in range(replay.oldest, replay.added)
-    ]
-    return meta["step"], replay
-
-for kill in range(kills):
-    done, replay = restored()
-    reading, writing = os.pipe()
-    child = os.fork()  # importing torch once is enough
-    if child == 0:
-        writer = checkpoint.Writer(root, keep_last=1 + kill % 2)
-        writer.went_back_to(done)
-        for step in range(done + 1, 10**6):
-            for _ in range(chance.randrange(12)):
-                image = torch.full((1, 5000), replay.added % 251, dtype=torch.uint8)
-                flag = torch.zeros(1, dtype=torch.bool)
-                replay.add({"image": image, "latent": torch.zeros(1), "is_first": flag, "is_last": flag})
-            # Every other time the checkpoint of the same step is replaced.
-            parts = {"agent": {}, "memory": replay.state_dict(history=False)}
-            writer.save(step - step % 2, parts, {}, replay, wait=True)
-            os.write(writing, f"{step - step % 2} ".encode())
-    os.close(writing)
-    acknowledged = os.read(reading, 4096)
-    time.sleep(chance.uniform(0.0, 0.1))
-    os.kill(child, signal.SIGKILL)
-    while chunk := os.read(reading, 4096):
-        acknowledged += chunk
-    os.close(reading)
-    os.waitpid(child, 0)
-    assert restored()[0] >= int(acknowledged.split()[-1])
-print("all kills survived")
-"""
-
-
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(root):
-    command = [sys.executable, "-W", "error", "-c", KILLS, str(root), "20"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "all kills survived\n", done.stderr

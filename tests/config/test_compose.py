@@ -221,7 +221,7 @@ def test_every_key_is_documented_and_saved():
     for agent in ("dreamer_v3", "ppo"):
         every = paths(yaml.safe_load(to_yaml(load([f"exp={agent}", "env=franka_pick"], BUILT_IN))))
         for key in all_keys(registry.find(agent).config):
-            assert key.field.description
+            assert key.schema["description"]
             assert key.path in every or key.path.startswith("agent.size.")
 
 
@@ -304,7 +304,7 @@ def test_help_is_fast_and_light():
 def test_help_of_train_lists_every_key(sheeplike):
     text = sheeplike("train", "--help").output
     for key in all_keys(*registry.built_in()):
-        assert key.section or key.path == "agent" or f"  {key.path}" in text
+        assert key.is_section or key.path == "agent" or f"  {key.path}" in text
 
 
 def test_version(sheeplike):

@@ -33,7 +33,7 @@ class Inertia:
         self._axes = np.float32(data.ximat.reshape(-1, 3, 3))
         self._moves = scene.body_weldid != 0
         self._slides = scene.body_simple == 2
-        self._within = _subtrees(scene)
+        self._within = subtrees(scene.body_parentid)
         self._body_of = scene.dof_bodyid
         self._averaged = _averages(scene)
         self._tendons = _dense_tendons(scene, data)
@@ -95,11 +95,11 @@ def bounds(scene: mujoco.MjModel, sizes: jax.Array) -> Fields:
     return {"geom_rbound": rbound, "geom_aabb": aabb}
 
 
-def _subtrees(scene: mujoco.MjModel) -> np.ndarray:
+def subtrees(parents: np.ndarray) -> np.ndarray:
     """float32 (nbody, nbody): 1 where the second body is the first or below it."""
-    within = np.eye(scene.nbody, dtype=np.float32)
-    for body in range(scene.nbody - 1, 0, -1):
-        within[scene.body_parentid[body]] += within[body]
+    within = np.eye(len(parents), dtype=np.float32)
+    for body in range(len(parents) - 1, 0, -1):
+        within[parents[body]] += within[body]
     return within
 
 
