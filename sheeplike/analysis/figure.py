@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -41,11 +40,11 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if comparison.threshold is not None:
-        axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)))
-        style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": "0.3"}
-        place = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
-        axes.annotate(number(comparison.threshold), (1, comparison.threshold), (3, 0), **place, **style)
-    _draw_end(axes, comparison, unit)
+        label = f"threshold {number(comparison.threshold)}"
+        axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)), label=label)
+    curves = [curve for group in comparison.groups for curve in group.curves]
+    if any(curve.along(comparison.x)[-1] > comparison.end for curve in curves):
+        axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":", label="compared up to here")
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
     axes.set_ylabel(NAMES.get(comparison.metric, comparison.metric), fontsize=11)
     for axis in (axes.xaxis, axes.yaxis):
@@ -73,19 +72,6 @@ def encode(figure: Figure, kind: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "sheeplike"}):
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
-
-
-def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
-    """Where the comparison ends, if some runs go on."""
-    if all(curve.along(comparison.x)[-1] == comparison.end for group in comparison.groups for curve in group.curves):
-        return
-    axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.07 * (high - low), high)  # room for the words, below all curves
-    late = comparison.end / unit > sum(axes.get_xlim()) / 2
-    style = {"ha": "right" if late else "left", "va": "bottom", "fontsize": 9, "color": "0.3"}
-    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-    axes.annotate("compared up to here", (comparison.end / unit, 0.01), (-4 if late else 4, 0), **place, **style)
 
 
 def _label(group: Group) -> str:

@@ -67,14 +67,8 @@ class Progress:
         self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
 
-    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Show ``step`` policy steps and the newest of the metrics, unless a line has just been written.
-
-        Args:
-            metrics: any; ``rollout/return_mean``, ``rollout/success_rate``, ``time/env_sps`` and ``time/grad_sps`` are
-                shown, and stay shown until a later call has newer ones.
-        """
-        self.show(metrics or {})
+    def update(self, step: int) -> None:
+        """Show ``step`` policy steps and the newest metrics, unless a line has just been written."""
         now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
         if self._written is not None and now - self._written < self._interval and not ends:
@@ -88,7 +82,7 @@ class Progress:
             _write(self._file, line + "\n")
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Have newer metrics in the next line; see :meth:`update`."""
+        """Have newer metrics in the next lines, of which return, success and speeds are shown."""
         self._metrics |= {name: value for name, value in metrics.items() if name in _SHOWN}
 
     def stage(self, name: str) -> None:
