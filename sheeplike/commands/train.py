@@ -95,10 +95,11 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
     config = load(arguments, Sources(config_dirs)).config
     flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
     go_on = [] if config.dry_run and start.resume is None else ["resume=auto"]  # a dry run replaces the one before
+    parent = (config.run_dir or "").replace("'", "\\'")
     own_place = any(argument.startswith("run_dir=") for argument in arguments)
     lines = {}
     for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
-        place = [f"run_dir='{config.run_dir}/seed_{seed}'"] if own_place else []
+        place = [f"run_dir='{parent}/seed_{seed}'"] if own_place else []
         lines[seed] = [*arguments, f"seed={seed}", *place, *go_on]
     plans = {seed: run_dir.plan(line, Sources(config_dirs)) for seed, line in lines.items()}
     if len({planned.run_dir for planned in plans.values()}) < len(plans):

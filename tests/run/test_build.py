@@ -70,7 +70,7 @@ def run_dir(trouble: dict[str, Exception], tmp_path: Path) -> Path:
     return run_dir
 
 
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def error_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines on stderr of a command that is refused."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -86,7 +86,7 @@ def test_what_it_raises_when_it_is_made(
     arguments = {"train": [*JOB, "run_dir=other"]}.get(command, [command, f"run={run_dir}"])
     trouble["init"] = RuntimeError("the licence server is away\ncall somebody")
     expected = ["sheeplike: its maps are old", "sheeplike: the licence server is away"]
-    assert refusal(arguments, capsys) == expected
+    assert error_lines(arguments, capsys) == expected
     assert not Path("other").exists()
 
 
@@ -94,7 +94,7 @@ def test_what_it_lacks_when_it_is_played(
     run_dir: Path, trouble: dict[str, Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["reset"] = DependencyNotInstalled("pygame is not installed")
-    assert refusal(["eval", f"run={run_dir}"], capsys) == ["sheeplike: pygame is not installed"]
+    assert error_lines(["eval", f"run={run_dir}"], capsys) == ["sheeplike: pygame is not installed"]
 
 
 # Memory
@@ -105,7 +105,7 @@ def test_what_helps_where_memory_is_short(
     error: Exception, trouble: dict[str, Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["init"] = error
-    line = refusal([*JOB, "run_dir=other"], capsys)[-1]
+    line = error_lines([*JOB, "run_dir=other"], capsys)[-1]
     assert "out of memory: " in line
     assert "what helps: env.num_envs=1, agent." in line
 

@@ -49,7 +49,6 @@ def watched(config: Config, directory: Path) -> Run:
     events: list[str] = []
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-
         agent = {"dreamer_v3": DreamerV3, "ppo": PPO}[config.agent.name]
 
         def note(kind: type, method: str) -> None:
