@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sheeplike.commands.advice import memory_advice
+from sheeplike.monitor.runs import find_runs, read_run
 
 from sheeplike.__main__ import main
-from sheeplike.commands.advice import memory_advice
 from sheeplike.config.compose import load, to_yaml
 from sheeplike.config.errors import CommandError
 from sheeplike.config.sources import Sources
 from sheeplike.envs.gym import options
 from sheeplike.monitor.dashboard import hyperparameters
-from sheeplike.monitor.runs import find_runs, read_run
 
 
 def compose(*overrides: str):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import yaml
-
 from sheeplike.commands.sources import CONFIGS
+
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
