@@ -93,7 +93,9 @@ class Randomization:
                 self._fields[path] = find(line.name, path, scene, model)
         self._start_from_materials(parsed)
         self._lines = tuple(self._bind(line) for line in parsed)
-        self._check_signs()
+        if found := self._unfit_sign({}):
+            line, expected = found
+            raise line.invalid("numbers", line.distribution[line.kind], expected)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
         delays = [bound for bound in self._lines if randomize and DELAY in bound.line.field]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
@@ -171,22 +173,17 @@ class Randomization:
                 return name, found[1]
         each = zip(*overrides.values(), strict=True)
         for world in {tuple(value.tobytes() for value in values): values for values in each}.values():
-            reaches = self._reaches({name: (value, value) for name, value in zip(overrides, world, strict=True)})
-            if found := unfit_sign(reaches):
+            if found := self._unfit_sign(dict(zip(overrides, world, strict=True))):
                 return (found[0].name if found[0].name in overrides else next(iter(overrides))), found[1]
         return None
 
-    def _reaches(self, overrides: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[Reach]:
-        return [
-            Reach(line, targets, *overrides.get(line.name, extent(line.kind, low, high)))
-            for line, targets, _, low, high, _ in self._lines
-        ]
-
-    def _check_signs(self) -> None:
-        if found := unfit_sign(self._reaches({})):
-            line, expected = found
-            given = [list(entry) if isinstance(entry, tuple) else entry for entry in line.parameters]
-            raise line.invalid("numbers", given, expected)
+    def _unfit_sign(self, overrides: Mapping[str, np.ndarray]) -> tuple[Line, str] | None:
+        """As :func:`unfit_sign`, with values (R, C) that some lines take instead of drawing."""
+        reaches = []
+        for line, targets, _, low, high, _ in self._lines:
+            value = overrides.get(line.name)
+            reaches.append(Reach(line, targets, *(extent(line.kind, low, high) if value is None else (value, value))))
+        return unfit_sign(reaches)
 
     def _bind(self, line: Line) -> _Bound:
         if DELAY in line.field:
