@@ -255,7 +255,7 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
             return f"{'two' if form['maxItems'] == 2 else form['maxItems']} of them"
         many, items = "one or more " * bool(form.get("minItems")), form["items"]
         if _choices(items):
-            return f"a list of {many}of {', '.join(_choices(items))}"
+            return f"a list of {many + 'of ' if many else ''}{', '.join(_choices(items))}"
         least = f" of at least {items['minimum']:g}" if "minimum" in items else ""
         return (
             f"a list of {many}{ {'integer': 'integers', 'number': 'numbers'}.get(items.get('type'), 'names') }{least}"

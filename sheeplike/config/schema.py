@@ -13,8 +13,8 @@ from pydantic import Field, SerializeAsAny
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown_key, validated
-from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
+from sheeplike.config.errors import InvalidValue, as_command_errors, unknown_key, validated
+from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.envs.registry import RENDERING
 from sheeplike.options import InvalidOption, Key, Options, keys_of, show
 
@@ -214,10 +214,7 @@ def _check_env(config: Config) -> None:
         paths = {"randomization": "randomization", "randomize": "eval.randomize"}
         path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
         raise InvalidValue(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
-    try:
-        parse(config.randomization)
-    except InvalidLine as error:
-        raise CommandError(str(error)) from None
+    parse(config.randomization)
 
 
 def _check_rendering(config: Config) -> None:

@@ -332,7 +332,7 @@ def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
     ("override", "message"),
     [
         ("randomization.gravity.operation=scael", "randomization.gravity.operation=scael: expected one of set, add"),
-        ("randomization.gravity.feild=x", "randomization.gravity=feild: expected one of the keys field, of"),
+        ("randomization.gravity.feild=x", "randomization.gravity.feild=x: expected one of field, of"),
         ("randomization.gravity=3", "randomization.gravity=3: expected a section with field, of"),
         ("randomization=franka_vison", "nearest: franka_vision"),
     ],

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from sheeplike.envs.mjx.options import FrankaPickOptions
 from sheeplike.envs.mjx.settings import declared
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
-from sheeplike.envs.mjx.tasks.franka_pick import BOX_RANGE, MAX_BOX_RANGE, FrankaPick
+from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
 SCENE = """
@@ -29,6 +30,7 @@ SCENE = """
 </mujoco>
 """
 SPREAD, LOW = 2, 3
+BOX_RANGE, MAX_BOX_RANGE = 0.05, 0.2
 
 
 class Memory(NamedTuple):
@@ -359,7 +361,7 @@ def test_the_whole_box_is_seen_up_to_the_widest_range(pick):
 
 
 def test_options_of_the_command_become_the_defaults():
-    task = FrankaPick(box_range=0.125)
+    task = FrankaPick(FrankaPickOptions(box_range=0.125))
     assert declared(task) == declared(repeat_actions(task, 2)) == {"box_range": 0.125}
 
 
