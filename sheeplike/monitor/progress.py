@@ -62,7 +62,6 @@ class Progress:
         self._seen = initial_steps  # policy steps, at the last call of update
         self._measured = (self._begun, initial_steps)  # where the speed was last measured
         self._speed: float | None = None  # policy steps per second
-        self._expected: float | None = None  # the same, once the run learns
         self._stage = ("", self._begun)
         self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
@@ -88,16 +87,10 @@ class Progress:
     def stage(self, name: str) -> None:
         """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
 
-        Another stage has another speed: the estimate begins anew, from what :meth:`expect` said, and there is none
-        before the run learns.
+        Another stage has another speed: the estimate begins anew, and there is none before the run learns.
         """
         now = self._clock()
-        self._stage = (name, now)
-        self._speed, self._measured = self._expected if not name else None, (now, self._seen)
-
-    def expect(self, seconds: float) -> None:
-        """Begin the estimate, once the run learns, with what the rest of it should take."""
-        self._expected = (self.total_steps - self._seen) / seconds if seconds > 0 else None
+        self._stage, self._speed, self._measured = (name, now), None, (now, self._seen)
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
