@@ -3,7 +3,7 @@
 import pytest
 import torch
 import yaml
-from sheeplike.commands.sources import CONFIGS
+from sheeplike.config.sources import CONFIGS
 
 from sheeplike.envs.mjx.options import FrankaPickOptions
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
