@@ -81,7 +81,7 @@ def train(
     """
     hooks = list(hooks)
     while state.policy_steps < total_steps and not stop():
-        # Act in every world on what was just seen, and remember it together.
+        # Act in every world on what was just seen, and add both to memory.
         step = state.step
         step.action = state.player.act(step.obs, step.is_first)
         step.extras = state.player.extras

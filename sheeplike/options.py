@@ -103,13 +103,15 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
-    """The choice most like ``word``, whatever the case of its letters; None where none is.
+    """The choice most like ``word``, or else one that contains it, in whatever case; None where there is neither.
 
     Args:
         cutoff: the least likeness, from 0 to 1; with the default there is an answer wherever there is a choice.
     """
+    word = str(word).lower()
     lowered = {choice.lower(): choice for choice in reversed(list(choices))}  # the first of two wins
-    close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
+    close += [choice for choice in reversed(lowered) if word and word in choice]
     return lowered[close[0]] if close else None
 
 

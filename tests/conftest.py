@@ -8,11 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores, and the tests' tensors are small
 
 import pytest
 import torch
@@ -154,5 +157,22 @@ def refused(sheeplike: Callable[..., Result], tmp_path: Path) -> Callable[..., s
         assert result.error.startswith("sheeplike: ")
         assert sorted(tmp_path.rglob("*")) == before
         return result.error
+
+    return call
+
+
+@pytest.fixture
+def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line that must be refused, be it late, in one line; returns that, and what it warns of before."""
+
+    def call(*arguments: str) -> str:
+        capfd.readouterr()
+        with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(SystemExit) as stop:
+            main([word for argument in arguments for word in argument.split()])
+        assert stop.value.code == 2
+        output, error = capfd.readouterr()
+        assert sum(line.startswith("sheeplike: ") for line in error.splitlines()) == 1, error
+        assert "do-not-tell" not in output + error
+        return "\n".join([error.rstrip(), *(str(warning.message) for warning in caught)])
 
     return call

@@ -14,13 +14,19 @@ import yaml
 from sheeplike import checkpoint, entry_points
 from sheeplike.__main__ import main
 from sheeplike.commands.export import load_agent
-from sheeplike.config.compose import load, to_yaml
+from sheeplike.config.compose import load
 from sheeplike.config.errors import CommandError
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
 from sheeplike.run.run_dir import create
 
 PARTS = ("agent", "envs", "loop")
-USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train resume=mine", "export run=mine --cfg")
+USES = (
+    "eval run=mine checkpoint=64",
+    "export run=mine checkpoint=64",
+    "train resume=mine",
+    "train resume=mine show=config",
+)
 BOMB = "import pathlib; pathlib.Path('fired').touch()\ndef build(*, episode_length: int = 9): ...\n"
 # Names that would mean something to an import, a path or a composition.
 NAMES = (
@@ -41,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("workplace")
 @pytest.fixture
 def run_dir(workplace: Path) -> Path:
     """A run with one checkpoint, beside code that must not run: in the run, and announced by metadata within it."""
-    config = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "run_dir=mine"], Sources())
+    config = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "run_dir=mine"], Sources()).config
     create(Path("mine"), config).close()
     checkpoint.save(Path("mine/checkpoints"), 64, {part: {"x": torch.zeros(3)} for part in PARTS}, {}, keep_last=9)
     info = workplace / "mine/bomb-1.dist-info"
@@ -55,16 +61,6 @@ def run_dir(workplace: Path) -> Path:
     return workplace / "mine"
 
 
-def refusal(command: str, capfd: pytest.CaptureFixture[str]) -> str:
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(command.split())
-    assert stop.value.code == 2
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("sheeplike: ")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 def rename(run_dir: Path, section: str, name: str) -> None:
     data = yaml.safe_load((run_dir / "config.yaml").read_text())
     data[section]["name"] = name
@@ -73,11 +69,11 @@ def rename(run_dir: Path, section: str, name: str) -> None:
 
 @pytest.mark.parametrize("section", ["env", "agent"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_cannot_name_a_module(run_dir, capfd, section, name):
+def test_a_run_cannot_name_a_module(run_dir, refusal, section, name):
     rename(run_dir, section, name)
     before = set(sys.modules)
     for command in USES:
-        error = refusal(command, capfd)
+        error = refusal(command)
         assert f"{section}.name={name}: expected" in error
         assert "mine/config.yaml" in error
     assert not list(run_dir.parent.rglob("fired"))
@@ -86,29 +82,27 @@ def test_a_run_cannot_name_a_module(run_dir, capfd, section, name):
 
 @pytest.mark.parametrize("group", ["env", "agent", "exp"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name.strip() and " " not in name])
-def test_nor_can_the_command_line(run_dir, capfd, group, name):
+def test_nor_can_the_command_line(run_dir, refusal, group, name):
     others = {"exp": "ppo", "env": "cartpole_balance", "agent": "ppo"} | {group: f"'{name}'"}
-    assert f"{group} {name!r} does not exist" in refusal(
-        " ".join(f"{key}={value}" for key, value in others.items()), capfd
-    )
+    assert f"{group} {name!r} does not exist" in refusal(*(f"{key}={value}" for key, value in others.items()))
     assert not list(run_dir.parent.rglob("fired"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_can_an_export(tmp_path, name):
     (tmp_path / "model.json").write_text(json.dumps({"format": 1, "agent": {"name": name}, "observations": {}}))
-    with pytest.raises(CommandError, match="is no description of an agent: ValueError: an agent called"):
+    with pytest.raises(CommandError, match=r"agent\.name="):
         load_agent(tmp_path)
 
 
-def test_a_registered_name_is_all_that_a_run_can_choose(run_dir, site, capfd):
+def test_a_registered_name_is_all_that_a_run_can_choose(run_dir, site, refusal):
     """Installed, the same name runs its package's code: that of the entry point, whatever else the run says."""
     code = "import pathlib; pathlib.Path('chosen').touch()\ndef build(*, episode_length: int = 9): ...\n"
     site.announce("a-bomb", "[sheeplike.envs]\nbomb = a_bomb:build", code)
-    assert "env 'bom' does not exist" in refusal("exp=ppo env=bom", capfd)
+    assert "env 'bom' does not exist" in refusal("exp=ppo env=bom")
     assert not Path("chosen").exists()
     rename(run_dir, "env", "bomb")
-    main(["export", "run=mine", "--cfg"])
+    main(["resume=mine", "show=config"])
     assert Path("chosen").exists()
     assert not list(run_dir.parent.rglob("fired"))
 
@@ -133,7 +127,7 @@ def test_composing_imports_nothing_that_is_not_chosen(site):
     points = "[sheeplike.envs]\nfield = a_bomb:build\n[sheeplike.agents]\nwolf = a_bomb:build"
     site.announce("a-bomb", points, BOMB)
     for agent in ("dreamer_v3", "ppo"):
-        assert "wolf" not in to_yaml(load([f"exp={agent}", "env=franka_pick"], Sources()))
+        assert "wolf" not in to_yaml(load([f"exp={agent}", "env=franka_pick"], Sources()).config)
     assert not Path("fired").exists()
     assert "a_bomb" not in sys.modules
     assert os.listdir() == []

@@ -116,7 +116,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
-    banner({f"policy step {meta['step']:,} of {run_dir}": describe(metrics, asked)})
+    banner(f"policy step {meta['step']:,} of {run_dir}", describe(metrics, asked))
 
     name = f"step_{meta['step']:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
     name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample)

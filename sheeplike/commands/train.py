@@ -32,12 +32,15 @@ def main(request: Request) -> None:
     if request.help:
         print(usage(request.arguments, sources))
         return
-    from sheeplike.config.compose import explain, load, start_of  # Hydra, which help does without
+    from sheeplike.config.compose import Composed, explain, load, start_of  # Hydra, which help does without
     from sheeplike.run import run_dir
 
     start, rest = start_of(request.arguments)
     if start.show == "config":
-        print(explain(load(rest, sources)))
+        # A run that goes on has all its values from its own directory.
+        resumed = start.resume not in (None, "auto")
+        composed = Composed(run_dir.plan(request.arguments, sources).config, {}) if resumed else load(rest, sources)
+        print(explain(composed))
         return
     if start.seeds is not None:
         train_seeds(start, rest, request.config_dirs)
@@ -91,11 +94,13 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
     config = load(arguments, Sources(config_dirs)).config
     flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
+    go_on = [] if config.dry_run and start.resume is None else ["resume=auto"]  # a dry run replaces the one before
+    parent = (config.run_dir or "").replace("'", "\\'")
     own_place = any(argument.startswith("run_dir=") for argument in arguments)
     lines = {}
     for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
-        place = [f"run_dir='{config.run_dir}/seed_{seed}'"] if own_place else []
-        lines[seed] = [*arguments, f"seed={seed}", *place, "resume=auto"]
+        place = [f"run_dir='{parent}/seed_{seed}'"] if own_place else []
+        lines[seed] = [*arguments, f"seed={seed}", *place, *go_on]
     plans = {seed: run_dir.plan(line, Sources(config_dirs)) for seed, line in lines.items()}
     if len({planned.run_dir for planned in plans.values()}) < len(plans):
         raise CommandError(

@@ -46,10 +46,8 @@ class InvalidValue(CommandError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like ``word``, or None where none is."""
-    choices = list(choices)
-    within = (choice for choice in choices if word and word.lower() in choice.lower())
-    return options.nearest(word, choices, cutoff=0.6) or next(within, None)
+    """The choice like ``word``, or None where none is."""
+    return options.nearest(word, choices, cutoff=0.6)
 
 
 def unknown(what: str, word: str, choices: Iterable[str]) -> CommandError:

@@ -208,6 +208,9 @@ def _check_env(config: Config) -> None:
             **{name: getattr(env, name) for name in RENDERING},
         )
     except InvalidOption as error:
+        if error.key == "options":  # its value is the name of an option that there is not
+            hint = f"; nearest: env.options.{error.nearest}" if error.nearest else ""
+            raise CommandError(f"unknown key 'env.options.{error.value}': expected {error.expected}{hint}") from None
         paths = {"randomization": "randomization", "randomize": "eval.randomize"}
         path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
         raise InvalidValue(paths.get(error.key, path), error.value, error.expected, error.nearest) from None

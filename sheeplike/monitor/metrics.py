@@ -1,4 +1,4 @@
-"""Metrics that stay on the device until they are written: adding and taking wait for nothing, reading copies once."""
+"""Metrics that stay on the device until they are written: adding and taking wait for nothing."""
 
 from __future__ import annotations
 
@@ -83,20 +83,12 @@ class MetricBuffer:
         self._groups.clear()
         return PendingMetrics(torch.cat([sums, counts]), lambda values: _means(names, values))
 
-    def flush(self) -> dict[str, float]:
-        """What :meth:`take` takes, read at once: this waits for the device."""
-        return self.take().read()
-
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "groups": [
-                {"names": list(names), "sums": sums.clone(), "counts": counts.clone()}
-                for names, (sums, counts) in self._groups.items()
-            ]
-        }
+        groups = self._groups.items()
+        return {"groups": [(list(names), sums.clone(), counts.clone()) for names, (sums, counts) in groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._groups = {tuple(g["names"]): (g["sums"].clone(), g["counts"].clone()) for g in state["groups"]}
+        self._groups = {tuple(names): (sums.clone(), counts.clone()) for names, sums, counts in state["groups"]}
 
 
 class EpisodeStatistics:
@@ -159,10 +151,6 @@ class EpisodeStatistics:
         taken = PendingMetrics(torch.cat([self._steps, self._ended]), lambda values: _episode_means(terms, values))
         self._clear()
         return taken
-
-    def flush(self) -> dict[str, float]:
-        """What :meth:`take` takes, read at once: this waits for the device."""
-        return self.take().read()
 
     def state_dict(self) -> dict[str, Any]:
         return {"terms": list(self._terms), "ended": self._ended.clone(), "steps": self._steps.clone()}

@@ -47,17 +47,13 @@ class LaProp(torch.optim.Optimizer):
         warmup: int,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "agc_min": agc_min, "warmup": warmup}
-        # So that load_state_dict moves the step counters to the parameters' device too.
-        defaults["capturable"] = True
-        super().__init__(params, defaults)
+        # Capturable: load_state_dict moves the step counters to the parameters' device too.
+        super().__init__(params, defaults | {"capturable": True})
         self.found_inf: Tensor | None = None
         for group in self.param_groups:
             for p in group["params"]:
-                self.state[p] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                    "momentum": torch.zeros_like(p, memory_format=torch.preserve_format),
-                    "square": torch.zeros_like(p, memory_format=torch.preserve_format),
-                }
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] = {"step": step, "momentum": torch.zeros_like(p), "square": torch.zeros_like(p)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state where it is: a captured update goes on working."""
@@ -84,9 +80,7 @@ class LaProp(torch.optim.Optimizer):
             if not params:
                 continue
             beta1, beta2 = group["betas"]
-            momentum = [self.state[p]["momentum"] for p in params]
-            square = [self.state[p]["square"] for p in params]
-            steps = [self.state[p]["step"] for p in params]
+            momentum, square, steps = ([self.state[p][name] for p in params] for name in ("momentum", "square", "step"))
             rate = self.learning_rate()
             if keep is None:
                 one, decay = 1.0, beta2

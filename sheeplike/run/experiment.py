@@ -230,7 +230,7 @@ class Experiment:
         first = config.agent.first_update(config.env.num_envs) // config.env.num_envs * config.env.num_envs
         self._compile_at = min(first, soon)
         self._busy = False
-        banner({"sheeplike": self._describe(files)})
+        banner("sheeplike", self._describe(files))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
         logger.log_hyperparameters(to_data(config))
         self.progress.stage(config.agent.collecting)

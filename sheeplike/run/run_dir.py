@@ -76,7 +76,7 @@ def plan(arguments: Iterable[str], sources: Sources) -> Plan:
         composed = load(rest, sources)
         planned = _auto(composed) if start.resume == "auto" else None
         planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
-    _check_accelerator(planned.config)
+    check_accelerator(planned.config)
     return planned
 
 
@@ -242,7 +242,7 @@ def _auto(composed: Composed) -> Plan | None:
     """The run that ``run_dir`` holds, continued, or begun again if it has no checkpoint; None where there is none."""
     config = composed.config
     path = Path(config.run_dir or "").expanduser()
-    if config.dry_run or not (path / CONFIG_FILE).is_file():
+    if not (path / CONFIG_FILE).is_file():
         return None
     changed = changes(load_saved(config_file(path, "run_dir")), config)
     refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
@@ -256,7 +256,7 @@ def _auto(composed: Composed) -> Plan | None:
     return Plan(config, path, resume=True, changed=changed, files=composed.files)
 
 
-def _check_accelerator(config: Config) -> None:
+def check_accelerator(config: Config) -> None:
     """Raise where the run asks for a GPU that is not there."""
     if config.compile == "graph" and config.fabric.accelerator == "cpu":
         raise InvalidValue("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")

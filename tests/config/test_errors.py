@@ -94,7 +94,7 @@ def test_unknown_key(refused, key, match):
         ("env.name=franka", ["env.name=franka", "cartpole_balance", "nearest: env.name=franka_pick"]),
         (
             "env.options.episode_lenght=9",
-            ["env.options=episode_lenght", "franka_pick", "nearest: env.options=episode_length"],
+            ["unknown key 'env.options.episode_lenght'", "franka_pick's", "nearest: env.options.episode_length"],
         ),
         ("env.options.episode_length=long", ["env.options.episode_length=long", "an integer", "nearest"]),
         ("env.options=3", ["env.options=3", "a section"]),

@@ -1,25 +1,28 @@
-"""Environments of other people that fail while a command builds them: one line, whichever command it is."""
+"""What cannot be built, or not be held in memory, is told in one line, whichever command builds it."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from lightning.fabric import Fabric
-from sheeplike.commands.agents import make_agent
 
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.config.compose import load
+from sheeplike.config.errors import CommandError, as_command_errors
 from sheeplike.config.sources import Sources
-from sheeplike.run.build import make_envs
+from sheeplike.memory import SequenceReplay
+from sheeplike.run.build import explain_oom, is_out_of_memory, make_agent, make_envs
 from sheeplike.run.run_dir import create
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
@@ -59,15 +62,15 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception]:
 def run_dir(trouble: dict[str, Exception], tmp_path: Path) -> Path:
     """A run with a checkpoint, from when all was well."""
     run_dir = tmp_path / "run"
-    config = load([*JOB, f"run_dir={run_dir}"], Sources())
-    worlds = make_envs(config, config.env.num_envs, torch.device("cpu"))
-    agent = make_agent(config, worlds, Fabric(accelerator="cpu", devices=1))
+    config = load([*JOB, f"run_dir={run_dir}"], Sources()).config
+    envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
+    agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
     create(run_dir, config).close()
     checkpoint.save(run_dir / "checkpoints", 64, {"agent": agent.state_dict(replay=False)}, {}, keep_last=1)
     return run_dir
 
 
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def error_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines on stderr of a command that is refused."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -83,7 +86,7 @@ def test_what_it_raises_when_it_is_made(
     arguments = {"train": [*JOB, "run_dir=other"]}.get(command, [command, f"run={run_dir}"])
     trouble["init"] = RuntimeError("the licence server is away\ncall somebody")
     expected = ["sheeplike: its maps are old", "sheeplike: the licence server is away"]
-    assert told(arguments, capsys) == expected
+    assert error_lines(arguments, capsys) == expected
     assert not Path("other").exists()
 
 
@@ -91,7 +94,10 @@ def test_what_it_lacks_when_it_is_played(
     run_dir: Path, trouble: dict[str, Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["reset"] = DependencyNotInstalled("pygame is not installed")
-    assert told(["eval", f"run={run_dir}"], capsys) == ["sheeplike: pygame is not installed"]
+    assert error_lines(["eval", f"run={run_dir}"], capsys) == ["sheeplike: pygame is not installed"]
+
+
+# Memory
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), OSError(12, "no room")])
@@ -99,4 +105,75 @@ def test_what_helps_where_memory_is_short(
     error: Exception, trouble: dict[str, Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["init"] = error
-    assert "; out of memory: expected are" in told([*JOB, "run_dir=other"], capsys)[-1]
+    line = error_lines([*JOB, "run_dir=other"], capsys)[-1]
+    assert "out of memory: " in line
+    assert "what helps: env.num_envs=1, agent." in line
+
+
+@pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
+def test_the_settings_that_would_help_are_valid(agent: str) -> None:
+    job = [f"exp={agent}", "env=franka_pick", "profile=gpu", "fabric.accelerator=cpu"]
+    with pytest.raises(CommandError) as caught, explain_oom(load(job, Sources()).config):
+        torch.empty(2**50, dtype=torch.uint8)
+    reason, _, helps = str(caught.value).partition("; what helps: ")
+    assert reason.startswith("out of memory: ")
+    settings = helps.removesuffix(", or smaller images").split(", ")
+    assert len(settings) >= 2
+    for setting in settings:
+        load([*job, setting], Sources())
+    with pytest.raises(ZeroDivisionError), explain_oom(load(job, Sources()).config):
+        1 / 0  # noqa: B018
+
+
+def of_the_replay() -> None:
+    spec = {"is_first": ((), torch.bool), "is_last": ((), torch.bool), "pixels": ((2**30,), torch.uint8)}
+    SequenceReplay(spec, num_envs=1, size=2**20, sequence=4)
+
+
+def behind_another() -> None:
+    with as_command_errors(RuntimeError):
+        torch.empty(2**50, dtype=torch.uint8)
+
+
+def without_a_cause() -> None:
+    try:
+        torch.empty(2**50, dtype=torch.uint8)
+    except RuntimeError:
+        raise KeyError("while cleaning up")  # noqa: B904
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(2**50),
+        lambda: np.empty(2**50),
+        lambda: jnp.zeros(2**46, jnp.uint8).block_until_ready(),
+        of_the_replay,
+        behind_another,
+        without_a_cause,
+    ],
+    ids=["torch", "numpy", "jax", "replay", "CommandError", "context"],
+)
+def test_what_says_that_memory_is_short(allocate: Callable[[], object]) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        allocate()
+    assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "says_so"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("Failed to allocate 1073741824 bytes on device 'cuda:0'"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("OSError: [Errno 12] Cannot allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+        (OSError(28, ""), False),
+        (None, False),
+    ],
+)
+def test_what_other_devices_say(error: Exception | None, says_so: bool) -> None:
+    assert is_out_of_memory(error) == says_so

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sheeplike.commands import snapshot
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress
+from sheeplike.run import snapshot
 from sheeplike.run.recorder import Recorder
 
 INTERVAL = 10
@@ -30,14 +30,14 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
     agent = SimpleNamespace(
         counters=lambda policy_steps, gradient_steps: {"replay/size": float(policy_steps)},
         report=lambda: ({"wm/psnr": torch.tensor(9.0)}, {}),
-        journals={},
+        history=None,
         skipped_in_a_row=torch.zeros((), dtype=torch.int64),
         skipped_total=torch.zeros((), dtype=torch.int64),
         state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
-    worlds = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
+    envs = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
     logger = RunLogger(tmp_path, tensorboard=False)
-    yield Recorder(agent, worlds, Progress(1000, interval=0.0, file=screen), logger)
+    yield Recorder(agent, envs, Progress(1000, interval=0.0, file=screen), logger)
     logger.close()
 
 
@@ -149,31 +149,14 @@ def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows,
     learn(recorder, state, 1.0)
     recorder.log(state)
     recorder.learned({"loss/total": torch.tensor(4.0)})
-    parts, _, journals = snapshot.take(recorder.agent, recorder.envs, recorder, config, state)
+    parts, *_ = snapshot.take(recorder.agent, recorder.envs, recorder, config, state)
     assert rows() == [(10, 1, 1.0)]
-    assert not journals
     (group,) = parts["monitor"]["metrics"]["groups"]
     assert (group["sums"].tolist(), group["counts"].tolist()) == ([4.0], [1.0])
     learn(recorder, state, 6.0)
     recorder.log(state)
     recorder.flush()
     assert rows()[1:] == [(20, 2, 5.0)]
-
-
-def test_going_back_to_a_checkpoint_without_memory_forgets_before_it_loads(recorder, state) -> None:
-    config = SimpleNamespace(
-        checkpoint=SimpleNamespace(replay=False),
-        env=SimpleNamespace(name="corridor"),
-        agent=SimpleNamespace(name="scribe"),
-    )
-    parts, _, _ = snapshot.take(recorder.agent, recorder.envs, recorder, config, state)
-    agent, calls = recorder.agent, []
-    agent.forget = lambda: calls.append("forget")
-    agent.load_state_dict = lambda given: calls.append(sorted(given))
-    agent.player = lambda num_envs: SimpleNamespace(load_state_dict=lambda given: None)
-    recorder.envs.load_state_dict = lambda given: None
-    snapshot.restore(parts, agent, recorder.envs, recorder)
-    assert calls == ["forget", ["weights"]]
 
 
 def test_the_progress_line_is_not_set_back_by_a_late_row(recorder, state, screen) -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import yaml
-from sheeplike.config.sources import CONFIGS
 
+from sheeplike.config.sources import CONFIGS
 from sheeplike.envs.mjx.options import FrankaPickOptions
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
