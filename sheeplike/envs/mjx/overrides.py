@@ -58,7 +58,7 @@ def parse_options(
             raise ValueError(f"options[{option!r}]: expected {one_of(option, OPTIONS)}")
     chosen = _indices(options.get("worlds"), num_envs)
     varied = variation.drawn if randomization.randomize else {}
-    drawn = _choices(options, "variation", varied, chosen, "none, as nothing varies in these worlds")
+    drawn = _choices(options, "variation", varied, chosen, "none, as these worlds are not randomized")
     if wrong := randomization.check({name: values[mask] for name, (mask, values) in drawn.items()}):
         name, expected = wrong
         raise ValueError(f"options['variation'][{name!r}]={options['variation'][name]!r}: expected {expected}")
