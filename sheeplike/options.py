@@ -21,7 +21,20 @@ T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
 
 
-class InvalidOption(ValueError):
+class CommandError(Exception):
+    """A request that cannot be met. Its text is always one line.
+
+    Attributes:
+        status: the exit status of a command that ends with it.
+    """
+
+    status = 2
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
+
+
+class InvalidOption(CommandError, ValueError):
     """The value of an option is not valid.
 
     Args:
@@ -36,8 +49,8 @@ class InvalidOption(ValueError):
         self.key, self.value, self.expected, self.nearest = key, value, expected, nearest
 
     def __str__(self) -> str:
-        hint = "" if self.nearest is None else f"; nearest: {self.nearest}"
-        return f"{self.key}={self.value!r}: expected {self.expected}{hint}"
+        hint = "" if self.nearest is None else f"; nearest: {self.key}={show(self.nearest)}"
+        return " ".join(f"{self.key}={show(self.value)}: expected {self.expected}{hint}".split())
 
 
 class UnknownOption(InvalidOption):

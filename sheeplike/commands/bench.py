@@ -26,12 +26,12 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import Composed, explain, load, load_options
-from sheeplike.config.errors import CommandError, as_command_errors, unknown_key
+from sheeplike.config.errors import as_command_errors, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import format_seconds, info, phase
-from sheeplike.options import Options, explain_keys, keys_of
+from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
 from sheeplike.run.signals import stops_at_once
 

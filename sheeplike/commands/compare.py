@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import Field
 
 from sheeplike.commands import Request
-from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown, validated
-from sheeplike.options import Options, explain_keys, keys_of
+from sheeplike.config.errors import as_command_errors, unknown, validated
+from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
@@ -49,7 +49,7 @@ def main(request: Request) -> None:
     x, metrics, threshold = asked.x, asked.metric.strip("[]").split(","), asked.threshold
     if threshold is not None and metrics[0].endswith("_rate") and not 0 <= threshold <= 1:
         close = min(max(threshold / 100 if threshold > 1 else threshold, 0), 1)
-        raise InvalidValue("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
+        raise InvalidOption("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
     out = Path(asked.out).expanduser() if asked.out else places[0] / "compare"
 
     # Help and mistakes on the command line do without NumPy, unreadable runs without SciPy and Matplotlib.

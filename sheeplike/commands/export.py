@@ -26,9 +26,9 @@ from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import CommandError, as_command_errors, validated
+from sheeplike.config.errors import as_command_errors, validated
 from sheeplike.files import read_text, write_atomically
-from sheeplike.options import Options, explain_keys, keys_of
+from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 if TYPE_CHECKING:

@@ -22,13 +22,14 @@ import torch
 
 from sheeplike import checkpoint
 from sheeplike.agents.spaces import ObservationKeys
-from sheeplike.config.errors import CommandError, as_command_errors
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import describe_changes, to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, info, phase
+from sheeplike.options import CommandError
 from sheeplike.run import snapshot
 from sheeplike.run.build import build, describe_device, explain_oom, make_writer
 from sheeplike.run.evaluation import Evaluator

@@ -19,8 +19,8 @@ from sheeplike.__main__ import main
 from sheeplike.agents.agent import Agent
 from sheeplike.commands.export import load_agent
 from sheeplike.config.compose import load
-from sheeplike.config.errors import CommandError
 from sheeplike.config.sources import Sources
+from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
 from sheeplike.run.run_dir import create
 

@@ -10,11 +10,11 @@ import yaml
 from sheeplike import host
 from sheeplike.agents import registry
 from sheeplike.config import compose
-from sheeplike.config.errors import CommandError
 from sheeplike.config.saved import load_saved, to_yaml
 from sheeplike.config.schema import all_keys
 from sheeplike.config.sources import CONFIGS, Sources
 from sheeplike.envs import list_envs
+from sheeplike.options import CommandError
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 BUILT_IN = Sources()
