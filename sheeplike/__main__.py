@@ -12,8 +12,9 @@ from pathlib import Path
 import sheeplike
 from sheeplike import commands
 from sheeplike.commands import Request
-from sheeplike.config.errors import CommandError, unknown
+from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
+from sheeplike.options import CommandError
 
 FLAGS = {
     "--help": "this text",

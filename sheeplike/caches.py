@@ -1,28 +1,27 @@
 """Where compiled code is kept, so that the second start is a fast one.
 
-Warp's kernels, XLA's executables and Inductor's kernels take minutes to build on a new machine. They are kept in
-``~/.cache/sheeplike`` (``XDG_CACHE_HOME`` is respected), or wherever ``SHEEPLIKE_CACHE_DIR`` says; whoever has set a
-library's own variable keeps that place. Many processes may share them: Warp and Inductor rename whole files into place,
-and JAX drops an entry that it cannot read, with a warning, and compiles.
+Warp's, XLA's and Inductor's kernels take minutes to build on a new machine. They are kept in ``~/.cache/sheeplike``
+(``XDG_CACHE_HOME`` is respected), or wherever ``SHEEPLIKE_CACHE_DIR`` says; whoever has set a library's own variable
+keeps that place. Many processes may share them: Warp and Inductor rename whole files into place, and JAX drops an entry
+that it cannot read, with a warning, and compiles.
 
 Whoever can write there can have code run here. A place that belongs to somebody else, or that others can write to, is
 therefore not used: what is compiled is then kept for this process alone.
 
-JAX's cache may be used although the step of the simulation calls back into Warp. The compiled step holds nothing of a
-process but the names and numbers of those calls, which are part of the entry's key, and the process has registered a
-target for each of them by the time that it has the key: it traced the step.
+JAX's cache may be used although the step of the simulation calls back into Warp: the names and numbers of those calls
+are part of an entry's key, and whoever has the key has traced the step, and so registered a target for each of them.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shutil
 import stat
 import sys
 import tempfile
 import zlib
+from pathlib import Path
 
 # Warp tells processors apart by itself; the other two need a name for this one.
 VARIABLES = ("WARP_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
@@ -30,9 +29,9 @@ _ROOT, _UNMAPPED = 0, 65534  # the latter: whoever owns the host's directories, 
 
 
 def persist() -> None:
-    """Name the caches by environment variables, unless they are set; the libraries make the directories.
+    """Name the caches by environment variables, unless they are set, and make the directory that holds them.
 
-    Does nothing where the directory could not be written: each library then has its own way.
+    Does nothing where it cannot be written: each library then has its own way.
     """
     settings: dict[str, str | float] = {}
     processor = _processor()
@@ -49,22 +48,25 @@ def persist() -> None:
         settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = 0.1
     late = "jax" in sys.modules
     for name, value in settings.items():
-        if name in os.environ:
-            continue
-        os.environ[name] = str(value)
-        if late and name.startswith("JAX_"):  # which has read its variables
-            sys.modules["jax"].config.update(name.lower(), value)
+        if name not in os.environ:
+            os.environ[name] = str(value)
+            if late and name.startswith("JAX_"):  # JAX has read its variables
+                sys.modules["jax"].config.update(name.lower(), value)
 
 
 def _root() -> str | None:
-    """The directory of all caches; None where it could not be written."""
+    """The directory of all caches; None where it cannot be written."""
     root = os.environ.get("SHEEPLIKE_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "sheeplike"
     )
     root = os.path.realpath(root)  # a link may lead elsewhere by the time that the libraries follow it
-    if not _writable(root):
+    try:
+        # Made at once: in a place such as /tmp, somebody else could make it before the libraries do.
+        os.makedirs(root, mode=0o700, exist_ok=True)
+    except OSError:
         return None
-    _claim(root)
+    if not os.access(root, os.W_OK | os.X_OK):
+        return None
     if danger := _danger(root):
         print(
             f"sheeplike: compiled code is not kept: {danger}, and code is run from there; nearest: "
@@ -75,47 +77,19 @@ def _root() -> str | None:
     return root
 
 
-def _writable(path: str) -> bool:
-    """Whether ``path`` could be written, or made."""
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
-
-
-def _claim(root: str) -> None:
-    """Make ``root`` where anybody else could make it too, as in ``/tmp``: then it is ours, or :func:`_danger` tells."""
-    missing = []
-    while not os.path.lexists(root):
-        missing.append(root)
-        root = os.path.dirname(root)
-    if missing and hasattr(os, "geteuid") and _writers(os.lstat(root)):
-        with contextlib.suppress(OSError):
-            for path in reversed(missing):
-                os.mkdir(path, 0o700)
-
-
 def _danger(root: str) -> str:
     """Who else could change what lies in ``root``, or put something else in its place; empty where nobody could."""
     if not hasattr(os, "geteuid"):  # Windows has other rules
         return ""
-    mine, trusted = os.geteuid(), {os.geteuid(), _ROOT}
-    for path in (root, *(os.path.join(root, name) for name in ("warp", "inductor", "jax"))):
-        if os.path.lexists(path):
-            about = os.lstat(path)
-            if stat.S_ISLNK(about.st_mode) or about.st_uid not in trusted:
-                return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
-            if others := _writers(about):
-                return f"{path} can be written by {others}"
-    path = root
-    while path != os.path.dirname(path):
-        path = os.path.dirname(path)
-        if not os.path.lexists(path):
-            continue
-        about = os.lstat(path)
-        if about.st_uid not in trusted | {_UNMAPPED}:
+    mine = os.geteuid()
+    own = [Path(root), *(Path(root, name) for name in ("warp", "inductor", "jax"))]
+    for path in filter(os.path.lexists, [*own, *Path(root).parents]):
+        about = path.lstat()
+        trusted = {mine, _ROOT} if path in own else {mine, _ROOT, _UNMAPPED}
+        if stat.S_ISLNK(about.st_mode) or about.st_uid not in trusted:
             return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
         # In a directory such as /tmp, whose sticky bit is set, nobody can rename what belongs to another.
-        if (others := _writers(about)) and not about.st_mode & stat.S_ISVTX:
+        if (others := _writers(about)) and (path in own or not about.st_mode & stat.S_ISVTX):
             return f"{path} can be written by {others}"
     return ""
 
@@ -153,11 +127,11 @@ def _processor() -> str:
     """A name for what this processor can execute; empty where that cannot be told.
 
     In a home directory that several machines share, XLA would load what was compiled for another one's instructions,
-    and crash. Warp tells processors apart by itself.
+    and crash.
     """
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            features = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    except OSError:
+            features = next(line for line in file if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
         return ""
-    return f"{zlib.crc32(features.encode()):08x}" if features else ""
+    return f"{zlib.crc32(features.encode()):08x}"

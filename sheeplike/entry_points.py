@@ -26,33 +26,25 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")  # as it can be typed behind `
 
 
 class Plugin(NamedTuple):
-    """An entry point of another package.
+    """An entry point of another package."""
 
-    Attributes:
-        distribution: the package that has it, as ``pip`` names it, and its version.
-        entry: what it names, not imported yet.
-    """
-
-    distribution: str
-    entry: EntryPoint
+    distribution: str  # name and version of the package
+    entry: EntryPoint  # not imported yet
 
     def __str__(self) -> str:
         return f"{self.distribution} ({self.entry.value})"
 
 
 def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
-    """What installed packages announce in ``group``, by name; nothing of them is imported.
-
-    A name has several where several packages want it.
-    """
+    """What installed packages announce in ``group``, by name, which several may want; nothing of them is imported."""
     return _plugins(group, tuple(sys.path))
 
 
 def load(group: str, name: str, what: str, *, built_in: bool = False) -> tuple[Any, Plugin]:
-    """Import what ``name`` of :func:`plugins` stands for, and whose it is.
+    """Import what ``name`` of :func:`plugins` stands for; also returns whose it is.
 
     Args:
-        what: an environment, for one: as errors call it.
+        what: what errors call it, such as an environment.
         built_in: whether there is one of this name here too.
 
     Raises:
@@ -61,10 +53,8 @@ def load(group: str, name: str, what: str, *, built_in: bool = False) -> tuple[A
     found = plugins(group).get(name, ())
     if len(found) + built_in != 1:
         owners = " and in ".join(["sheeplike itself"] * built_in + [str(plugin) for plugin in found]) or "no package"
-        raise ValueError(
-            f"{what} {name!r} is in {owners}: expected one package that has it; uninstall the other, or rename its "
-            f"entry point of {group}"
-        )
+        hint = f"uninstall the other, or rename its entry point of {group}"
+        raise ValueError(f"{what} {name!r} is in {owners}: expected one package that has it; {hint}")
     (plugin,) = found
     try:
         return plugin.entry.load(), plugin

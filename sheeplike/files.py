@@ -77,7 +77,8 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # of an attempt that was killed; opened as it is, it could be a link
+        with open(temporary, "xb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -25,9 +26,8 @@ def gpu_count() -> int:
     except OSError:
         return 0
     count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return 0 if failed else count.value
 
 
 @functools.cache
@@ -51,28 +51,17 @@ def gpu_problem() -> str | None:
 def free_memory(root: Path | str = "/") -> int | None:
     """Bytes of the host's memory that can still be allocated, or None where the system does not tell.
 
-    In a container, a pod or a job of a cluster that is what the limit leaves: who takes more is killed, however much
-    the machine itself has.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
+    In a container or a job of a cluster that is what the limit leaves: who takes more is killed, whatever the machine
+    has. ``proc`` and ``sys`` lie in ``root``.
     """
     root = Path(root)
     machine = _field(root / "proc/meminfo", "MemAvailable:")
     left = [] if machine is None else [machine * 1024]
-    left += [free for version, group in _groups(root) for free in _left(root, version, group)]
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, name = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            left += _left(root, 1 if controllers else 2, name)
     return min(left, default=None)
-
-
-def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    """Version and name of the control groups that count this process's memory."""
-    for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, name = rest.partition(":")
-        if number == "0" and not controllers:
-            yield 2, name
-        elif "memory" in controllers.split(","):
-            yield 1, name
 
 
 def _left(root: Path, version: int, name: str) -> Iterator[int]:
@@ -88,20 +77,20 @@ def _left(root: Path, version: int, name: str) -> Iterator[int]:
             yield max(0, limit - max(0, used - (_field(group / "memory.stat", cache) or 0)))
 
 
-def _lines(path: Path) -> list[str]:
+def _text(path: Path) -> str:
     try:
-        return path.read_text().splitlines()
+        return path.read_text()
     except (OSError, UnicodeDecodeError):
-        return []
+        return ""
 
 
 def _number(path: Path) -> int | None:
-    """What a file says, unless it is ``max``."""
-    text = "".join(_lines(path))
+    """The number in a file; None for ``max``."""
+    text = _text(path).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _field(path: Path, name: str) -> int | None:
     """The number behind a name at the beginning of a line."""
-    found = [words[1] for line in _lines(path) if (words := line.split())[:1] == [name] and len(words) > 1]
-    return int(found[0]) if found and found[0].isdecimal() else None
+    found = re.search(rf"^{name}\s+(\d+)", _text(path), re.MULTILINE)
+    return int(found[1]) if found else None

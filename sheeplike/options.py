@@ -21,7 +21,20 @@ T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
 
 
-class InvalidOption(ValueError):
+class CommandError(Exception):
+    """A request that cannot be met. Its text is always one line.
+
+    Attributes:
+        status: the exit status of a command that ends with it.
+    """
+
+    status = 2
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
+
+
+class InvalidOption(CommandError, ValueError):
     """The value of an option is not valid.
 
     Args:
@@ -36,8 +49,8 @@ class InvalidOption(ValueError):
         self.key, self.value, self.expected, self.nearest = key, value, expected, nearest
 
     def __str__(self) -> str:
-        hint = "" if self.nearest is None else f"; nearest: {self.nearest}"
-        return f"{self.key}={self.value!r}: expected {self.expected}{hint}"
+        hint = "" if self.nearest is None else f"; nearest: {self.key}={show(self.nearest)}"
+        return " ".join(f"{self.key}={show(self.value)}: expected {self.expected}{hint}".split())
 
 
 class UnknownOption(InvalidOption):
@@ -103,13 +116,15 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
-    """The choice most like ``word``, whatever the case of its letters; None where none is.
+    """The choice most like ``word``, or else one that contains it, in whatever case; None where there is neither.
 
     Args:
         cutoff: the least likeness, from 0 to 1; with the default there is an answer wherever there is a choice.
     """
+    word = str(word).lower()
     lowered = {choice.lower(): choice for choice in reversed(list(choices))}  # the first of two wins
-    close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
+    close += [choice for choice in reversed(lowered) if word and word in choice]
     return lowered[close[0]] if close else None
 
 
@@ -253,7 +268,7 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
             return f"{'two' if form['maxItems'] == 2 else form['maxItems']} of them"
         many, items = "one or more " * bool(form.get("minItems")), form["items"]
         if _choices(items):
-            return f"a list of {many}of {', '.join(_choices(items))}"
+            return f"a list of {many + 'of ' if many else ''}{', '.join(_choices(items))}"
         least = f" of at least {items['minimum']:g}" if "minimum" in items else ""
         return (
             f"a list of {many}{ {'integer': 'integers', 'number': 'numbers'}.get(items.get('type'), 'names') }{least}"

@@ -42,7 +42,7 @@ def test_all_caches_lie_in_one_place_that_can_be_moved(tmp_path: Path, settings:
     settings = {name: value.format(home=tmp_path) for name, value in settings.items()}
     places = [Path(place) for place in json.loads(run(NAMES, HOME=str(tmp_path), **settings))]
     assert [place.relative_to(tmp_path / root).parts[0] for place in places] == ["warp", "jax", "inductor"]
-    assert list(tmp_path.iterdir()) == [], "importing makes no directories"
+    assert list((tmp_path / root).iterdir()) == [], "importing makes no more than the directory of all"
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -106,7 +106,7 @@ def test_a_directory_such_as_tmp_will_do_if_ours_is_the_one_in_it(tmp_path: Path
     shared.chmod(0o1777)
     done = process(NAMES, SHEEPLIKE_CACHE_DIR=str(shared / "a/b"))
     assert (places(done)[0], done.stderr) == (shared / "a/b/warp", "")
-    assert [(shared / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+    assert (shared / "a/b").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -12,10 +12,12 @@ from sheeplike import entry_points, envs
 
 TASK = """
 print("imported")
+from sheeplike.envs.mjx.options import CartpoleOptions, CartpoleSwingupOptions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 
 def pole(*, episode_length: int = 30, swing_up: bool = False):
-    return Cartpole(swing_up=swing_up, episode_length=episode_length)
+    options = CartpoleSwingupOptions if swing_up else CartpoleOptions
+    return Cartpole(options(episode_length=episode_length))
 
 def family(*, id, num_envs, device, image_size, action_repeat, seed, colour: str = "red"): ...
 

@@ -15,9 +15,9 @@ from sheeplike import checkpoint, entry_points
 from sheeplike.__main__ import main
 from sheeplike.commands.export import load_agent
 from sheeplike.config.compose import load
-from sheeplike.config.errors import CommandError
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
+from sheeplike.options import CommandError
 from sheeplike.run.run_dir import create
 
 PARTS = ("agent", "envs", "loop")

@@ -31,6 +31,15 @@ from sheeplike.monitor.progress import format_seconds
 MIN_SEEDS = 3  # with fewer, an interval over seeds would say nothing
 GRID = 200  # most points of a group's curve
 AXES = {"steps": "policy steps", "time": "wall-clock time"}
+READING = (
+    "final: each seed's last evaluation up to the end of the compared range; best: its highest up to there; area: the "
+    "mean height of its curve in the range. Shown are interquartile means over seeds (of fewer than 4 seeds: means) "
+    "[95 % percentile-bootstrap intervals over seeds, with 3 to 5 seeds too narrow].",
+    "P(A > B): how likely the final evaluation of a seed of A is above that of a seed of B; p: how often groups dealt "
+    "out at random would differ as much (3 against 3 seeds: never less than 0.1).",
+    "success: over the episodes of all seeds' final evaluations [95 % Wilson interval]; to a threshold: the first "
+    "evaluation that is at least as high, median over seeds, of which those that never reach it count as the latest.",
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ def compare(
     Args:
         groups: label to runs, each of which has a curve of ``metric``.
         x: ``"steps"`` or ``"time"``.
-        notes: what a reader must know about the choice of runs.
+        notes: what a reader must know of how the runs were chosen.
 
     Raises:
         RunError: one run ends before another begins.
@@ -85,24 +94,18 @@ def compare(
     shortest = min(runs, key=lambda run: run.curves[metric].along(x)[-1])
     start, end = last.curves[metric].along(x)[0], shortest.curves[metric].along(x)[-1]
     if start > end:
-        raise RunError(
-            f"{metric} of {shortest.path} ends at {_position(end, x)}, before that of {last.path} begins at "
-            f"{_position(start, x)}: expected runs that overlap in {AXES[x]}; nearest: "
-            f"x={'time' if x == 'steps' else 'steps'}"
-        )
+        ends = f"{metric} of {shortest.path} ends at {_position(end, x)}"
+        begins = f"before that of {last.path} begins at {_position(start, x)}"
+        other = "time" if x == "steps" else "steps"
+        raise RunError(f"{ends}, {begins}: expected runs that overlap in {AXES[x]}; nearest: x={other}")
     compared = [_group(label, members, metric, x, start, end) for label, members in groups.items()]
     verdicts = [_verdict(a, b, metric) for a, b in itertools.combinations(compared, 2)]
     ended = f", where {shortest.path} ends" * any(run.curves[metric].along(x)[-1] > end for run in runs)
     notes = [*notes, f"Compared from {_position(start, x)} to {_position(end, x)}{ended}."]
-    env = next((run.env for run in runs if run.env), None)
-    if env and (unknown := sum(run.env is None for run in runs)):
-        notes.append(f"{unknown} of {len(runs)} runs do not say their task; taken to be {env}.")
-    repeats = sorted({run.settings["env.action_repeat"] for run in runs if "env.action_repeat" in run.settings})
-    if len(repeats) > 1:
-        notes.append(f"A policy step is {' or '.join(map(str, repeats))} control steps: action_repeat differs.")
     for run in runs:
         if count := run.nonfinite.get(metric):
             notes.append(f"{run.path}: values of {metric} that are not finite, left out: {count}.")
+    env = next((run.env for run in runs if run.env), None)
     return Comparison(env, metric, x, threshold, end, compared, verdicts, notes)
 
 
@@ -125,22 +128,8 @@ def to_markdown(comparison: Comparison) -> str:
     rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
-    explanations = {
-        "final: each seed's last evaluation up to the end of the compared range; best: its highest up to there; area: "
-        "the mean height of its curve in the range. Shown are interquartile means over seeds (of fewer than 4 seeds: "
-        "means) [95 % percentile-bootstrap intervals over seeds, with 3 to 5 seeds too narrow].": True,
-        "P(A > B): how likely the final evaluation of a seed of A is above that of a seed of B; p: how often groups "
-        "dealt out at random would differ as much (3 against 3 seeds: never less than 0.1).": len(groups) > 1,
-        "success: over the episodes of all seeds' final evaluations [95 % Wilson interval, which says nothing of how "
-        "much seeds differ].": any(successes),
-        "wall-clock time: from the first policy step on, evaluations and videos included.": x == "time",
-        "Each pair of groups is tested on its own: of many pairs, some will look different by chance.": len(groups) > 2,
-        f"to {number(threshold or 0)}: the first evaluation that is at least as high, median over seeds; a seed that "
-        "never is counts as later than all others.": threshold is not None,
-    }
-    notes = [*comparison.notes, *(text for text, shown in explanations.items() if shown)]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
-    lists = ["\n".join(f"- {line}" for line in lines) for lines in (verdicts, notes, paths)]
+    lists = ["\n".join(f"- {line}" for line in lines) for lines in (verdicts, [*comparison.notes, *READING], paths)]
     return "\n\n".join(["\n".join(table), *lists]) + "\n"
 
 

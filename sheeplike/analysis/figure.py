@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -15,12 +14,8 @@ from sheeplike.analysis.comparison import Comparison, Group, compact, number, se
 # Nature Methods 8, 441 (2011), the dark ones first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # for more groups than there are colours
-NAMES = {
-    "eval/return_mean": "return (eval/return_mean)",
-    "eval/success_rate": "success rate (eval/success_rate)",
-}
+NAMES = {"eval/return_mean": "return (eval/return_mean)", "eval/success_rate": "success rate (eval/success_rate)"}
 AXIS_NAMES = {"steps": "policy steps", "time": "wall-clock minutes"}
-MINUTE = 60.0
 
 
 def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
@@ -31,31 +26,39 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     """
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    unit = MINUTE if comparison.x == "time" else 1.0
+    unit = 60.0 if comparison.x == "time" else 1.0
     for index, group in enumerate(comparison.groups):
-        colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
-        _draw_group(axes, group, comparison.x, unit, colour, dash)
+        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+        for curve in group.curves:
+            axes.plot(curve.along(comparison.x) / unit, curve.value, linewidth=0.8, alpha=0.4, **style)
+        if group.band is not None:
+            axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
+        marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
+        axes.plot(group.x / unit, group.mean, label=_label(group), linewidth=2.2, marker=marker, **style)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if comparison.threshold is not None:
-        axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)))
-        style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": "0.3"}
-        place = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
-        axes.annotate(number(comparison.threshold), (1, comparison.threshold), (3, 0), **place, **style)
-    _draw_end(axes, comparison, unit)
+        label = f"threshold {number(comparison.threshold)}"
+        axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)), label=label)
+    curves = [curve for group in comparison.groups for curve in group.curves]
+    if any(curve.along(comparison.x)[-1] > comparison.end for curve in curves):
+        axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":", label="compared up to here")
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
     axes.set_ylabel(NAMES.get(comparison.metric, comparison.metric), fontsize=11)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     if not log:
         axes.set_xlim(left=0)
     axes.tick_params(labelsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=13, loc="left", fontweight="bold")
-    axes.set_title(_caption(comparison), fontsize=8.5, loc="right", color="0.35")
+    # Of fewer than four seeds, no quarter can be left out.
+    mean = "mean" if all(len(group.runs) < 4 for group in comparison.groups) else "interquartile mean"
+    band = " · band: 95 % interval" * any(group.band is not None for group in comparison.groups)
+    axes.set_title(f"thin: seeds · thick: {mean}{band}", fontsize=8.5, loc="right", color="0.35")
     widest = max(len(_label(group)) for group in comparison.groups)
     columns = max(1, min(len(comparison.groups), 105 // (widest + 8)))
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
@@ -69,38 +72,6 @@ def encode(figure: Figure, kind: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "sheeplike"}):
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
-
-
-def _draw_group(axes: Axes, group: Group, x: str, unit: float, colour: str, dash: object) -> None:
-    for curve in group.curves:
-        axes.plot(curve.along(x) / unit, curve.value, color=colour, linewidth=0.8, alpha=0.4, linestyle=dash)
-    if group.band is not None:
-        axes.fill_between(group.x / unit, *group.band, color=colour, alpha=0.18, linewidth=0)
-    marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
-    style = {"color": colour, "linewidth": 2.2, "linestyle": dash, "marker": marker}
-    axes.plot(group.x / unit, group.mean, label=_label(group), **style)
-
-
-def _draw_end(axes: Axes, comparison: Comparison, unit: float) -> None:
-    """Where the comparison ends, if some runs go on."""
-    if all(curve.along(comparison.x)[-1] == comparison.end for group in comparison.groups for curve in group.curves):
-        return
-    axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.07 * (high - low), high)  # room for the words, below all curves
-    late = comparison.end / unit > sum(axes.get_xlim()) / 2
-    style = {"ha": "right" if late else "left", "va": "bottom", "fontsize": 9, "color": "0.3"}
-    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-    axes.annotate("compared up to here", (comparison.end / unit, 0.01), (-4 if late else 4, 0), **place, **style)
-
-
-def _caption(comparison: Comparison) -> str:
-    # Of fewer than four seeds, no quarter can be left out.
-    few = all(len(group.runs) < 4 for group in comparison.groups)
-    parts = ["thin: seeds", f"thick: {'mean' if few else 'interquartile mean'}"]
-    if any(group.band is not None for group in comparison.groups):
-        parts.append("band: 95 % interval")
-    return " · ".join(parts)
 
 
 def _label(group: Group) -> str:

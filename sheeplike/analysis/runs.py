@@ -26,12 +26,12 @@ from sheeplike.options import nearest
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
 LARGEST_CONFIG = 2**20  # bytes; one takes about three thousand
-# Keys and sections that do not make another experiment: runs that differ in these alone are averaged.
+# Keys and sections that do not make another experiment.
 INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
 INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
 INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
-# Conditions of a comparison: where any two groups differ in one of these, all of them are labelled with it. The number
-# of environments is each agent's own choice.
+# Where any two groups differ in one of these, the labels of all show it. The number of environments is each agent's own
+# choice.
 CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observations$")
 # How other tools name the directories of their runs. The first is CleanRL's form.
 _EXTERNAL_NAMES = (
@@ -75,13 +75,10 @@ class Run:
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Read the runs in and below some directories, all of one task; dry runs are left out.
+    """Read the runs in and below some directories, all of one task, without dry runs; also returns notes on them.
 
     Args:
-        metrics: names of the metric to compare. Each run's first one is in its curves under the first of the names.
-
-    Returns:
-        The runs, and notes on how they were chosen.
+        metrics: names of the metric to compare. A run's curves have the first that it has under the first of all.
 
     Raises:
         RunError: there are no runs, a file is damaged, the runs are of several tasks, or one lacks the metric.
@@ -116,43 +113,30 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
-            beside = map(str, place.parent.iterdir()) if place.parent.is_dir() else []
-            match = None if place.exists() else _nearest(str(place), beside)
-            raise RunError(
-                f"{place} {'is a file' if place.exists() else 'does not exist'}: expected a directory of runs"
-                + (f"; nearest: {match}" if match else "")
-            )
-        runs = list(_walk(place))
+            problem = "is a file" if place.exists() else "does not exist"
+            beside = sorted(map(str, place.parent.iterdir())) if place.parent.is_dir() and not place.exists() else []
+            match = nearest(place, beside, cutoff=0.6)
+            raise RunError(f"{place} {problem}: expected a directory of runs" + f"; nearest: {match}" * bool(match))
+        runs = {run.resolve(): run for run in _walk(place)}
         if not runs:
-            raise RunError(
-                f"{place}: expected runs in it, directories with {CONFIG_FILE} and {METRICS_FILE} or with "
-                f"{EVENT_FILES}*, and found none"
-            )
-        for run in runs:
-            found.setdefault(run.resolve(), run)
+            expected = f"directories with {CONFIG_FILE} and {METRICS_FILE} or with {EVENT_FILES}*"
+            raise RunError(f"{place}: expected runs in it, {expected}, and found none")
+        found |= runs
     return list(found.values())
 
 
 def read_run(path: Path, wanted: Collection[str]) -> Run:
-    """Read some metrics of a directory of :func:`find_runs`.
+    """Read a directory of :func:`find_runs`; of its metrics those that are wanted, as all would take seconds.
 
     A last line of ``metrics.jsonl`` that was cut short is left out: the run may be writing it just now.
-
-    Args:
-        wanted: the metrics to read; a run has dozens, and reading all of them would take seconds.
 
     Raises:
         RunError: a file cannot be read or is damaged.
     """
-    config = _config(path / CONFIG_FILE)
-    if (path / METRICS_FILE).exists():
-        if config is None:
-            raise RunError(
-                f"{path}: expected {CONFIG_FILE} of a run beside {METRICS_FILE}, with exp, agent.name, env.name"
-            )
-        recorded = _collect(_rows(path / METRICS_FILE), wanted)
-    else:
-        recorded = _collect(_events(path), wanted)
+    config, ours = _config(path / CONFIG_FILE), (path / METRICS_FILE).exists()
+    if ours and config is None:
+        raise RunError(f"{path}: expected {CONFIG_FILE} of a run beside {METRICS_FILE}, with exp, agent.name, env.name")
+    recorded = _collect(_rows(path / METRICS_FILE) if ours else _events(path), wanted)
     if config is None:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
@@ -165,8 +149,7 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
 def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs that differ in nothing but their seed, under a label that tells them from the other groups.
 
-    A label shows the settings in which runs of one agent and recipe differ, and the conditions of the comparison in
-    which any two groups differ.
+    It shows the settings in which runs of one name differ, and the conditions in which any two runs differ.
 
     Raises:
         RunError: two runs of one group have the same seed.
@@ -187,25 +170,16 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
         members.sort(key=lambda run: (len(run.seed), run.seed))  # in the order of numbers
         for first, second in itertools.pairwise(members):
             if first.seed == second.seed:
-                raise RunError(
-                    f"seed {first.seed} of {label} is there twice, in {first.path} and {second.path}: "
-                    "expected one run for each seed"
-                )
+                where = f"is there twice, in {first.path} and {second.path}"
+                raise RunError(f"seed {first.seed} of {label} {where}: expected one run for each seed")
     return groups
 
 
-def _nearest(word: str, choices: Iterable[str]) -> str | None:
-    choices = sorted(choices)
-    return nearest(word, choices, cutoff=0.6) or next((choice for choice in choices if word in choice), None)
-
-
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
-    """The error for a run that has no value of a metric."""
     others = sorted(run.metrics - {metric})
     found = "none of them is finite" if metric in run.metrics else "there are none"
-    hint = f"there are {', '.join(others)}" if others else "there are no rows at all yet"
-    if match := _nearest(metric, others):
-        hint = f"nearest: metric={match}"
+    match = nearest(metric, others, cutoff=0.6)
+    hint = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
     hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
     return RunError(f"{run.path}: expected values of metric={metric}, and {found}; {hint}")
 
@@ -279,22 +253,16 @@ def _rows(path: Path) -> Rows:
 def _events(path: Path) -> Rows:
     """The same of TensorBoard's event files; seconds count from the first event."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
 
     for file in path.glob(f"{EVENT_FILES}*"):  # the reader opens whatever has the name
         if file.is_symlink() or not file.is_file():
             raise RunError(f"{file}: cannot be read: is no regular file")
-    reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})  # 0: all of them
-    reader.Reload()
-    tags = reader.Tags()
-    found = [(event, tag, event.value) for tag in tags["scalars"] for event in reader.Scalars(tag)]
-    for tag in tags["tensors"]:  # TensorFlow 2 and JAX tools write scalars so
-        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
-            found += [(event, tag, make_ndarray(event.tensor_proto).item()) for event in reader.Tensors(tag)]
+    reader = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()  # 0: all of them
+    found = [(event, tag) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
     if found:
         # The first event says when the file was begun; of a converted log, that may be after all that it tells.
-        start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, _, _ in found))
-        yield from ((event.step, event.wall_time - start, {tag: value}) for event, tag, value in found)
+        start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, _ in found))
+        yield from ((event.step, event.wall_time - start, {tag: event.value}) for event, tag in found)
 
 
 def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[str, Curve], dict[str, int]]:
@@ -340,10 +308,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:
-    """Keys whose values are not the same in all runs; having none is a value too.
-
-    The numbers of randomization count only where they tell runs apart whose summaries are the same.
-    """
+    """Keys that not all runs have, or with one value; numbers of randomization only where their summaries are equal."""
     values: dict[tuple[str, Any], set[str]] = defaultdict(set)
     for key in set().union(*(run.settings for run in runs)):
         for run in runs:
@@ -354,7 +319,7 @@ def _differing(runs: Sequence[Run]) -> set[str]:
 
 
 def _label(run: Run, keys: Sequence[str]) -> str:
-    """A run's name and its values of some keys, as they would be typed; without their sections where that is clear."""
+    """A run's name and its values of some keys, without their sections where the last part of each key is enough."""
     texts, names = [run.name], [key.rpartition(".")[2] for key in keys]
     for key, name in zip(keys, names, strict=True):
         if key in run.settings:

@@ -20,9 +20,8 @@ def iqm(scores: np.ndarray, axis: int = 0) -> np.ndarray:
 def iqm_interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """95 % percentile-bootstrap interval of the interquartile mean of ``scores (R, ...)`` over runs, each ``(...)``.
 
-    All that belongs to a run, such as the points of its curve, is drawn together. With few runs the interval is too
-    narrow, as every percentile bootstrap is: of normal scores it holds the true value in 75 % of all cases with 3 runs,
-    87 % with 4, 90 % with 5 and 93 % with 10, where it promises 95 %.
+    All points of a run's curve are drawn together. With few runs the interval is too narrow, as every percentile
+    bootstrap is: of normal scores it holds the true value in 75 % of all cases with 3 runs, 87 % with 4, 90 % with 5.
     """
     return _bootstrap((scores,), iqm)
 
@@ -66,7 +65,7 @@ def success_interval(successes: int, episodes: int) -> tuple[float, float]:
 def area_under_curve(x: np.ndarray, y: np.ndarray, start: float, end: float) -> float:
     """Mean height from ``start`` to ``end`` of the line through the points ``x (P,)``, ascending, and ``y (P,)``.
 
-    The area divided by the width, so that it has the unit of ``y``. Of no width it is the height at that place.
+    It is the area divided by the width, so that it has the unit of ``y``; without width, the height at that place.
     """
     places = np.concatenate([[start], x[(x > start) & (x < end)], [end]])
     heights = np.interp(places, x, y)

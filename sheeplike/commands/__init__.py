@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sheeplike.config.errors import CommandError
+from sheeplike.options import CommandError
 
 
 class Request(NamedTuple):

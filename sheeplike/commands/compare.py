@@ -5,28 +5,33 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from sheeplike.commands import Request
-from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, nearest, unknown
+from sheeplike.config.errors import as_command_errors, unknown, validated
+from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 
-CHOICES = {"x": ("steps", "time"), "scale": ("linear", "log")}
-KEYS = {
-    "x": "steps (policy steps, the default) or time (wall-clock)",
-    "scale": "linear (the default) or log: of the picture's x axis",
-    "metric": "a metric of metrics.jsonl, eval/return_mean by default; of a list a,b each run's first",
-    "threshold": "also say when each agent reaches this value",
-    "out": "where the files go, <first directory>/compare by default",
-}
-EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
 Compares all runs in and below the directories, those of train and other tools' TensorBoard events.
 Runs that differ in nothing but their seed are one group.
 """
+EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
+
+
+class CompareOptions(Options):
+    """Keys of this command."""
+
+    x: Literal["steps", "time"] = Field("steps", description="policy steps, or wall-clock time")
+    scale: Literal["linear", "log"] = Field("linear", description="of the picture's x axis")
+    metric: str = Field("eval/return_mean", description="a metric of metrics.jsonl; of a list a,b each run's first")
+    threshold: float | None = Field(None, description="also say when each agent reaches this value")
+    out: str | None = Field(None, description="where the files go; null: <first directory>/compare")
 
 
 def main(request: Request) -> None:
@@ -36,12 +41,16 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met; nothing was written.
     """
     if request.help:
-        print("\n".join([USAGE, *(f"  {key:<12} {text}" for key, text in KEYS.items()), "", f"for example: {EXAMPLE}"]))
+        print(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}", sep="\n")
         return
-    places, settings = _parse(request.arguments)
-    x, metrics = settings["x"], settings["metric"].strip("[]").split(",")
-    threshold = _threshold(settings["threshold"], metrics[0]) if "threshold" in settings else None
-    out = Path(settings.get("out") or places[0] / "compare").expanduser()
+    if request.config_dirs:
+        raise CommandError("--config-dir: expected only directories of runs, which hold their whole configuration")
+    places, asked = _parse(request.arguments)
+    x, metrics, threshold = asked.x, asked.metric.strip("[]").split(","), asked.threshold
+    if threshold is not None and metrics[0].endswith("_rate") and not 0 <= threshold <= 1:
+        close = min(max(threshold / 100 if threshold > 1 else threshold, 0), 1)
+        raise InvalidOption("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
+    out = Path(asked.out).expanduser() if asked.out else places[0] / "compare"
 
     # Help and mistakes on the command line do without NumPy, unreadable runs without SciPy and Matplotlib.
     from sheeplike.analysis.runs import RunError, group_runs, read_runs
@@ -57,7 +66,7 @@ def main(request: Request) -> None:
         comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
     task = comparison.env or places[0].resolve().name
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
-    table, figure = to_markdown(comparison), draw(comparison, task, log=settings["scale"] == "log")
+    table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log")
     files = {
         out / f"{name}.png": encode(figure, "png"),
         out / f"{name}.svg": encode(figure, "svg"),
@@ -73,36 +82,20 @@ def main(request: Request) -> None:
     print(f"{title}\n\n{table}", *files, sep="\n")
 
 
-def _parse(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
-    """Directories and settings; ``a/b=c`` is a directory."""
+def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:
+    """Directories and options; ``a/b=c`` is a directory."""
     places: list[Path] = []
-    settings = {"x": "steps", "scale": "linear", "metric": "eval/return_mean"}
+    given: dict[str, str | None] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or "/" in key:
             places.append(Path(argument).expanduser())
-        elif key not in KEYS:
-            raise unknown("key", key, KEYS)
+        elif key not in CompareOptions.model_fields:
+            raise unknown("key", key, CompareOptions.model_fields)
         elif not value:
-            raise CommandError(f"{key}=: expected {KEYS[key]}")
+            raise CommandError(f"{key}=: expected {CompareOptions.model_fields[key].description}")
         else:
-            settings[key] = value
+            given[key] = None if value == "null" else value
     if not places:
         raise CommandError(f"compare: expected one or more directories of runs, for example: {EXAMPLE}")
-    for key, choices in CHOICES.items():
-        if settings[key] not in choices:
-            raise InvalidValue(key, settings[key], " or ".join(choices), nearest(settings[key], choices))
-    return places, settings
-
-
-def _threshold(text: str, metric: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise InvalidValue("threshold", text, "a number")
-    if metric.endswith("_rate") and not 0 <= value <= 1:
-        close = value / 100 if 1 < value <= 100 else min(max(value, 0.0), 1.0)
-        raise InvalidValue("threshold", text, f"a number from 0 to 1, since {metric} is a rate", f"{close:g}")
-    return value
+    return places, validated(CompareOptions, given)

@@ -16,10 +16,10 @@ from pydantic import Field
 from sheeplike import envs, host
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
-from sheeplike.options import Options, explain_keys, keys_of
+from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 
@@ -64,9 +64,9 @@ def main(request: Request) -> None:
     asked = load_options(EvalOptions, request.about_run())
     run_dir, config = open_run(asked.run, "eval")
     if not asked.randomize and not envs.simulated(config.env.name):
-        raise InvalidValue("randomize", False, f"true: {config.env.name} is not simulated here", True)
+        raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
-        raise InvalidValue("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
+        raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
     path = choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
@@ -116,7 +116,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
-    banner({f"policy step {meta['step']:,} of {run_dir}": describe(metrics, asked)})
+    banner(f"policy step {meta['step']:,} of {run_dir}", describe(metrics, asked))
 
     name = f"step_{meta['step']:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
     name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample)
@@ -165,7 +165,7 @@ def _accelerator(asked: EvalOptions, config: Config) -> str:
     wanted = config.fabric.accelerator if asked.accelerator == "auto" else asked.accelerator
     problem = None if wanted == "cpu" else host.gpu_problem()
     if problem and asked.accelerator != "auto":
-        raise InvalidValue("accelerator", asked.accelerator, f"a GPU, but {problem}", "cpu")
+        raise InvalidOption("accelerator", asked.accelerator, f"a GPU, but {problem}", "cpu")
     if problem:
         print(f"sheeplike: on the CPU although the run was trained on a GPU: {problem}", file=sys.stderr)
     return "cpu" if wanted == "cpu" or problem else "cuda"

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 from sheeplike.agents import registry
 from sheeplike.commands import Request
-from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.monitor.progress import info
-from sheeplike.options import explain_keys, keys_of
+from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 
 
@@ -146,13 +145,13 @@ def _seeds(asked: int | tuple[int, ...], first: int, given: bool) -> list[int]:
     """What ``seeds=`` means: so many, counted from ``seed``, or those in a list."""
     if isinstance(asked, int):
         if asked < 1:
-            raise InvalidValue("seeds", asked, "how many, counted from seed=, or a list of different ones", 1)
+            raise InvalidOption("seeds", asked, "how many, counted from seed=, or a list of different ones", 1)
         return list(range(first, first + asked))
     if given:
         raise CommandError(f"seeds={_typed(asked)} and seed={first}: expected one of them")
     if not asked or len(set(asked)) < len(asked):
         different = list(dict.fromkeys(asked)) or 3
-        raise InvalidValue("seeds", asked, "how many, counted from seed=, or a list of different ones", different)
+        raise InvalidOption("seeds", asked, "how many, counted from seed=, or a list of different ones", different)
     return list(asked)
 
 

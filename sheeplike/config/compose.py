@@ -34,10 +34,10 @@ from omegaconf.errors import OmegaConfBaseException
 from sheeplike import envs, host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown, unknown_key, validated
+from sheeplike.config.errors import as_command_errors, unknown, unknown_key, validated
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
-from sheeplike.options import Key, Options, keys_of, show
+from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of, show
 
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)
@@ -97,7 +97,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         merged.set(override.key_or_group, override.value(), COMMAND_LINE)
     try:
         config = validate(merged.resolved() | {"exp": choices["exp"], "profile": choices["profile"]})
-    except InvalidValue as error:
+    except InvalidOption as error:
         if error.nearest is None:
             error.nearest = _default(error, before, known)
         raise
@@ -123,7 +123,7 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
         given[override.key_or_group] = override.value()
     try:
         return validated(cls, given)
-    except InvalidValue as error:
+    except InvalidOption as error:
         if error.nearest is None:
             error.nearest = known[error.key].schema.get("default")
         raise
@@ -293,7 +293,7 @@ def _add_dry_run(merged: _Merged, agent: type[AgentConfig]) -> None:
     merged.add(content, "dry_run.yaml")
 
 
-def _default(error: InvalidValue, before: _Merged, known: Mapping[str, Key]) -> Any:
+def _default(error: InvalidOption, before: _Merged, known: Mapping[str, Key]) -> Any:
     """What the invalid key would be without the command line's changes, if that is any better."""
     value: Any = before.resolved()
     for name in error.key.split("."):

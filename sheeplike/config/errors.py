@@ -7,49 +7,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sheeplike import options
-from sheeplike.options import InvalidOption, Key, MissingOption, Options, UnknownOption, keys_of, show
+from sheeplike.options import CommandError, Key, Options, UnknownOption, keys_of
 
 T = TypeVar("T", bound=Options)
 HELP = "python -m sheeplike train --help lists every key"
 
 
-class CommandError(Exception):
-    """A request that cannot be met. Its text is always one line.
-
-    Attributes:
-        status: the exit status of a command that ends with it.
-    """
-
-    status = 2
-
-    def __str__(self) -> str:
-        return " ".join(super().__str__().split())
-
-
-class InvalidValue(CommandError):
-    """The value of a key is not valid.
-
-    Args:
-        key: full dotted path.
-        value: what was given.
-        expected: what would have been valid, in words.
-        nearest: the valid value nearest to ``value``, where there is one.
-    """
-
-    def __init__(self, key: str, value: Any, expected: str, nearest: Any = None) -> None:
-        super().__init__(key)
-        self.key, self.value, self.expected, self.nearest = key, value, expected, nearest
-
-    def __str__(self) -> str:
-        hint = "" if self.nearest is None else f"; nearest: {self.key}={show(self.nearest)}"
-        return " ".join(f"{self.key}={show(self.value)}: expected {self.expected}{hint}".split())
-
-
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like ``word``, or None where none is."""
-    choices = list(choices)
-    within = (choice for choice in choices if word and word.lower() in choice.lower())
-    return options.nearest(word, choices, cutoff=0.6) or next(within, None)
+    """The choice like ``word``, or None where none is."""
+    return options.nearest(word, choices, cutoff=0.6)
 
 
 def unknown(what: str, word: str, choices: Iterable[str]) -> CommandError:
@@ -89,17 +55,13 @@ def validated(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         prefix: path of the section that these are, such as ``agent.``.
 
     Raises:
-        InvalidValue: a value of the wrong type or out of its range.
-        CommandError: a key that is missing or unknown.
+        InvalidOption: a value of the wrong type or out of its range.
+        CommandError: a key that does not exist.
     """
     try:
         return options.build(cls, data, prefix)
     except UnknownOption as error:
         raise unknown_key(error.key, keys_of(cls, prefix)) from None
-    except MissingOption as error:
-        raise CommandError(str(error)) from None
-    except InvalidOption as error:
-        raise InvalidValue(error.key, error.value, error.expected, error.nearest) from None
 
 
 @contextmanager
@@ -111,10 +73,8 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except InvalidOption as error:
-        if not isinstance(error, kinds):
-            raise
-        raise InvalidValue(error.key, error.value, error.expected, error.nearest) from error
+    except CommandError:
+        raise
     except kinds as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error

@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from sheeplike.config.compose import GROUPS, flat, parse
-from sheeplike.config.errors import CommandError, InvalidValue
 from sheeplike.config.schema import Config, to_data, validate
 from sheeplike.files import read_text
-from sheeplike.options import show
+from sheeplike.options import CommandError, InvalidOption, show
 
 FORMAT = 1  # of config.yaml
 # What may change when a run is resumed; anything else would make it another run.
@@ -61,7 +60,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Config:
         section[name] = override.value()
     try:
         return validate(data)
-    except InvalidValue as error:
+    except InvalidOption as error:
         if any(error.key == override.key_or_group for override in overrides):
             raise  # the file is not to blame
         raise CommandError(f"{error} (in {path})") from None

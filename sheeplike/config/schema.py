@@ -13,10 +13,10 @@ from pydantic import Field, SerializeAsAny
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown_key, validated
-from sheeplike.envs.mjx.randomization.spec import InvalidLine, parse
+from sheeplike.config.errors import as_command_errors, unknown_key, validated
+from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.envs.registry import RENDERING
-from sheeplike.options import InvalidOption, Key, Options, keys_of, show
+from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of, show
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
@@ -159,7 +159,7 @@ def validate(data: Mapping[str, Any]) -> Config:
     Options that follow from others are filled in: the agent's, ``eval.num_envs`` and ``fabric.accelerator=gpu``.
 
     Raises:
-        InvalidValue: a value of the wrong type, out of its range, or that does not go with the others.
+        InvalidOption: a value of the wrong type, out of its range, or that does not go with the others.
         CommandError: a key that is missing or unknown.
     """
     agent = data.get("agent")
@@ -213,11 +213,8 @@ def _check_env(config: Config) -> None:
             raise CommandError(f"unknown key 'env.options.{error.value}': expected {error.expected}{hint}") from None
         paths = {"randomization": "randomization", "randomize": "eval.randomize"}
         path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
-        raise InvalidValue(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
-    try:
-        parse(config.randomization)
-    except InvalidLine as error:
-        raise CommandError(str(error)) from None
+        raise InvalidOption(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
+    parse(config.randomization)
 
 
 def _check_rendering(config: Config) -> None:
@@ -226,18 +223,18 @@ def _check_rendering(config: Config) -> None:
     sizes, cameras = env.image_size, env.cameras
     if isinstance(sizes, dict) and cameras is not None and set(cameras) != set(sizes):
         expected = f"a size for each of env.cameras={show(cameras)}, and for no other"
-        raise InvalidValue("env.image_size", sizes, expected)
+        raise InvalidOption("env.image_size", sizes, expected)
     if env.renderer != "none":
         return
     for option in ("depth", "segmentation", "shadows", "textures"):
         if getattr(env, option):
-            raise InvalidValue(f"env.{option}", True, "false, since env.renderer=none renders nothing", False)
+            raise InvalidOption(f"env.{option}", True, "false, since env.renderer=none renders nothing", False)
     for key in ("observations", "value_observations"):
         patterns = getattr(config.agent, key, None) or ()
         if any(pattern.startswith(IMAGES) for pattern in patterns):
             rest = [pattern for pattern in patterns if not pattern.startswith(IMAGES)]
             expected = "vectors alone, since env.renderer=none renders no images"
-            raise InvalidValue(f"agent.{key}", patterns, expected, rest or ["state"])
+            raise InvalidOption(f"agent.{key}", patterns, expected, rest or ["state"])
 
 
 def _evaluation_envs(config: Config) -> int:
@@ -247,5 +244,5 @@ def _evaluation_envs(config: Config) -> int:
     if asked.num_envs is None:
         return min(asked.episodes, config.env.num_envs)
     if asked.num_envs > asked.episodes:
-        raise InvalidValue("eval.num_envs", asked.num_envs, f"at most eval.episodes={asked.episodes}", asked.episodes)
+        raise InvalidOption("eval.num_envs", asked.num_envs, f"at most eval.episodes={asked.episodes}", asked.episodes)
     return asked.num_envs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sheeplike import envs
 from sheeplike.agents import registry
-from sheeplike.config.errors import CommandError
+from sheeplike.options import CommandError
 
 GROUPS = ("exp", "env", "randomization", "agent", "profile")
 PACKAGE = Path(__file__).resolve().parents[1]

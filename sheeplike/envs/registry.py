@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
@@ -12,58 +13,25 @@ from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym import recipes
 from sheeplike.envs.gym.options import CommonOptions
-from sheeplike.envs.mjx import playground_ids
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, TaskOptions
 from sheeplike.options import InvalidOption, Options, build, nearest
 
 if TYPE_CHECKING:
     import gymnasium
     import torch
 
+BUILT_IN: dict[str, type[Options]] = {**TASKS, **recipes.FAMILIES}
+"""The options of each environment of this package."""
 GROUP = "sheeplike.envs"
-"""The entry points that name builders of other packages, of the same form as those of :data:`BUILDERS`."""
+"""The entry points that name builders of other packages: functions and classes whose keywords are the options. One that
+takes the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment, any other a task, which our simulator steps."""
 OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 """Arguments of a builder that makes a whole vector environment."""
 
 
-def _cartpole_balance(*, episode_length: int = 125) -> Any:
-    from sheeplike.envs.mjx.tasks.cartpole import Cartpole
-
-    return Cartpole(swing_up=False, episode_length=episode_length)
-
-
-def _cartpole_swingup(*, episode_length: int = 125) -> Any:
-    from sheeplike.envs.mjx.tasks.cartpole import Cartpole
-
-    return Cartpole(swing_up=True, episode_length=episode_length)
-
-
-def _franka_pick(*, episode_length: int = 200, picked_probability: float = 0.05, box_range: float = 0.05) -> Any:
-    from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
-
-    return FrankaPick(episode_length=episode_length, picked_probability=picked_probability, box_range=box_range)
-
-
-def _playground(*, id: str, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
-    from sheeplike.envs.mjx.playground import PlaygroundTask
-
-    return PlaygroundTask(id, episode_length=episode_length, overrides=overrides)
-
-
-BUILDERS: dict[str, Callable[..., Any]] = {
-    "cartpole_balance": _cartpole_balance,
-    "cartpole_swingup": _cartpole_swingup,
-    "franka_pick": _franka_pick,
-    "playground": _playground,
-    **recipes.FAMILIES,
-}
-"""What makes each environment from its options as keywords: a class of :data:`recipes.FAMILIES` holds and checks those
-of a Gymnasium environment; a function with the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment; any other
-makes a task, which our simulator steps and renders."""
-
-
 def list_envs() -> list[str]:
     """The names that ``make`` knows, sorted: built-in ones and those of installed packages."""
-    return sorted({*BUILDERS, *entry_points.plugins(GROUP)})
+    return sorted({*BUILT_IN, *entry_points.plugins(GROUP)})
 
 
 def list_ids(name: str) -> tuple[str, ...]:
@@ -73,13 +41,13 @@ def list_ids(name: str) -> tuple[str, ...]:
         ValueError: no such environment.
     """
     _find(name)
-    return playground_ids.IDS if name == "playground" else ()
+    return PLAYGROUND_IDS if name == "playground" else ()
 
 
 def origins(name: str) -> list[str]:
     """The packages that have an environment of this name, such as ``my-worlds 0.1.0``; none for a built-in one."""
     others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
-    return ["sheeplike"] * (bool(others) and name in BUILDERS) + others
+    return ["sheeplike"] * (bool(others) and name in BUILT_IN) + others
 
 
 def task_options(name: str) -> dict[str, object]:
@@ -98,7 +66,7 @@ def options_of(name: str) -> type[Options]:
         ValueError: no such environment.
     """
     builder = _find(name)
-    if _is_gym(builder):
+    if _is_options(builder):
         return builder
     fields: dict[str, Any] = {}
     for option, p in inspect.signature(builder).parameters.items():
@@ -124,7 +92,9 @@ def simulated(name: str) -> bool:
         ValueError: no such environment.
     """
     builder = _find(name)
-    return not _is_gym(builder) and "num_envs" not in inspect.signature(builder).parameters
+    if _is_options(builder):
+        return issubclass(builder, TaskOptions)
+    return "num_envs" not in inspect.signature(builder).parameters
 
 
 def check(
@@ -136,13 +106,16 @@ def check(
     randomization: Mapping[str, object] | None = None,
     randomize: bool = True,
     **rendering: object,
-) -> None:
-    """Raises for everything that is known to be wrong without torch and JAX; the arguments are those of :func:`make`.
+) -> Options:
+    """Checks all that can be checked without torch and JAX; the arguments are those of :func:`make`.
 
     Args:
         id: of an environment of the family ``name``.
         options: of the environment, by name.
         rendering: any of :data:`RENDERING`.
+
+    Returns:
+        the options, its ``id`` among them.
 
     Raises:
         Unusable: a package that the environment needs is missing.
@@ -178,8 +151,9 @@ def check(
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
     if isinstance(checked, CommonOptions):
         recipes.check(checked)
-    elif name == "playground":
-        playground_ids.check(id=id, options=given)
+    elif isinstance(checked, PlaygroundOptions):
+        checked.check_installed()
+    return checked
 
 
 def make(
@@ -230,26 +204,26 @@ def make(
     looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
     rendering = {"cameras": cameras, "renderer": renderer, **looks}
     varied = {"randomization": randomization, "randomize": randomize}
-    check(name, id=id, options=options, image_size=image_size, **varied, **rendering)
+    checked = check(name, id=id, options=options, image_size=image_size, **varied, **rendering)
     options |= {} if id is None else {"id": id}
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
-    if _is_gym(builder):
+    if isinstance(checked, CommonOptions):
         from sheeplike.envs.gym.vector_env import GymVectorEnv
 
-        make_env, own = recipes.recipe(build(builder, options), resolve_image_size(image_size))
+        make_env, own = recipes.recipe(checked, resolve_image_size(image_size))
         return GymVectorEnv(make_env, own, action_repeat=action_repeat, **common)
     if not simulated(name):
         env = builder(**common, action_repeat=action_repeat, **options)
-        if name not in BUILDERS:
-            try:
-                check_vector_env(env, num_envs=num_envs)
-            except ValueError as error:
-                raise ValueError(f"environment {name!r} of {', '.join(origins(name))} {error}") from None
+        try:
+            check_vector_env(env, num_envs=num_envs)
+        except ValueError as error:
+            raise ValueError(f"environment {name!r} of {', '.join(origins(name))} {error}") from None
         return env
     from sheeplike.envs.mjx.task import repeat_actions
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
-    task = repeat_actions(builder(**options), action_repeat)
+    task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
+    task = repeat_actions(task, action_repeat)
     return MjxVectorEnv(task, **common, **rendering, randomization=randomization, randomize=randomize)
 
 
@@ -261,13 +235,13 @@ RENDERING: Mapping[str, object] = {
 else."""
 
 
-def _find(name: str) -> Callable[..., Any]:
-    """The builder of an environment; that of another package is imported."""
+def _find(name: str) -> Any:
+    """The options of an environment, or the builder of another package, which is imported."""
     if name not in list_envs():
         raise InvalidOption("name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
-    if name in BUILDERS and name not in entry_points.plugins(GROUP):
-        return BUILDERS[name]
-    builder, plugin = entry_points.load(GROUP, name, "environment", built_in=name in BUILDERS)
+    if name in BUILT_IN and name not in entry_points.plugins(GROUP):
+        return BUILT_IN[name]
+    builder, plugin = entry_points.load(GROUP, name, "environment", built_in=name in BUILT_IN)
     if problem := _problem(builder):
         raise ValueError(f"environment {name!r} of {plugin} {problem}")
     return builder
@@ -291,5 +265,5 @@ def _problem(builder: object) -> str:
     return ""
 
 
-def _is_gym(builder: object) -> bool:
-    return isinstance(builder, type) and issubclass(builder, CommonOptions)
+def _is_options(builder: object) -> bool:
+    return isinstance(builder, type) and issubclass(builder, Options)

@@ -65,7 +65,7 @@ HYPERPARAMETERS = {
     "agent.learning_rate": float,
     "agent.entropy_scale": float,
     # DreamerV3
-    "agent.size.name": str,
+    "agent.size": str,
     "agent.replay_ratio": float,
     "agent.batch_size": float,
     "agent.batch_length": float,
@@ -84,19 +84,17 @@ OUTCOMES = ("eval/return_mean", "eval/success_rate", "rollout/return_mean", "tim
 def layout(metrics: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
     """The charts for an agent that writes ``metrics``, as ``SummaryWriter.add_custom_scalars`` takes them."""
     metrics = list(metrics)
-    chosen = {
-        category: {
-            title: ["Margin" if chart.margin else "Multiline", list(chart.tags)]
-            for title, chart in charts.items()
-            if not chart.needs or any(re.match(chart.needs, name) for name in metrics)
-        }
-        for category, charts in CATEGORIES.items()
-    }
-    return {category: charts for category, charts in chosen.items() if charts}
+    chosen: dict[str, dict[str, list[Any]]] = {}
+    for category, charts in CATEGORIES.items():
+        for title, chart in charts.items():
+            if not chart.needs or any(re.match(chart.needs, name) for name in metrics):
+                kind = "Margin" if chart.margin else "Multiline"
+                chosen.setdefault(category, {})[title] = [kind, list(chart.tags)]
+    return chosen
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
-    """Those of :data:`HYPERPARAMETERS` that are in ``config``, nested dictionaries of plain values, by dotted path."""
+    """The :data:`HYPERPARAMETERS` that ``config``, nested dictionaries of plain values, has, by dotted path."""
     found: dict[str, float | str] = {}
     for path, kind in HYPERPARAMETERS.items():
         value: Any = config
@@ -110,8 +108,8 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
 def table_entry(config: Mapping[str, Any]) -> list[Any]:
     """The three summaries that enter a run into the table, whose outcomes are the last values of its own curves.
 
-    ``SummaryWriter.add_hparams`` would write a run of its own, below this one, with a time stamp for a name; and it
-    would declare the columns of this run alone, while TensorBoard takes those of one run for all.
+    ``SummaryWriter.add_hparams`` would write a second run below this one, and declare the columns of this run alone,
+    while TensorBoard takes those of one run for all.
     """
     from torch.utils.tensorboard.summary import hparams
 

@@ -9,22 +9,21 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from sheeplike.files import open_regular, sync_directory
+from sheeplike.files import open_regular, write_atomically
 from sheeplike.monitor.dashboard import layout, table_entry
 from sheeplike.monitor.video import check_video, encode_gif
 
-_AXES = ("step", "gradient_steps", "seconds")
 _FLUSH_SECONDS = 5
 
 
 class RunLogger:
-    """Writes a run's metrics, videos and texts into ``run_dir``.
+    """Writes a run's metrics, videos and texts into ``run_dir``, which it makes.
 
     ``metrics.jsonl`` has one JSON object per call of :meth:`log`: ``step`` (policy steps), ``gradient_steps``,
     ``seconds`` and the metrics, a non-finite one as ``null``; it is flushed row by row. TensorBoard's event file lies
@@ -32,46 +31,30 @@ class RunLogger:
     once and goes on trying; it never ends the training.
 
     Args:
-        run_dir: made if it is not there.
-        tensorboard: write through Fabric's ``TensorBoardLogger``.
-        fabric_logger: another of Fabric's loggers to write through instead; videos and texts need TensorBoard.
+        tensorboard: whether to write an event file; without one, videos and texts go nowhere.
         purge_step: the step from which a run is resumed. What an earlier attempt wrote after it is dropped from
             ``metrics.jsonl`` and hidden in TensorBoard.
 
     Raises:
-        OSError: ``run_dir`` cannot be written at the start, or its ``metrics.jsonl`` is no file but leads elsewhere.
+        OSError: ``run_dir`` cannot be written at the start, or its ``metrics.jsonl`` is no regular file.
     """
 
-    def __init__(
-        self,
-        run_dir: Path | str,
-        *,
-        tensorboard: bool = True,
-        fabric_logger: Any = None,
-        purge_step: int | None = None,
-    ) -> None:
+    def __init__(self, run_dir: Path | str, *, tensorboard: bool = True, purge_step: int | None = None) -> None:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
-        if fabric_logger is None and tensorboard:
+        self._writer = None
+        if tensorboard:
             # Importing it takes seconds, which a run without TensorBoard need not pay.
-            from lightning.fabric.loggers import TensorBoardLogger
+            from torch.utils.tensorboard import SummaryWriter
 
-            fabric_logger = TensorBoardLogger(
-                root_dir=self.run_dir,
-                name="",
-                version="",
-                flush_secs=_FLUSH_SECONDS,
-                # TensorBoard hides the step itself as well; metrics.jsonl keeps it.
-                purge_step=None if purge_step is None else purge_step + 1,
-            )
-        self._logger = fabric_logger
-        experiment = getattr(fabric_logger, "experiment", None)
-        self._writer = experiment if hasattr(experiment, "file_writer") else None
+            # TensorBoard hides the step that it is given as well; metrics.jsonl keeps it.
+            purge = None if purge_step is None else purge_step + 1
+            self._writer = SummaryWriter(self.run_dir, purge_step=purge, flush_secs=_FLUSH_SECONDS)
         self._failed: set[str] = set()
         self._closed = False
         # When videos come faster than they are encoded, log_video waits: none is lost and memory stays bounded.
-        self._videos: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=4)
+        self._videos: queue.Queue[Callable[[Any], None] | None] = queue.Queue(maxsize=4)
         self._encoder = threading.Thread(target=self._encode, name="video-encoder", daemon=True)
         self._encoder.start()
 
@@ -85,15 +68,14 @@ class RunLogger:
         Raises:
             ValueError: a metric is named like one of the axes.
         """
-        taken = [name for name in _AXES if name in metrics]
-        if taken:
-            raise ValueError(f"metric {taken[0]!r}: the name is an axis of metrics.jsonl; expected <group>/<name>")
-        values = {name: float(value) for name, value in metrics.items()}
         axes = {"step": int(step), "gradient_steps": int(gradient_steps), "seconds": round(float(seconds), 3)}
+        if taken := axes.keys() & metrics.keys():
+            raise ValueError(f"metric {min(taken)!r}: the name is an axis of metrics.jsonl; expected <group>/<name>")
+        values = {name: float(value) for name, value in metrics.items()}
         row = axes | {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._guard("metrics.jsonl", lambda: _append(self._rows, row))
-        if self._logger is not None:
-            self._guard("TensorBoard", lambda: self._logger.log_metrics(values, step))
+        with self._guard("metrics.jsonl"):
+            _append(self._rows, row)
+        self._tensorboard(lambda writer: [writer.add_scalar(name, value, step) for name, value in values.items()])
 
     def log_video(self, name: str, video: Tensor, *, step: int, fps: float) -> None:
         """Show a video as an animated GIF under TensorBoard's images; returns before it is encoded.
@@ -107,22 +89,19 @@ class RunLogger:
         check_video(video, name)
         if self._writer is not None and not self._closed:
             frames = video.detach().to("cpu", copy=True)
-            self._videos.put(lambda: _write_gif(self._writer, name, frames, step, fps))
+            self._videos.put(lambda writer: _write_gif(writer, name, frames, step, fps))
 
     def log_text(self, name: str, text: str, step: int = 0) -> None:
         """Show Markdown under TensorBoard's text."""
-        if self._writer is not None:
-            self._guard("TensorBoard", lambda: self._writer.add_text(name, text, step))
+        self._tensorboard(lambda writer: writer.add_text(name, text, step))
 
     def log_hyperparameters(self, config: Mapping[str, Any]) -> None:
         """Enter the run into TensorBoard's table of runs (see :func:`~sheeplike.monitor.dashboard.table_entry`)."""
-        if self._writer is not None:
-            self._guard("TensorBoard", lambda: [self._writer.file_writer.add_summary(s) for s in table_entry(config)])
+        self._tensorboard(lambda writer: [writer.file_writer.add_summary(part) for part in table_entry(config)])
 
     def log_layout(self, metrics: Iterable[str]) -> None:
         """Arrange the curves in charts, for an agent that writes ``metrics``; once is enough."""
-        if self._writer is not None:
-            self._guard("TensorBoard", lambda: self._writer.add_custom_scalars(layout(metrics)))
+        self._tensorboard(lambda writer: writer.add_custom_scalars(layout(metrics)))
 
     def close(self) -> None:
         """Finish the videos that are waiting, flush and close all writers. Calling it again does nothing."""
@@ -131,29 +110,30 @@ class RunLogger:
         self._closed = True
         self._videos.put(None)
         self._encoder.join()
-        if self._logger is not None:
-            self._guard("TensorBoard", lambda: self._logger.finalize("success"))
-        self._guard("metrics.jsonl", self._rows.close)
+        self._tensorboard(lambda writer: writer.close())
+        with self._guard("metrics.jsonl"):
+            self._rows.close()
 
     def _encode(self) -> None:
-        while (job := self._videos.get()) is not None:
+        while (write := self._videos.get()) is not None:
             # Under "python -W error" a warning raises; a thread that died of it would block log_video for ever.
             with contextlib.suppress(Warning):
-                self._guard("TensorBoard", job)
+                self._tensorboard(write)
 
-    def _guard(self, writer: str, write: Callable[[], None]) -> None:
+    def _tensorboard(self, write: Callable[[Any], object]) -> None:
+        if self._writer is not None:
+            with self._guard("TensorBoard"):
+                write(self._writer)
+
+    @contextlib.contextmanager
+    def _guard(self, writer: str) -> Iterator[None]:
         try:
-            write()
+            yield
         except Exception as error:  # Whatever a writer raises, training is worth more than its record.
             if writer not in self._failed:
                 self._failed.add(writer)
-                while error.__cause__ is not None:  # Fabric wraps the disk's error into one about the metric's type.
-                    error = error.__cause__
-                warnings.warn(
-                    f"{writer} in {self.run_dir} cannot be written, training goes on: {error!r}",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
+                problem = f"{writer} in {self.run_dir} cannot be written, training goes on: {error!r}"
+                warnings.warn(problem, RuntimeWarning, stacklevel=4)
 
 
 def _write_gif(writer: Any, name: str, video: Tensor, step: int, fps: float) -> None:
@@ -172,14 +152,7 @@ def _open_rows(path: Path, purge_step: int | None) -> Any:
             lines = list(file)
         kept = [line for line in lines if _keep(line, purge_step)]
         if len(kept) != len(lines):
-            temporary = path.with_suffix(".jsonl.tmp")
-            temporary.unlink(missing_ok=True)  # of an attempt that was killed; opened anew, it could be a link
-            with open(temporary, "xb") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())  # before its name: or a power cut could leave neither the old rows nor the new
-            os.replace(temporary, path)
-            sync_directory(path.parent)
+            write_atomically(path, b"".join(kept))
     return open(path, "ab", buffering=0)
 
 

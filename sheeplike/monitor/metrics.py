@@ -1,4 +1,4 @@
-"""Metrics that stay on the device until they are written: adding and taking wait for nothing, reading copies once."""
+"""Metrics that stay on the device until they are written: adding and taking wait for nothing."""
 
 from __future__ import annotations
 
@@ -83,20 +83,12 @@ class MetricBuffer:
         self._groups.clear()
         return PendingMetrics(torch.cat([sums, counts]), lambda values: _means(names, values))
 
-    def flush(self) -> dict[str, float]:
-        """What :meth:`take` takes, read at once: this waits for the device."""
-        return self.take().read()
-
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "groups": [
-                {"names": list(names), "sums": sums.clone(), "counts": counts.clone()}
-                for names, (sums, counts) in self._groups.items()
-            ]
-        }
+        groups = self._groups.items()
+        return {"groups": [(list(names), sums.clone(), counts.clone()) for names, (sums, counts) in groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._groups = {tuple(g["names"]): (g["sums"].clone(), g["counts"].clone()) for g in state["groups"]}
+        self._groups = {tuple(names): (sums.clone(), counts.clone()) for names, sums, counts in state["groups"]}
 
 
 class EpisodeStatistics:
@@ -109,13 +101,7 @@ class EpisodeStatistics:
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._terms: tuple[str, ...] = ()
-        self._clear()
-
-    def _clear(self) -> None:
-        # Sums over world steps: their number, reward, non-finite worlds.
-        self._steps = torch.zeros(3, dtype=torch.float64, device=self.device)
-        # Sums over ended episodes: their number, return, length, success, reward terms.
-        self._ended = torch.zeros(4 + len(self._terms), dtype=torch.float64, device=self.device)
+        self._sums: Tensor | None = None
 
     def add(self, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
         """Take in one environment step, without a host synchronisation.
@@ -133,19 +119,20 @@ class EpisodeStatistics:
             raise ValueError(f"reward has shape {tuple(reward.shape)}: expected ({self.num_envs},), one per world")
         episode = info["episode"]
         terms = episode.get("reward_terms", {})
-        if self._terms != tuple(terms):
-            if self._terms:
-                raise ValueError(f"reward terms {list(terms)}: expected those of the first step, {list(self._terms)}")
+        if self._sums is None:
             self._terms = tuple(terms)
-            self._ended = torch.cat([self._ended, self._ended.new_zeros(len(terms))])
+            self._sums = torch.zeros(7 + len(terms), dtype=torch.float64, device=self.device)
+        if self._terms != tuple(terms):
+            raise ValueError(f"reward terms {list(terms)}: expected those of the first step, {list(self._terms)}")
         ended = terminated | truncated
         if "restarted" in info:  # where the environment failed and was replaced, that was no whole episode
             ended = ended & ~info["restarted"]
-        rows = [torch.ones_like(reward), episode["return"], episode["length"], episode["success"], *terms.values()]
+        one = torch.ones_like(reward)
+        steps = torch.stack([one, reward, info["nonfinite"]]).double()
+        episodes = [one, episode["return"], episode["length"], episode["success"], *terms.values()]
         # where, not a product: a world that is still running may hold a NaN.
-        self._ended = self._ended + torch.where(ended, torch.stack(rows).double(), 0.0).sum(1)
-        steps = [torch.ones_like(reward), reward, info["nonfinite"]]
-        self._steps = self._steps + torch.stack(steps).double().sum(1)
+        episodes = torch.where(ended, torch.stack(episodes).double(), 0.0)
+        self._sums = self._sums + torch.cat([steps.sum(1), episodes.sum(1)])
 
     def take(self) -> PendingMetrics:
         """Means over the episodes ended since the last call.
@@ -155,21 +142,17 @@ class EpisodeStatistics:
         ``rollout/return_mean``, ``rollout/length_mean`` (control steps), ``rollout/success_rate`` and
         ``reward_terms/<name>`` (mean of episode sums).
         """
-        terms = self._terms
-        taken = PendingMetrics(torch.cat([self._steps, self._ended]), lambda values: _episode_means(terms, values))
-        self._clear()
-        return taken
-
-    def flush(self) -> dict[str, float]:
-        """What :meth:`take` takes, read at once: this waits for the device."""
-        return self.take().read()
+        terms, sums, self._sums = self._terms, self._sums, None
+        if sums is None:
+            terms, sums = (), torch.zeros(7)
+        return PendingMetrics(sums, lambda values: _episode_means(terms, values))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"terms": list(self._terms), "ended": self._ended.clone(), "steps": self._steps.clone()}
+        return {"terms": list(self._terms), "sums": None if self._sums is None else self._sums.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._terms = tuple(state["terms"])
-        self._ended, self._steps = state["ended"].to(self.device, copy=True), state["steps"].to(self.device, copy=True)
+        self._terms, sums = tuple(state["terms"]), state["sums"]
+        self._sums = None if sums is None else sums.to(self.device, copy=True)
 
 
 def _means(names: list[str], values: list[float]) -> dict[str, float]:

@@ -23,28 +23,15 @@ _SHOWN = {
 }
 
 
-def banner(sections: Mapping[str, Mapping[str, object]], *, file: TextIO | None = None) -> str:
-    """Print titles with aligned key and value lines under them; values of several lines stay aligned.
-
-    Args:
-        sections: title to key to value; ``str()`` of a value is shown.
-        file: standard output by default.
-
-    Returns:
-        The text as printed, without the last newline.
-    """
-    keys = [str(key) for entries in sections.values() for key in entries]
-    width = max(map(len, keys), default=0)
-    lines: list[str] = []
-    for title, entries in sections.items():
-        lines.append(title)
-        for key, value in entries.items():
-            first, *rest = str(value).splitlines() or [""]
-            lines.append(f"  {key!s:<{width}}  {first}".rstrip())
-            lines += [f"  {'':<{width}}  {line}".rstrip() for line in rest]
-    text = "\n".join(lines)
-    _write(file, text + "\n")
-    return text
+def banner(title: str, entries: Mapping[str, object]) -> None:
+    """Print a title with aligned key and value lines under it; values of several lines stay aligned."""
+    width = max(map(len, entries), default=0)
+    lines = [title]
+    for key, value in entries.items():
+        first, *rest = str(value).splitlines() or [""]
+        lines.append(f"  {key:<{width}}  {first}".rstrip())
+        lines += [f"  {'':<{width}}  {line}".rstrip() for line in rest]
+    info("\n".join(lines))
 
 
 class Progress:
@@ -52,7 +39,7 @@ class Progress:
 
     Args:
         total_steps: policy steps at which the run ends.
-        initial_steps: policy steps that were done before, in a resumed run.
+        initial_steps: policy steps that a resumed run has done before.
         interval: least seconds between two lines; by default 0.5 in a terminal and 10 elsewhere.
         file: standard output by default.
         clock: seconds, from any start.
@@ -71,56 +58,39 @@ class Progress:
         self._file = file
         self._clock = clock
         self._interval = interval if interval is not None else (0.5 if _is_terminal(file) else 10.0)
-        self._start = self._last = (clock(), initial_steps)
-        self._seen = initial_steps
-        self._speed: float | None = None
-        self._expected: float | None = None
-        self._stage = ("", self._start[0])
-        self._written: float | None = None
-        self._ended = False
+        self._begun = clock()
+        self._seen = initial_steps  # policy steps, at the last call of update
+        self._measured = (self._begun, initial_steps)  # where the speed was last measured
+        self._speed: float | None = None  # policy steps per second
+        self._stage = ("", self._begun)
+        self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
 
-    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Show ``step`` policy steps and the newest of the metrics, unless a line has just been written.
-
-        Args:
-            metrics: any; ``rollout/return_mean``, ``rollout/success_rate``, ``time/env_sps`` and ``time/grad_sps`` are
-                shown, and stay shown until a later call has newer ones.
-        """
-        self.show(metrics or {})
+    def update(self, step: int) -> None:
+        """Show ``step`` policy steps and the newest metrics, unless a line has just been written."""
+        now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
-        now = self._clock()
-        due = self._written is None or now - self._written >= self._interval
-        ends = step >= self.total_steps and not self._ended
-        if not due and not ends:
+        if self._written is not None and now - self._written < self._interval and not ends:
             return
-        self._ended = step >= self.total_steps
-        self._measure(now, step)
         self._written = now
+        self._measure(now, step)
         line = self._line(step)
         if _is_terminal(self._file):
-            columns = shutil.get_terminal_size().columns
-            _write(self._file, _CLEAR + line[: columns - 1])
+            _write(self._file, _CLEAR + line[: shutil.get_terminal_size().columns - 1])
         else:
             _write(self._file, line + "\n")
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Have newer metrics in the next line; see :meth:`update`."""
+        """Have newer metrics in the next lines, of which return, success and speeds are shown."""
         self._metrics |= {name: value for name, value in metrics.items() if name in _SHOWN}
 
     def stage(self, name: str) -> None:
         """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
 
-        Another stage has another speed: the estimate begins anew, from what :meth:`expect` said, and there is none
-        before the run learns.
+        Another stage has another speed: the estimate begins anew, and there is none before the run learns.
         """
         now = self._clock()
-        self._stage = (name, now)
-        self._speed, self._last = self._expected if not name else None, (now, self._seen)
-
-    def expect(self, seconds: float) -> None:
-        """Begin the estimate, once the run learns, with what the rest of it should take."""
-        self._expected = (self.total_steps - self._seen) / seconds if seconds > 0 else None
+        self._stage, self._speed, self._measured = (name, now), None, (now, self._seen)
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
@@ -134,13 +104,11 @@ class Progress:
 
     def _measure(self, now: float, step: int) -> None:
         """Policy steps per second, of which the recent past counts most: learning starts late and slows the loop."""
-        seconds, steps = now - self._last[0], step - self._last[1]
-        if seconds <= 0 or steps <= 0:
-            return
-        keep = 0.5 ** (seconds / 60.0)
-        recent = steps / seconds
-        self._speed = recent if self._speed is None else keep * self._speed + (1 - keep) * recent
-        self._last = (now, step)
+        seconds, steps = now - self._measured[0], step - self._measured[1]
+        if seconds > 0 and steps > 0:
+            keep, recent = 0.5 ** (seconds / 60.0), steps / seconds
+            self._speed = recent if self._speed is None else keep * self._speed + (1 - keep) * recent
+            self._measured = (now, step)
 
     def _line(self, step: int) -> str:
         # The last iteration goes a little beyond the total where that is no multiple of the worlds.
@@ -152,40 +120,33 @@ class Progress:
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
         parts += [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
         if step >= self.total_steps:
-            parts.append(f"done in {format_seconds(self._clock() - self._start[0])}")
+            parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
         elif self._speed and not stage:
             parts.append(f"ETA {format_seconds((self.total_steps - step) / self._speed)}")
         return " | ".join(parts)
 
 
 @contextmanager
-def phase(name: str, *, after: float = 2.0, every: float | None = None, file: TextIO | None = None) -> Iterator[None]:
-    """Say what takes long: once ``after`` seconds have passed, show the name with elapsed seconds, then the duration.
+def phase(name: str, *, after: float = 2.0, file: TextIO | None = None) -> Iterator[None]:
+    """Print what takes long: after ``after`` seconds the name with the time since, at the end how long it took.
 
-    A phase that is over sooner prints nothing.
+    A phase that is over sooner prints nothing. In a terminal the line is rewritten every second; elsewhere a new one
+    comes 10, 20, 40, … seconds after the last.
 
     Args:
-        every: seconds between updates; by default 1 in a terminal, where they share a line. Elsewhere 10 at first, and
-            twice as long after each line.
         file: standard output by default.
     """
-    terminal = _is_terminal(file)
-    longer = 2.0 if every is None and not terminal else 1.0
-    every = every if every is not None else (1.0 if terminal else 10.0)
-    start = time.monotonic()
-    over = threading.Event()
-    announced = False
+    terminal, start, over, announced = _is_terminal(file), time.monotonic(), threading.Event(), False
 
-    def tell(ending: str) -> None:
-        line = f"{name} {ending}"
-        _write(file, _CLEAR + line if terminal else line + "\n")
+    def announce(ending: str) -> None:
+        _write(file, f"{_CLEAR}{name} {ending}" if terminal else f"{name} {ending}\n")
 
     def watch() -> None:
         nonlocal announced
-        wait, following = after, every
+        wait, following = after, 1.0 if terminal else 10.0
         while not over.wait(wait):
-            announced, wait, following = True, following, following * longer
-            tell(f"… {format_seconds(time.monotonic() - start)}")
+            announced, wait, following = True, following, following if terminal else 2 * following
+            announce(f"… {format_seconds(time.monotonic() - start)}")
 
     watcher = threading.Thread(target=watch, name=f"phase {name}", daemon=True)
     watcher.start()
@@ -200,28 +161,16 @@ def phase(name: str, *, after: float = 2.0, every: float | None = None, file: Te
         over.set()
         watcher.join()
         if announced:
-            tell(f"{outcome} {time.monotonic() - start:.1f} s")
-            if terminal:
-                _write(file, "\n")
+            announce(f"{outcome} {time.monotonic() - start:.1f} s" + "\n" * terminal)
 
 
 def format_seconds(seconds: float) -> str:
     """``42 s``, ``3 min 20 s``, ``5 h 07 min``, ``2 d 04 h``."""
     seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    if seconds < 86400:
-        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
-    return f"{seconds // 86400} d {seconds % 86400 // 3600:02d} h"
-
-
-def _is_terminal(file: TextIO | None) -> bool:
-    try:
-        return (file or sys.stdout).isatty()
-    except (AttributeError, ValueError):
-        return False
+    for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // part:02d} {part_unit}"
+    return f"{seconds} s"
 
 
 def info(text: str, *, file: TextIO | None = None) -> None:
@@ -232,6 +181,13 @@ def info(text: str, *, file: TextIO | None = None) -> None:
 def warn(text: str) -> None:
     """Print a line to stderr that says what a user should know, and need not stop for."""
     info(f"sheeplike: {text}", file=sys.stderr)
+
+
+def _is_terminal(file: TextIO | None) -> bool:
+    try:
+        return (file or sys.stdout).isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 def _write(file: TextIO | None, text: str) -> None:

@@ -27,10 +27,9 @@ def check_video(video: Tensor, name: str = "video") -> None:
 
 
 def encode_gif(video: Tensor, fps: float) -> bytes:
-    """An animated GIF that loops for ever, at the speed of ``fps`` frames per second.
+    """An animated GIF that loops for ever, at the speed of ``fps`` frames per second; above 50 it leaves frames out.
 
-    A GIF has 256 colours, here the same in all frames so that nothing flickers, and times in units of 10 ms: above 50
-    fps frames are left out to keep the speed.
+    All frames share one palette of 256 colours, so that nothing flickers.
 
     Args:
         video: uint8 ``(T, H, W, 3)``.
@@ -42,11 +41,9 @@ def encode_gif(video: Tensor, fps: float) -> bytes:
     if not fps > 0:
         raise ValueError(f"fps={fps}: expected a number above 0")
     stride = math.ceil(fps / MAX_GIF_FPS)
-    centiseconds = 100 * stride / fps
-    frames = video[::stride].detach().cpu().numpy()
-    images = _to_palette(frames)
-    # Rounding the frames' ends, not their lengths, keeps the whole video's length right.
-    ends = [round(i * centiseconds) for i in range(len(images) + 1)]
+    images = _to_palette(video[::stride].detach().cpu().numpy())
+    # In units of 10 ms. Rounding the frames' ends, not their lengths, keeps the whole video's length right.
+    ends = [round(i * 100 * stride / fps) for i in range(len(images) + 1)]
     durations = [10 * (end - start) for start, end in itertools.pairwise(ends)]
     buffer = io.BytesIO()
     images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
@@ -72,9 +69,8 @@ def _to_palette(frames: np.ndarray) -> list[Image.Image]:
 def to_colour(frames: Tensor) -> Tensor:
     """Frames of any channels as people see them: uint8 ``(..., C)`` to ``(..., 3)``.
 
-    Of stacked colour frames the newest, which is the last; of anything else the last channel, in grey: of one channel
-    that is all, of stacked grey frames the newest. Three stacked grey frames cannot be told from colours: what moves
-    has coloured edges.
+    Shows the newest, last of stacked colour frames, and of any other number of channels the last one in grey. Three
+    stacked grey frames look like colours: what moves has coloured edges.
     """
     channels = frames.shape[-1]
     return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)
@@ -88,12 +84,7 @@ def tile_worlds(frames: Tensor, rows: int, cols: int) -> Tensor:
 
     Returns:
         uint8 ``(T, rows * H, cols * W, 3)``.
-
-    Raises:
-        ValueError: another shape, or ``rows`` or ``cols`` below 1.
     """
-    if frames.dim() != 5 or rows < 1 or cols < 1:
-        raise ValueError(f"frames of shape {tuple(frames.shape)} in {rows} x {cols}: expected (T, N, H, W, C)")
     frames = to_colour(frames)
     steps, worlds, height, width, channels = frames.shape
     shown = min(worlds, rows * cols)
@@ -104,15 +95,14 @@ def tile_worlds(frames: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
-    """What the world model expects, beside what happened: rows truth, model and error, one column per sequence.
+    """Rows of what happened, what the world model expects and its error, one column per sequence.
 
-    The error is ``(model - truth + 255) / 2``: grey where they agree. Panels have a green border while the model still
-    observes (``t < context``), and a red one once it imagines from the actions alone. The layout is that of
-    ``danijar/dreamerv3``.
+    The error is ``(model - truth + 255) / 2``: grey where they agree. Panels have a green border while the model
+    observes (``t < context``), and a red one once it imagines from the actions alone, as in ``danijar/dreamerv3``.
 
     Args:
         truth, model: uint8 ``(T, B, H, W, C)``, shown as :func:`to_colour` does.
-        context: frames that the model has observed, 0 to ``T``.
+        context: number of frames that the model observes, 0 to ``T``.
 
     Returns:
         uint8 ``(T, 3 * (H + 2 * BORDER), B * (W + 2 * BORDER), 3)``.

@@ -16,14 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_aten = torch.ops.aten
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "elu": F.elu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
 
 
 def to_unit(image: Tensor) -> Tensor:
@@ -38,16 +31,13 @@ def to_unit(image: Tensor) -> Tensor:
     return 1 - 1 / (1 + image.float().clamp_min(0))
 
 
-# Operators of our own are opaque to torch.compile. Its own backward pass of max_pool2d recomputes what follows the pool
-# for every pixel that went into it: on a CPU three times the work of the kernel that torch has.
-@torch.library.custom_op("sheeplike::max_pool_2x2", mutates_args=())
-def _max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
 
 
-@torch.library.custom_op("sheeplike::max_pool_2x2_backward", mutates_args=())
-def _max_pool_backward(gradient: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    return _aten.max_pool2d_with_indices_backward(gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+def _pool_backward(gradient: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    return backward(gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -59,12 +49,12 @@ def _differentiate(ctx: Any, gradient: Tensor, _: None) -> Tensor:
     return _max_pool_backward(gradient, *ctx.saved_tensors)
 
 
-_max_pool.register_fake(lambda x: _aten.max_pool2d_with_indices(x, [2, 2], [2, 2]))
-_max_pool_backward.register_fake(
-    lambda gradient, x, indices: _aten.max_pool2d_with_indices_backward(
-        gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
-    )
-)
+# Operators of our own are opaque to torch.compile. Its own backward pass of max_pool2d recomputes what follows the pool
+# for every pixel that went into it: on a CPU three times the work of the kernel that torch has.
+_max_pool = torch.library.custom_op("sheeplike::max_pool_2x2", _pool, mutates_args=())
+_max_pool_backward = torch.library.custom_op("sheeplike::max_pool_2x2_backward", _pool_backward, mutates_args=())
+_max_pool.register_fake(_pool)
+_max_pool_backward.register_fake(_pool_backward)
 _max_pool.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 

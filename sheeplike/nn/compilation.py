@@ -1,10 +1,9 @@
 """How plain code becomes fast: fused kernels by torch.compile, and a whole step as one CUDA graph.
 
-A model is written as if none of this existed. An agent names its hot functions once, where it is built, and everything
-about compiling and capturing is here.
+A model is written as if none of this existed; an agent names its hot functions once, where it is built.
 
-- Functions are compiled where the work is, not as one: the cell of a recurrent scan, one step of imagination, a loss.
-  A loop of 64 steps around a compiled cell compiles in the time of one step; unrolled by the compiler it takes minutes.
+- Functions are compiled where the work is: the cell of a recurrent scan, one step of imagination, a loss. A loop of 64
+  steps around a compiled cell compiles in the time of one step; unrolled by the compiler it takes minutes.
 - Shapes are static. What comes with another shape is compiled once more.
 - On a GPU the launches of the many small kernels cost more than the kernels: the whole update, backward pass and
   optimizer included, is captured as one graph and launched at once.
@@ -83,10 +82,8 @@ class Compilation:
         """``function`` with its kernels fused. It must be free of branches on device values."""
         if self.mode == "off":
             return function
-        options: dict[str, Any] = {
-            # Random numbers of torch's own generators: compiled or not, a seed means the same run.
-            "fallback_random": True,
-        }
+        # Random numbers of torch's own generators: compiled or not, a seed means the same run.
+        options: dict[str, Any] = {"fallback_random": True}
         if self.device.type == "cpu":
             # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
             options["cpp_wrapper"] = True
@@ -115,9 +112,9 @@ class GraphedStep:
     next one captures it. All calls, these included, do what ``function`` does.
 
     Args:
-        function: tensors in, tensors (nested in tuples and dicts) or None out. It must read and write nothing on the
-            host, and what it keeps in place (parameters, moments, rings) must stay at its address. It is captured once:
-            numbers that are no tensors are baked in, and 0-dim outputs are float32.
+        function: tensors in, tensors (nested in tuples and dicts) or None out. It reads and writes nothing on the host,
+            and what it keeps in place (parameters, moments, rings) stays at its address. Numbers that are no tensors
+            are baked in at the capture, and 0-dim outputs are float32.
         device: a CUDA device.
 
     Attributes:
@@ -139,10 +136,8 @@ class GraphedStep:
         if self._graph is None:
             self._capture(leaves, spec)
         elif spec != self._spec or list(map(_kind, leaves)) != list(map(_kind, self._inputs)):
-            raise ValueError(
-                f"a captured step was called with {list(map(_kind, leaves))} in {spec}: expected "
-                f"{list(map(_kind, self._inputs))} in {self._spec}"
-            )
+            expected = f"expected {list(map(_kind, self._inputs))} in {self._spec}"
+            raise ValueError(f"a captured step was called with {list(map(_kind, leaves))} in {spec}: {expected}")
         if leaves:
             torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
         self._graph.replay()

@@ -29,8 +29,7 @@ def symexp(x: Tensor) -> Tensor:
 class OneHotCategorical:
     """Independent categoricals as one-hot vectors, mixed with ``unimix`` of a uniform distribution.
 
-    The mixture is part of the distribution, so samples, log-probabilities, entropy and KL all see it: it bounds the KL
-    between two confident distributions.
+    Samples, log-probabilities, entropy and KL all see the mixture: it bounds the KL between two confident ones.
 
     Args:
         logits: ``(B, K)``, any float dtype.
@@ -76,10 +75,9 @@ class OneHotCategorical:
 
 
 class JointCategorical:
-    """Independent categoricals of different sizes as one vector, their one-hots side by side.
+    """Several :class:`OneHotCategorical` of different sizes as one vector, their one-hots side by side.
 
-    Each is a :class:`OneHotCategorical` of its own, with its own ``unimix``, and has its own straight-through gradient;
-    log-probabilities and entropies are sums over them.
+    Log-probabilities and entropies are sums over them.
 
     Args:
         logits: ``(B, K)``, any float dtype, ``K`` the sum of ``classes``.
@@ -152,8 +150,7 @@ class Normal:
 class BoundedNormal(Normal):
     """:class:`Normal` with mean in (-1, 1) and standard deviation in (min_std, max_std), as DreamerV3 has it.
 
-    Samples are not clipped: the replay keeps what was drawn, so that its log-probability is right, and the environment
-    clips what it executes.
+    Samples are not clipped: the replay keeps the raw action, so that its log-probability is right.
 
     Args:
         raw: ``(B, 2A)``, the mean's pre-activation, then the deviation's.

@@ -46,8 +46,7 @@ class Linear(nn.Linear):
 class BlockLinear(nn.Module):
     """Block-diagonal affine map ``(B, I) -> (B, O)``: block ``g`` of the output sees block ``g`` of the input only.
 
-    The fan-in used for initialisation is the *whole* input width ``I``, as in the authors' code, although each output
-    is connected to ``I / blocks`` inputs.
+    Initialisation counts the *whole* input width ``I`` as fan-in, as in the authors' code, not ``I / blocks``.
 
     Raises:
         ValueError: ``inputs`` or ``outputs`` is not divisible by ``blocks``.

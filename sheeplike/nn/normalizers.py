@@ -24,10 +24,6 @@ class PercentileScale(nn.Module):
         """Take in a batch of any shape; return the scale, a 0-dim float32 tensor of at least ``limit``."""
         # In float32: torch.quantile rejects bfloat16.
         self.range.lerp_(torch.quantile(x.float().flatten(), self.percentiles), self.rate)
-        return self.scale()
-
-    def scale(self) -> Tensor:
-        """The current scale, 0-dim float32."""
         return (self.range[1] - self.range[0]).clamp_min(self.limit)
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 
 class LaProp(torch.optim.Optimizer):
-    """Clip each tensor's gradient, divide by its RMS, average with momentum, step.
+    """Clip each tensor's gradient, biases and norm scales included, divide by its RMS, average with momentum, step.
 
-    Every parameter tensor is clipped on its own, biases and norm scales included. The step counter is a device tensor
-    and all arithmetic is ``foreach`` on the device: no host synchronisation, and ready for capture in a CUDA graph.
-    The first update has learning rate zero when ``warmup > 0`` (the warm-up counts completed updates).
+    The step counter is a device tensor and all arithmetic is ``foreach`` on the device: no host synchronisation, and
+    ready for capture in a CUDA graph. The first update has learning rate zero when ``warmup > 0`` (the warm-up counts
+    completed updates).
 
     Attributes:
         found_inf: None, or a 0-dim float32 device tensor: where it is 1 the next :meth:`step` changes nothing, whatever
@@ -28,8 +28,7 @@ class LaProp(torch.optim.Optimizer):
         params: parameters, float32.
         lr: learning rate after warm-up.
         betas: decay of the momentum and of the squared gradient.
-        eps: added to the root mean square; so small that updates do not depend on the scale of the gradient, which is
-            why the second moment must stay float32.
+        eps: added to the root mean square; so small that the second moment must stay float32.
         agc: largest ratio of gradient norm to parameter norm.
         agc_min: smallest parameter norm assumed by the clip.
         warmup: updates over which the learning rate rises linearly from zero.
@@ -47,17 +46,13 @@ class LaProp(torch.optim.Optimizer):
         warmup: int,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "agc_min": agc_min, "warmup": warmup}
-        # So that load_state_dict moves the step counters to the parameters' device too.
-        defaults["capturable"] = True
-        super().__init__(params, defaults)
+        # Capturable: load_state_dict moves the step counters to the parameters' device too.
+        super().__init__(params, defaults | {"capturable": True})
         self.found_inf: Tensor | None = None
         for group in self.param_groups:
             for p in group["params"]:
-                self.state[p] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                    "momentum": torch.zeros_like(p, memory_format=torch.preserve_format),
-                    "square": torch.zeros_like(p, memory_format=torch.preserve_format),
-                }
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] = {"step": step, "momentum": torch.zeros_like(p), "square": torch.zeros_like(p)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state where it is: a captured update goes on working."""
@@ -84,9 +79,7 @@ class LaProp(torch.optim.Optimizer):
             if not params:
                 continue
             beta1, beta2 = group["betas"]
-            momentum = [self.state[p]["momentum"] for p in params]
-            square = [self.state[p]["square"] for p in params]
-            steps = [self.state[p]["step"] for p in params]
+            momentum, square, steps = ([self.state[p][name] for p in params] for name in ("momentum", "square", "step"))
             rate = self.learning_rate()
             if keep is None:
                 one, decay = 1.0, beta2
@@ -168,9 +161,7 @@ def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None]
     """Restore an optimizer without moving its tensors, whose addresses a CUDA graph may hold.
 
     Args:
-        optimizer: its parameters may have no state yet.
         load: the optimizer's own ``load_state_dict``, which puts new tensors in place of the old ones.
-        state_dict: what the optimizer's ``state_dict`` returned.
     """
     state = {p: dict(values) for p, values in optimizer.state.items()}
     options = [dict(group) for group in optimizer.param_groups]

@@ -19,31 +19,14 @@ from sheeplike.nn.cnn import max_pool, to_unit
 from sheeplike.nn.layers import BlockLinear, Linear, NormAct, init_truncated_normal_
 
 STAGES = (2, 3, 4, 4)  # channel multipliers; each stage halves the image
+SHRINK = 2 ** len(STAGES)
 KERNEL = 5
 MIN_SIDE, MAX_SIDE = 3, 16  # side of the smallest feature map
 
 
-def check_image_size(height: int, width: int) -> tuple[int, int]:
-    """Return the side lengths ``(h, w)`` of the smallest feature map.
-
-    Raises:
-        ValueError: a side is not a multiple of 16 between 48 and 256.
-    """
-    factor = 2 ** len(STAGES)
-    for name, side in (("height", height), ("width", width)):
-        nearest = nearest_side(side)
-        if side != nearest:
-            raise ValueError(
-                f"image {name} {side}: expected a multiple of {factor} between {MIN_SIDE * factor} and "
-                f"{MAX_SIDE * factor}; nearest is {nearest}"
-            )
-    return height // factor, width // factor
-
-
 def nearest_side(side: int) -> int:
     """The side of an image, in pixels, that can be served and is nearest to ``side``."""
-    factor = 2 ** len(STAGES)
-    return min(max(round(side / factor), MIN_SIDE), MAX_SIDE) * factor
+    return min(max(round(side / SHRINK), MIN_SIDE), MAX_SIDE) * SHRINK
 
 
 class Conv2d(nn.Conv2d):
@@ -72,10 +55,9 @@ def _phase_taps() -> Tensor:
 class UpsampleConv2d(Conv2d):
     """Nearest-neighbour doubling followed by a 5x5 convolution, NHWC: ``(B, H, W, C) -> (B, 2H, 2W, O)``.
 
-    Computed without ever making the doubled image. Two neighbouring taps of the 5x5 kernel often read the same source
-    pixel, so for each of the four output phases the kernel collapses to 3x3 over the source image: one 3x3 convolution
-    to ``4 * O`` channels, whose phases are then interleaved, does the same arithmetic with 9 instead of 25 products per
-    output.
+    Never makes the doubled image. Neighbouring taps of the 5x5 kernel often read the same source pixel, so for each of
+    the four output phases the kernel collapses to 3x3 over the source: one 3x3 convolution to ``4 * O`` channels, whose
+    phases are then interleaved, takes 9 instead of 25 products per output.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -97,13 +79,13 @@ class UpsampleConv2d(Conv2d):
 class ImageEncoder(nn.Module):
     """Four stages of (5x5 convolution, 2x2 max-pool, RMS over channels, SiLU), then flattened.
 
-    ``(B, H, W, C)`` uint8, or float32 already in [0, 1], to ``(B, outputs)`` in the compute precision. All cameras of
-    one size are channels of one image.
+    ``(B, H, W, C)`` uint8, or float32 in [0, 1], to ``(B, outputs)`` in the compute precision. ``H`` and ``W`` are
+    multiples of 16; all cameras of one size are channels of one image.
     """
 
     def __init__(self, height: int, width: int, channels: int, depth: int) -> None:
         super().__init__()
-        h, w = check_image_size(height, width)
+        h, w = height // SHRINK, width // SHRINK
         widths = [channels, *(depth * m for m in STAGES)]
         self.convs = nn.ModuleList(Conv2d(i, o) for i, o in pairwise(widths))
         self.norms = nn.ModuleList(NormAct(o) for o in widths[1:])
@@ -128,7 +110,7 @@ class ImageDecoder(nn.Module):
         self, deter: int, stoch: int, height: int, width: int, channels: int, *, depth: int, units: int, blocks: int
     ) -> None:
         super().__init__()
-        h, w = check_image_size(height, width)
+        h, w = height // SHRINK, width // SHRINK
         widths: Sequence[int] = [depth * m for m in STAGES]
         self.shape = (h, w, widths[-1])
         self.blocks = blocks

@@ -22,12 +22,13 @@ from torch import Tensor
 from sheeplike import checkpoint, envs
 from sheeplike.agents import registry
 from sheeplike.agents.agent import Agent
-from sheeplike.config.errors import CommandError, as_command_errors
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import Config
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import info, phase, warn
 from sheeplike.nn.compilation import EAGER_CALLS
+from sheeplike.options import CommandError
 from sheeplike.run.run_dir import CHECKPOINTS, lock
 
 INEXACT = (

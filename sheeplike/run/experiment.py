@@ -22,13 +22,14 @@ import torch
 
 from sheeplike import checkpoint
 from sheeplike.agents.spaces import ObservationKeys
-from sheeplike.config.errors import CommandError, as_command_errors
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import describe_changes, to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, info, phase
+from sheeplike.options import CommandError
 from sheeplike.run import snapshot
 from sheeplike.run.build import build, describe_device, explain_oom, make_writer
 from sheeplike.run.evaluation import Evaluator
@@ -230,7 +231,7 @@ class Experiment:
         first = config.agent.first_update(config.env.num_envs) // config.env.num_envs * config.env.num_envs
         self._compile_at = min(first, soon)
         self._busy = False
-        banner({"sheeplike": self._describe(files)})
+        banner("sheeplike", self._describe(files))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
         logger.log_hyperparameters(to_data(config))
         self.progress.stage(config.agent.collecting)
@@ -320,7 +321,6 @@ class Experiment:
         iterations = (self.config.total_steps - state.policy_steps) / self.envs.num_envs
         left = iterations * self._step_seconds + (self._updates_left() or 0) * update_seconds
         self.progress.update(state.policy_steps)
-        self.progress.expect(left)
         pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
         self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
 

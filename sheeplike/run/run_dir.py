@@ -22,12 +22,13 @@ import yaml
 
 from sheeplike import host
 from sheeplike.config.compose import Composed, load, start_of
-from sheeplike.config.errors import CommandError, InvalidValue, nearest
+from sheeplike.config.errors import nearest
 from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_links, to_yaml
 from sheeplike.config.schema import Config
 from sheeplike.config.sources import Sources
 from sheeplike.files import CHECKPOINT, REPLAY, sync_directory, write_atomically
 from sheeplike.files import lock as lock_file
+from sheeplike.options import CommandError, InvalidOption
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -76,7 +77,7 @@ def plan(arguments: Iterable[str], sources: Sources) -> Plan:
         composed = load(rest, sources)
         planned = _auto(composed) if start.resume == "auto" else None
         planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
-    _check_accelerator(planned.config)
+    check_accelerator(planned.config)
     return planned
 
 
@@ -203,7 +204,7 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
     """The directory that ``checkpoint=`` means; None: the newest that is whole.
 
     Raises:
-        InvalidValue: there is no such checkpoint.
+        InvalidOption: there is no such checkpoint.
     """
     if name == "last":
         return None
@@ -214,14 +215,14 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
     if name == "best":
         path = best(run_dir / CHECKPOINTS)
         if path is None:
-            raise InvalidValue("checkpoint", name, "one that was saved after an evaluation; here is none", "last")
+            raise InvalidOption("checkpoint", name, "one that was saved after an evaluation; here is none", "last")
         return path
     expected = f"best, last, or one of {', '.join(map(str, steps))}"
     step = name.removeprefix("step_")
     if not step.isdecimal():
-        raise InvalidValue("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
+        raise InvalidOption("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
     if int(step) not in steps:
-        raise InvalidValue("checkpoint", name, expected, min(steps, key=lambda other: abs(other - int(step))))
+        raise InvalidOption("checkpoint", name, expected, min(steps, key=lambda other: abs(other - int(step))))
     return next(path for path in found if int(path.name.rpartition("_")[2]) == int(step))
 
 
@@ -256,10 +257,10 @@ def _auto(composed: Composed) -> Plan | None:
     return Plan(config, path, resume=True, changed=changed, files=composed.files)
 
 
-def _check_accelerator(config: Config) -> None:
+def check_accelerator(config: Config) -> None:
     """Raise where the run asks for a GPU that is not there."""
     if config.compile == "graph" and config.fabric.accelerator == "cpu":
-        raise InvalidValue("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")
+        raise InvalidOption("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")
     problem = host.gpu_problem() if config.fabric.accelerator == "cuda" else None
     if problem:
         raise CommandError(

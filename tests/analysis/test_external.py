@@ -2,15 +2,9 @@
 
 import math
 import os
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from sheeplike.analysis.runs import read_run
@@ -63,7 +57,6 @@ def test_beside_runs_of_our_own(compared, trained, points):
             for step in (1000, 2000, 3000):
                 writer.add_scalar(RETURN, seed, step, walltime=1.7e9 + step / 10)
     result = compared("logs/franka_pick", "x=time", "threshold=1", "out=here")
-    assert "3 of 6 runs do not say their task; taken to be franka_pick." in result.output
     assert result.rows["PPO (TensorBoard)"]["seeds"] == "3"
     rows = [row for row in points("here/eval_return_mean_by_time.csv") if row["seed"] == "3"]
     assert [float(row["seconds"]) - float(rows[0]["seconds"]) for row in rows] == [0, 100, 200]
@@ -88,17 +81,6 @@ def test_what_is_not_finite_in_tensorboard(compared, points):
     result = compared("runs", "out=here")
     assert "runs/sac: values of eval/return_mean that are not finite, left out: 1." in result.output
     assert [row["value"] for row in points("here/eval_return_mean_by_steps.csv")] == ["2.0", "3.0"]
-
-
-def test_scalars_that_are_tensors(compared):
-    writer = EventFileWriter("runs/brax")
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
-    for step in (10, 20):
-        tensor = make_tensor_proto(np.float32(step / 4))
-        summary = Summary(value=[Summary.Value(tag=RETURN, tensor=tensor, metadata=metadata)])
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-    writer.close()
-    assert compared("runs").rows["brax (TensorBoard)"]["best"] == "5"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import yaml
 from sheeplike import host
 from sheeplike.agents import registry
 from sheeplike.config import compose
-from sheeplike.config.errors import CommandError
 from sheeplike.config.saved import load_saved, to_yaml
 from sheeplike.config.schema import all_keys
 from sheeplike.config.sources import CONFIGS, Sources
 from sheeplike.envs import list_envs
+from sheeplike.options import CommandError
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 BUILT_IN = Sources()
@@ -332,7 +332,7 @@ def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
     ("override", "message"),
     [
         ("randomization.gravity.operation=scael", "randomization.gravity.operation=scael: expected one of set, add"),
-        ("randomization.gravity.feild=x", "randomization.gravity=feild: expected one of the keys field, of"),
+        ("randomization.gravity.feild=x", "randomization.gravity.feild=x: expected one of field, of"),
         ("randomization.gravity=3", "randomization.gravity=3: expected a section with field, of"),
         ("randomization=franka_vison", "nearest: franka_vision"),
     ],

@@ -7,7 +7,8 @@ import pytest
 
 from sheeplike import envs
 from sheeplike.__main__ import main
-from sheeplike.config.errors import CommandError, as_command_errors, nearest
+from sheeplike.config.errors import as_command_errors, nearest
+from sheeplike.options import CommandError
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 

@@ -13,11 +13,11 @@ import yaml
 
 from sheeplike.__main__ import main
 from sheeplike.config.compose import load
-from sheeplike.config.errors import CommandError
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
 from sheeplike.envs.gym import options
 from sheeplike.monitor.dashboard import hyperparameters
+from sheeplike.options import CommandError
 
 
 def compose(*overrides: str):

@@ -1,10 +1,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 from mujoco import mjx
 
+from sheeplike.envs.mjx.options import CartpoleSwingupOptions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole, tolerance
 
 
@@ -65,7 +65,7 @@ def test_a_balanced_pole_is_worth_nearly_everything_and_counts_as_success(swingu
 
 def test_a_fallen_pole_ends_a_balance_and_no_swing_up():
     """Judged where the pole is: just above the horizontal it goes on, just below it is over; hanging is a beginning."""
-    balance, swingup = Cartpole(), Cartpole(swing_up=True)
+    balance, swingup = Cartpole(), Cartpole(CartpoleSwingupOptions())
     data = mjx.make_data(balance.model, impl="warp", naconmax=1, njmax=4)
     memory = balance.reset(jax.random.key(0), data)[1]
     for angle, fallen in ((0.0, False), (1.55, False), (-1.55, False), (1.6, True), (-1.6, True), (3.1, True)):
@@ -84,8 +84,3 @@ def test_the_cart_stays_on_its_rail_and_in_the_picture(swingup):
     columns = blue.float().sum(1)
     assert columns[0, 6:].sum() > 0
     assert columns[1, :6].sum() > 0
-
-
-def test_only_sensible_lengths():
-    with pytest.raises(ValueError, match="episode_length=-1"):
-        Cartpole(episode_length=-1)

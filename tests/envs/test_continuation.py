@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sheeplike.envs.mjx.options import TASKS
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -20,7 +21,7 @@ GRAVITY_AND_COLOURS = {
 
 
 def build(name, varied):
-    task = {"franka_pick": FrankaPick, "cartpole_balance": Cartpole}[name](episode_length=9)
+    task = {"franka_pick": FrankaPick, "cartpole_balance": Cartpole}[name](TASKS[name](episode_length=9))
     return MjxVectorEnv(task, num_envs=4, image_size=48, randomization=GRAVITY_AND_COLOURS if varied else None)
 
 

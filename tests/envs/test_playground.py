@@ -19,6 +19,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 import sheeplike.envs
+from sheeplike.envs.mjx.options import PlaygroundOptions
 from sheeplike.envs.mjx.playground import PlaygroundTask
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -59,6 +60,10 @@ def reference(id: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step))
 
 
+def task(id: str, **options: Any) -> PlaygroundTask:
+    return PlaygroundTask(PlaygroundOptions(id=id, **options))
+
+
 GRAVITY = {
     "gravity": {"field": "opt.gravity", "component": 2, "operation": "scale", "distribution": {"uniform": [0.5, 1.0]}}
 }
@@ -92,8 +97,8 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
 
 @pytest.fixture(scope="module")
 def balance() -> MjxVectorEnv:
-    task = PlaygroundTask("CartpoleBalance", episode_length=LENGTH)
-    return MjxVectorEnv(task, num_envs=WORLDS, image_size=48, randomization=GRAVITY)
+    made = task("CartpoleBalance", episode_length=LENGTH)
+    return MjxVectorEnv(made, num_envs=WORLDS, image_size=48, randomization=GRAVITY)
 
 
 def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
@@ -111,7 +116,7 @@ def test_tasks_are_playgrounds_step_for_step(id: str, tmp_path: Path, monkeypatc
     """One that falls to rest in its reset, one whose scene got a geom and a target, and a large one."""
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes what it thinks of Playground's scenes
     with find_body():
-        assert_same(MjxVectorEnv(PlaygroundTask(id, episode_length=LENGTH), num_envs=WORLDS, randomization=GRAVITY), id)
+        assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), num_envs=WORLDS, randomization=GRAVITY), id)
 
 
 @contextmanager
@@ -133,8 +138,8 @@ def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
 
 def test_one_camera_is_the_default_and_any_can_be_asked_for(balance: MjxVectorEnv) -> None:
     assert list(balance.single_observation_space) == ["pixels/fixed", "privileged_state", "state", "variation"]
-    assert balance.simulator.renderer.cameras == PlaygroundTask("CartpoleBalance").default_cameras == ("fixed",)
-    assert PlaygroundTask("FishSwim").default_cameras == ("fixed_top",)
+    assert balance.simulator.renderer.cameras == task("CartpoleBalance").default_cameras == ("fixed",)
+    assert task("FishSwim").default_cameras == ("fixed_top",)
     env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, cameras=["back", "side"])
     assert [name for name in env.single_observation_space if "pixels" in name] == ["pixels/back", "pixels/side"]
 
@@ -143,19 +148,19 @@ def test_a_repeated_action_lowers_the_control_rate() -> None:
     env = sheeplike.envs.make(
         "playground", id="CheetahRun", num_envs=1, action_repeat=4, overrides={"ctrl_dt": 0.02}, episode_length=24
     )
-    task = env.simulator.task
-    assert (task.substeps, task._env.dt, env.episode_length) == (8, 0.08, 6)
+    made = env.simulator.task
+    assert (made.substeps, made._env.dt, env.episode_length) == (8, 0.08, 6)
     assert env.metadata["render_fps"] == pytest.approx(12.5)
-    assert PlaygroundTask("CheetahRun").episode_length == 1000
+    assert task("CheetahRun").episode_length == 1000
 
 
 def test_only_a_reset_that_runs_physics_is_long() -> None:
-    assert PlaygroundTask("CheetahRun").long_reset
-    assert not PlaygroundTask("HumanoidWalk").long_reset
+    assert task("CheetahRun").long_reset
+    assert not task("HumanoidWalk").long_reset
 
 
 def test_a_target_that_is_a_site_becomes_visible_and_weighs_nothing() -> None:
-    shown, plain = PlaygroundTask("FingerTurnHard").model, PlaygroundTask("FingerSpin").model
+    shown, plain = task("FingerTurnHard").model, task("FingerSpin").model
     assert shown.ngeom == plain.ngeom + 2
     for field in ("body_mass", "body_inertia", "body_ipos", "dof_invweight0", "body_invweight0"):
         np.testing.assert_array_equal(getattr(shown, field), getattr(plain, field))
@@ -172,12 +177,12 @@ def make(**options: Any) -> VectorEnv:
     [
         (
             {"id": None},
-            r"playground is a family of environments: expected id=<name of one>, AcrobotSwingup, .*WalkerWalk",
+            r"id=None: expected which of playground: AcrobotSwingup, .*WalkerWalk",
         ),
         ({"id": "CheetaRun"}, r"id='CheetaRun': expected one of AcrobotSwingup, .*; nearest: CheetahRun"),
         ({"id": "PandaPickCub"}, r"; nearest: PandaPickCube$"),
         ({"id": "PandaPickCube"}, r"id='PandaPickCube': its meshes are not part .* git clone .*mujoco_menagerie"),
-        ({"episode_length": 0}, r"episode_length=0: expected a whole number of at least 1, or null; nearest: 1"),
+        ({"episode_length": 0}, r"episode_length=0: expected an integer of at least 1, or null; nearest: 1"),
         ({"episode_length": 2.5}, r"episode_length=2.5: expected"),
         ({"overrides": {"ctr_dt": 1}}, r"has no key 'ctr_dt': expected one of ctrl_dt, .* \(nearest: ctrl_dt\)"),
         (
@@ -188,7 +193,7 @@ def make(**options: Any) -> VectorEnv:
         ({"overrides": {"episode_length": 9}}, r"expected env.options.episode_length"),
         ({"overrides": {"ctrl_dt": "fast"}}, r"ctrl_dt='fast': expected a value like Playground's own, 0.01"),
         ({"overrides": {"ctrl_dt": 0.015}}, r"ctrl_dt=0.015: expected a multiple of sim_dt=0.01; nearest: 0.02"),
-        ({"overrides": 3}, r"overrides=3: expected keys and values of Playground's, such as \{ctrl_dt: 0.02\}"),
+        ({"overrides": 3}, r"overrides=3: expected a section of names and values, .* or null"),
         ({"cameras": ["sid"]}, r"camera 'sid' does not exist .* nearest: side"),
         ({"action_repeat": 3}, r"action_repeat=3: expected a divisor of episode_length=1000"),
     ],

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from sheeplike.envs.mjx.options import FrankaPickOptions
 from sheeplike.envs.mjx.settings import declared
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
-from sheeplike.envs.mjx.tasks.franka_pick import BOX_RANGE, MAX_BOX_RANGE, FrankaPick
+from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
 SCENE = """
@@ -29,6 +30,7 @@ SCENE = """
 </mujoco>
 """
 SPREAD, LOW = 2, 3
+BOX_RANGE, MAX_BOX_RANGE = 0.05, 0.2
 
 
 class Memory(NamedTuple):
@@ -135,9 +137,9 @@ def test_nothing_is_compiled_nor_uploaded_again(env):
     play(env, 2)
     for value in (1.0, 2, np.float32(3), [1, 2, 3], np.arange(3), torch.ones(3), (0.1, 0.2, 0.3)):
         env.set_attr("low", value)
-        arrays = dict(env._settings.on_device)
+        arrays = dict(env.simulator.settings.on_device)
         play(env, 2)
-        assert all(env._settings.on_device[name] is array for name, array in arrays.items())
+        assert all(env.simulator.settings.on_device[name] is array for name, array in arrays.items())
     env.reset(seed=1)
     play(env, 1)
     assert env.simulator.compilations == 1
@@ -238,8 +240,6 @@ def test_the_same_seed_and_settings_give_the_same_episodes_for_any_number_of_wor
         ("low", [1.0, 2.0], r"low: got float64 \(2,\): expected one number or 3 of them on the host, one per world"),
         ("low", torch.zeros(3, 1), r"low: got float32 \(3, 1\): expected one number or 3"),
         ("low", [], r"low: got float64 \(0,\)"),
-        ("low", [[1.0], 2.0, 3.0], r"low: a list that NumPy cannot take.*expected one number or 3"),
-        ("low", torch.zeros(3, requires_grad=True), r"low: a Tensor that NumPy cannot take.*expected one number or 3"),
         ("low", "high", r"low: got <U4 \(\): expected one number or 3"),
         ("low", None, r"low: got object"),
         ("low", True, r"low: got bool"),
@@ -285,35 +285,25 @@ class Undeclared(Stone):
 
 
 @pytest.mark.parametrize(
-    ("task", "settings", "error", "message"),
+    ("task", "settings", "message"),
     [
-        (TakesLess, None, TypeError, r"stone.reset does not take the setting 'low': expected one of spread \(nearest"),
-        (TakesNone, None, TypeError, r"does not take the setting 'spread': expected no keyword"),
-        (TakesMore, None, TypeError, r"reset takes 'hue', which is not among the task's settings: expected one of low"),
-        (
-            Undeclared,
-            None,
-            TypeError,
-            r"reset takes 'spread', .*: expected settings = \{'spread': ...\} with its default",
-        ),
-        (
-            Stone,
-            {"spreed": 1.0, "low": 1.0},
-            TypeError,
-            r"setting 'spreed': expected one of low, spread \(nearest: spr",
-        ),
-        (Stone, ["spread", "low"], TypeError, r"settings is \['spread', 'low'\]: expected names and defaults"),
-        (Stone, {"spread": "wide", "low": 1.0}, TypeError, r"spread='wide': expected a number as its default"),
-        (Stone, {"spread": True, "low": 1.0}, TypeError, r"spread=True: expected a number as its default"),
-        (Stone, {"spread": 0.5, "low": float("nan")}, ValueError, r"low=nan: expected a finite default"),
-        (Stone, {"spread": 0.5, "low": 1e39}, ValueError, r"low=1e\+39: expected a finite default"),
+        (TakesLess, None, r"stone.reset\(.*spread\): .*unexpected.*'low'; .* settings: \(key, data, spread, low\)"),
+        (TakesNone, None, r"stone.reset\(key, data\): .*unexpected.*'spread'; expected its settings: "),
+        (TakesMore, None, r"stone.reset\(.*hue\): missing.*'hue'; expected its settings: \(key, data, spread, low\)"),
+        (Undeclared, None, r"stone.reset\(.*\): missing.*'spread'; expected its settings: \(key, data\)"),
+        (Stone, {"spreed": 1.0, "low": 1.0}, r"stone.reset\(.*: .*'spread'; .* settings: \(key, data, spreed, low\)"),
+        (Stone, ["spread", "low"], r"settings is \['spread', 'low'\]: expected names and defaults"),
+        (Stone, {"spread": "wide", "low": 1.0}, r"spread='wide': expected a finite default"),
+        (Stone, {"spread": True, "low": 1.0}, r"spread=True: expected a finite default"),
+        (Stone, {"spread": 0.5, "low": float("nan")}, r"low=nan: expected a finite default"),
+        (Stone, {"spread": 0.5, "low": 1e39}, r"low=1e\+39: expected a finite default"),
     ],
 )
-def test_settings_and_reset_must_agree(task, settings, error, message):
+def test_settings_and_reset_must_agree(task, settings, message):
     task = task()
     if settings is not None:
         task.settings = settings
-    with pytest.raises(error, match=message):
+    with pytest.raises(TypeError, match=message):
         MjxVectorEnv(task, num_envs=2, image_size=4)
 
 
@@ -371,7 +361,7 @@ def test_the_whole_box_is_seen_up_to_the_widest_range(pick):
 
 
 def test_options_of_the_command_become_the_defaults():
-    task = FrankaPick(box_range=0.125)
+    task = FrankaPick(FrankaPickOptions(box_range=0.125))
     assert declared(task) == declared(repeat_actions(task, 2)) == {"box_range": 0.125}
 
 

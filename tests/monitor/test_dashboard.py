@@ -8,6 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
+from sheeplike.agents.dreamer_v3.config import DreamerV3Config
+from sheeplike.agents.ppo.config import PPOConfig
+from sheeplike.config.schema import all_keys
 from sheeplike.monitor.dashboard import CATEGORIES, HYPERPARAMETERS, OUTCOMES, layout
 from sheeplike.monitor.logger import RunLogger
 
@@ -37,7 +40,7 @@ CONFIG = {
     "agent": {
         "name": "dreamer_v3",
         "learning_rate": 4e-4,
-        "size": {"name": "1m", "deter": 512},
+        "size": "1m",
         "loss_scales": {"dyn": 1},
     },
 }
@@ -76,7 +79,7 @@ def test_the_table_of_runs_is_in_the_event_file_of_the_run(written):
         "env.num_envs": 32,
         "env.image_size": "(48, 64)",
         "agent.name": "dreamer_v3",
-        "agent.size.name": "1m",
+        "agent.size": "1m",
         "agent.learning_rate": 4e-4,
         "seed": 3,
         "profile": "cpu",
@@ -95,6 +98,11 @@ def test_charts_of_another_agent():
     assert list(charts) == ["Compare", "Policy", "Health"]
     assert list(charts["Policy"]) == ["losses", "entropy", "value", "PPO"]
     assert charts["Compare"] == layout(DREAMER)["Compare"]  # or TensorBoard would show both
+
+
+def test_every_column_is_a_key_of_some_run():
+    keys = {key.path for key in all_keys(DreamerV3Config, PPOConfig)}
+    assert set(HYPERPARAMETERS) <= keys
 
 
 @pytest.mark.parametrize("names", [DREAMER, PPO])

@@ -51,15 +51,6 @@ def test_rows_and_curves_count_policy_steps(tmp_path):
     assert [(point.step, point.value) for point in curve] == [(100, 1.5), (200, 0.5)]
 
 
-def test_the_event_file_lies_in_the_run_dir(tmp_path):
-    run = RunLogger(tmp_path)
-    log(run, 1)
-    run.close()
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names[0].startswith("events.out.tfevents")
-    assert names[1:] == ["metrics.jsonl"]
-
-
 def test_a_row_is_on_the_disk_at_once_and_what_is_not_finite_is_null(tmp_path):
     run = RunLogger(tmp_path, tensorboard=False)
     log(run, 1, a=math.nan, b=math.inf, c=-math.inf, d=0.0)
@@ -75,16 +66,6 @@ def test_without_tensorboard_there_is_no_event_file(tmp_path):
     run.log_text("config", "text", 1)
     run.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_another_logger_of_fabric_gets_the_metrics(tmp_path):
-    from lightning.fabric.loggers import CSVLogger
-
-    run = RunLogger(tmp_path, fabric_logger=CSVLogger(tmp_path, name="", version=""))
-    log(run, 30)
-    run.log_video("video", video(), step=1, fps=10)
-    run.close()
-    assert (tmp_path / "metrics.csv").read_text().split() == ["loss/dyn,step", "30.0,30"]
 
 
 def test_a_metric_cannot_hide_an_axis(tmp_path):
@@ -212,14 +193,14 @@ def test_what_is_kept_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
     for step in (10, 20):
         log(run, step)
     run.close()
-    (tmp_path / "run/metrics.jsonl.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"run/.metrics.jsonl.{os.getpid()}").symlink_to(tmp_path / "elsewhere")
     done, sync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(
         os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name) or sync(file)
     )
     monkeypatch.setattr(os, "replace", lambda *names: done.append("replace") or replace(*names))
     RunLogger(tmp_path / "run", tensorboard=False, purge_step=10).close()
-    assert done == ["metrics.jsonl.tmp", "replace", "run"]
+    assert done == [f".metrics.jsonl.{os.getpid()}", "replace", "run"]
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
     assert [row["step"] for row in rows(tmp_path / "run")] == [10]
 

@@ -1,4 +1,4 @@
-"""Metrics stay on the device until they are flushed; means are those of the values that were added."""
+"""Metrics stay on the device until they are read; means are those of the values that were added."""
 
 import math
 
@@ -87,15 +87,15 @@ def test_means_over_calls_with_different_names_and_dtypes():
     buffer.add({"a": torch.tensor(1.0), "n": torch.tensor(3)})
     buffer.add({"a": torch.tensor(2.0, dtype=torch.bfloat16), "n": torch.tensor(5)})
     buffer.add({"a": torch.tensor(6.0)})
-    assert buffer.flush() == {"a": 3.0, "n": 4.0}
-    assert buffer.flush() == {}
+    assert buffer.take().read() == {"a": 3.0, "n": 4.0}
+    assert buffer.take().read() == {}
 
 
 def test_nan_is_left_out_of_sum_and_count():
     buffer = MetricBuffer()
     for value in (1.0, math.nan, 3.0):
         buffer.add(tensors(sometimes=value, never=math.nan))
-    means = buffer.flush()
+    means = buffer.take().read()
     assert means["sometimes"] == 2.0
     assert math.isnan(means["never"])
 
@@ -103,7 +103,7 @@ def test_nan_is_left_out_of_sum_and_count():
 def test_an_infinite_loss_shows():
     buffer = MetricBuffer()
     buffer.add(tensors(a=math.inf))
-    assert buffer.flush() == {"a": math.inf}
+    assert buffer.take().read() == {"a": math.inf}
 
 
 def test_values_are_copied_when_added():
@@ -112,13 +112,13 @@ def test_values_are_copied_when_added():
     static.fill_(100)
     buffer.add({"a": static})
     static.fill_(-1)
-    assert buffer.flush() == {"a": 50.5}
+    assert buffer.take().read() == {"a": 50.5}
 
 
 def test_a_value_may_require_grad():
     buffer = MetricBuffer()
     buffer.add({"a": torch.tensor(2.0, requires_grad=True) * 3})
-    assert buffer.flush() == {"a": 6.0}
+    assert buffer.take().read() == {"a": 6.0}
 
 
 def test_many_small_values_do_not_drown():
@@ -126,16 +126,16 @@ def test_many_small_values_do_not_drown():
     buffer.add(tensors(a=1e8))
     for _ in range(1000):
         buffer.add(tensors(a=1.0))
-    assert buffer.flush()["a"] == pytest.approx((1e8 + 1000) / 1001, rel=1e-12)
+    assert buffer.take().read()["a"] == pytest.approx((1e8 + 1000) / 1001, rel=1e-12)
 
 
-def test_flush_copies_once(monkeypatch):
+def test_reading_copies_once(monkeypatch):
     buffer = MetricBuffer()
     buffer.add(tensors(a=1.0, b=2.0))
     buffer.add(tensors(c=3.0))
     real, copies = torch.Tensor.tolist, []
     monkeypatch.setattr(torch.Tensor, "tolist", lambda t: copies.append(t) or real(t))
-    assert buffer.flush() == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert buffer.take().read() == {"a": 1.0, "b": 2.0, "c": 3.0}
     assert len(copies) == 1
 
 
@@ -160,7 +160,7 @@ def test_a_restored_buffer_continues():
     for buffer in (second, whole):
         buffer.add(tensors(a=9.0))
         buffer.add(tensors(b=1.0))
-    assert second.flush() == whole.flush() == {"a": 4.0, "b": 1.0}
+    assert second.take().read() == whole.take().read() == {"a": 4.0, "b": 1.0}
 
 
 # EpisodeStatistics
@@ -178,7 +178,7 @@ def test_means_are_over_ended_episodes_only():
     statistics.add(*step((10.0, 99.0), length=(4, 77), success=(True, True), ended=(True, False), terms=terms))
     terms = {"reach": (7.0, 1.5), "lift": (7.0, 0.75)}
     statistics.add(*step((99.0, 20.0), length=(77, 8), success=(True, False), ended=(False, True), terms=terms))
-    assert statistics.flush() == {
+    assert statistics.take().read() == {
         "rollout/episodes": 2.0,
         "health/nonfinite_worlds": 0.0,
         "rollout/reward_mean": 1.0,
@@ -194,32 +194,32 @@ def test_truncation_ends_an_episode_too():
     statistics = EpisodeStatistics(2, "cpu")
     reward, none, _, info = step((3.0, 5.0), ended=False)
     statistics.add(reward, none, torch.tensor([True, True]), info)
-    assert statistics.flush()["rollout/return_mean"] == 4.0
+    assert statistics.take().read()["rollout/return_mean"] == 4.0
 
 
 def test_an_episode_that_was_cut_does_not_count():
     statistics = EpisodeStatistics(2, "cpu")
     reward, none, ended, info = step((3.0, 5.0), ended=False)
     statistics.add(reward, none, ~ended, info | {"restarted": torch.tensor([False, True])})
-    values = statistics.flush()
+    values = statistics.take().read()
     assert (values["rollout/episodes"], values["rollout/return_mean"]) == (1.0, 3.0)
 
 
-def test_means_are_absent_when_no_episode_ended_and_start_anew_after_a_flush():
+def test_means_are_absent_when_no_episode_ended_and_start_anew_after_they_are_taken():
     statistics = EpisodeStatistics(2, "cpu")
     empty = {"rollout/episodes": 0.0, "health/nonfinite_worlds": 0.0}
-    assert statistics.flush() == empty
+    assert statistics.take().read() == empty
     statistics.add(*step(1.0, ended=False, reward=(1.0, 2.0)))
-    assert statistics.flush() == {**empty, "rollout/reward_mean": 1.5}
+    assert statistics.take().read() == {**empty, "rollout/reward_mean": 1.5}
     statistics.add(*step(8.0, ended=True, terms={"reach": 2.0}))
-    assert statistics.flush()["reward_terms/reach"] == 2.0
-    assert statistics.flush() == empty
+    assert statistics.take().read()["reward_terms/reach"] == 2.0
+    assert statistics.take().read() == empty
 
 
 def test_a_nan_in_a_running_world_stays_out_of_the_means_and_is_counted():
     statistics = EpisodeStatistics(2, "cpu")
     statistics.add(*step((4.0, math.nan), ended=(True, False), nonfinite=(False, True)))
-    values = statistics.flush()
+    values = statistics.take().read()
     assert values["rollout/return_mean"] == 4.0
     assert values["health/nonfinite_worlds"] == 1.0
 
@@ -231,8 +231,8 @@ def test_restored_statistics_continue():
     second.load_state_dict(first.state_dict())
     for statistics in (first, second):
         statistics.add(*step(4.0, ended=True, terms={"reach": 2.0}))
-    values = second.flush()
-    assert values == first.flush()
+    values = second.take().read()
+    assert values == first.take().read()
     assert (values["rollout/return_mean"], values["reward_terms/reach"]) == (3.0, 1.5)
 
 
@@ -260,8 +260,8 @@ def test_cuda_adding_does_not_synchronise():
             statistics.add(*arguments)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert buffer.flush() == {"loss": 1.0}
-    assert statistics.flush()["rollout/episodes"] == 4.0
+    assert buffer.take().read() == {"loss": 1.0}
+    assert statistics.take().read()["rollout/episodes"] == 4.0
 
 
 # What has been taken, and not yet read

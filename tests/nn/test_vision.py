@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sheeplike.nn.vision import ImageDecoder, ImageEncoder, UpsampleConv2d, check_image_size
+from sheeplike.nn.vision import ImageDecoder, ImageEncoder, UpsampleConv2d, nearest_side
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -124,19 +124,6 @@ def test_decoder_ends_in_a_sigmoid(decoder: ImageDecoder) -> None:
     np.testing.assert_allclose(out[0, 7, 9], [0.5, 1.0, 0.0, 0.73105858, 0.26894142], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "expected"), [(64, 64, (4, 4)), (96, 96, (6, 6)), (48, 256, (3, 16)), (128, 80, (8, 5))]
-)
-def test_image_sizes_down_to_3_and_up_to_16_cells(height: int, width: int, expected: tuple[int, int]) -> None:
-    assert check_image_size(height, width) == expected
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "wrong", "nearest"),
-    [(32, 64, "height 32", 48), (64, 72, "width 72", 64), (64, 90, "width 90", 96), (512, 64, "height 512", 256)],
-)
-def test_other_image_sizes_are_refused_with_the_nearest_valid_one(
-    height: int, width: int, wrong: str, nearest: int
-) -> None:
-    with pytest.raises(ValueError, match=f"image {wrong}: .*nearest is {nearest}$"):
-        check_image_size(height, width)
+@pytest.mark.parametrize(("side", "nearest"), [(48, 48), (256, 256), (32, 48), (72, 64), (90, 96), (512, 256)])
+def test_the_nearest_side_that_the_stages_can_halve(side: int, nearest: int) -> None:
+    assert nearest_side(side) == nearest

@@ -19,9 +19,10 @@ from lightning.fabric import Fabric
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.config.compose import load
-from sheeplike.config.errors import CommandError, as_command_errors
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.sources import Sources
 from sheeplike.memory import SequenceReplay
+from sheeplike.options import CommandError
 from sheeplike.run.build import explain_oom, is_out_of_memory, make_agent, make_envs
 from sheeplike.run.run_dir import create
 

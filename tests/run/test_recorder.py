@@ -151,8 +151,8 @@ def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows,
     recorder.learned({"loss/total": torch.tensor(4.0)})
     parts, *_ = snapshot.take(recorder.agent, recorder.envs, recorder, config, state)
     assert rows() == [(10, 1, 1.0)]
-    (group,) = parts["monitor"]["metrics"]["groups"]
-    assert (group["sums"].tolist(), group["counts"].tolist()) == ([4.0], [1.0])
+    ((_, sums, counts),) = parts["monitor"]["metrics"]["groups"]
+    assert (sums.tolist(), counts.tolist()) == ([4.0], [1.0])
     learn(recorder, state, 6.0)
     recorder.log(state)
     recorder.flush()

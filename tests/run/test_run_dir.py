@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sheeplike.config.errors import CommandError
 from sheeplike.config.saved import describe_changes
+from sheeplike.options import CommandError
 from sheeplike.run.run_dir import create, lock, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")

@@ -14,11 +14,11 @@ import torch
 from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO
 from sheeplike.config.compose import load
-from sheeplike.config.errors import CommandError
 from sheeplike.config.schema import Config
 from sheeplike.config.sources import Sources
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.loop import LoopState
+from sheeplike.options import CommandError
 from sheeplike.run import experiment, run_dir
 from sheeplike.run.run_dir import Plan
 

@@ -1,6 +1,5 @@
 """What ``reset(options=...)`` takes: values for chosen worlds in place of those that they would draw."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -58,66 +57,25 @@ def parse_options(
         if option not in OPTIONS:
             raise ValueError(f"options[{option!r}]: expected {one_of(option, OPTIONS)}")
     chosen = _indices(options.get("worlds"), num_envs)
-    drawn, remembered = {}, {}
-    for name, value in _section(options, "variation").items():
-        place = f"options['variation'][{name!r}]"
-        if not randomization.randomize:
-            raise ValueError(f"{place}: expected none, as these worlds are not randomized")
-        if name not in variation.drawn:
-            known = one_of(name, variation.drawn) if variation.drawn else "none, as nothing varies here"
-            raise ValueError(f"{place}: expected {known}")
-        drawn[name] = _choice(place, value, variation.drawn[name], chosen)
+    varied = variation.drawn if randomization.randomize else {}
+    drawn = _choices(options, "variation", varied, chosen, "none, as these worlds are not randomized")
     if wrong := randomization.check({name: values[mask] for name, (mask, values) in drawn.items()}):
         name, expected = wrong
         raise ValueError(f"options['variation'][{name!r}]={options['variation'][name]!r}: expected {expected}")
-    known = {name: leaf for name, leaf in memory_fields(memory).items() if isinstance(leaf, jax.Array)}
-    for name, value in _section(options, "memory").items():
-        place = f"options['memory'][{name!r}]"
-        if name not in known:
-            expected = one_of(name, known) if known else "none, as this task remembers nothing"
-            raise ValueError(f"{place}: expected {expected}")
-        remembered[name] = _choice(place, value, known[name], chosen)
-    return Overrides(*jax.device_put((drawn, remembered), device))
+    fields = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(memory)}
+    replaced = _choices(options, "memory", fields, chosen, "none, as this task remembers nothing")
+    return Overrides(*jax.device_put((drawn, replaced), device))
 
 
 def replace_fields(memory: Memory, choices: Choices) -> Memory:
-    """The memory of one world, its chosen fields replaced; see :func:`memory_fields` for their names."""
-    for path, choice in choices.items():
-        memory = _with(memory, path.split("."), choice)
-    return memory
+    """The memory of one world, its chosen fields replaced."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.where(*choices[_name(path)], leaf) if _name(path) in choices else leaf, memory
+    )
 
 
-def memory_fields(memory: Memory) -> dict[str, Any]:
-    """The fields of a task's memory by name: of a dict, a NamedTuple or a dataclass; ``name.key`` of dicts in it."""
-    found = {}
-    for name, value in _fields(memory).items():
-        inner = memory_fields(value) if isinstance(value, dict) else {}
-        found |= {f"{name}.{key}": leaf for key, leaf in inner.items()} if inner else {name: value}
-    return found
-
-
-def _fields(memory: Memory) -> dict[str, Any]:
-    if isinstance(memory, dict):
-        return memory
-    if isinstance(memory, tuple):
-        return memory._asdict() if hasattr(memory, "_asdict") else {}
-    return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}
-
-
-def _with(memory: Memory, path: list[str], choice: tuple[jax.Array, jax.Array]) -> Memory:
-    name, *rest = path
-    old = _fields(memory)[name]
-    new = {name: _with(old, rest, choice) if rest else jnp.where(*choice, old)}
-    if isinstance(memory, dict):
-        return memory | new
-    return memory._replace(**new) if isinstance(memory, tuple) else dataclasses.replace(memory, **new)
-
-
-def _section(options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = options.get(name, {})
-    if not isinstance(section, Mapping):
-        raise ValueError(f"options[{name!r}]={section!r}: expected names and values, such as {{'name': 1.0}}")
-    return section
+def _name(path: jax.tree_util.KeyPath) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _indices(given: Any, num_envs: int) -> np.ndarray:
@@ -137,26 +95,32 @@ def _array(given: Any) -> np.ndarray:
     return given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
 
 
-def _choice(place: str, value: Any, like: jax.Array, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which worlds take a value (N,), and the value of every world, with the shape and dtype of ``like``."""
-    given = _array(value)
-    shape = like.shape[1:]
-    # Axes of length 1 may be left out: of 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
-    long = tuple(length for length in shape if length != 1)
-    given_long = tuple(length for length in given.shape if length != 1)
-    per_world = (len(chosen), *long) if len(chosen) != 1 else long
-    if given.dtype.kind in "biuf" and given_long in ((), long):
-        each = np.broadcast_to(given.reshape(()) if given.size == 1 else given.reshape(shape), (len(chosen), *shape))
-    elif given.dtype.kind in "biuf" and given_long == per_world:
-        each = given.reshape(len(chosen), *shape)
-    else:
-        raise ValueError(
-            f"{place} is {given.dtype} {given.shape}: expected {like.dtype} {shape}, "
-            f"or {(len(chosen), *shape)} with one for each world"
-        )
-    each = each.astype(like.dtype)
-    if each.dtype.kind == "f" and not np.isfinite(each).all():
-        raise ValueError(f"{place} has a value that is not finite: expected finite numbers")
-    mask, values = np.zeros(like.shape[0], bool), np.zeros(like.shape, like.dtype)
-    mask[chosen], values[chosen] = True, each
-    return mask, values
+def _choices(
+    options: Mapping[str, Any], section: str, known: Mapping[str, jax.Array], chosen: np.ndarray, none: str
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By name: which worlds take a value (N,), and the value of every world, with the shape and dtype of ``known``."""
+    found = {}
+    given = options.get(section, {})
+    if not isinstance(given, Mapping):
+        raise ValueError(f"options[{section!r}]={given!r}: expected names and values, such as {{'name': 1.0}}")
+    for name, value in given.items():
+        place = f"options[{section!r}][{name!r}]"
+        if name not in known:
+            raise ValueError(f"{place}: expected {one_of(name, known) if known else none}")
+        like, array = known[name], _array(value)
+        one, each = like.shape[1:], (len(chosen), *like.shape[1:])
+        # Axes of length 1 may be left out: of 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
+        forms = [form for form in ((), one, each) if _long(form) == _long(array.shape)]
+        if array.dtype.kind not in "biuf" or not forms:
+            expected = f"{like.dtype} {one}, or {each} with one for each world"
+            raise ValueError(f"{place} is {array.dtype} {array.shape}: expected {expected}")
+        mask, values = np.zeros(like.shape[0], bool), np.zeros(like.shape, like.dtype)
+        mask[chosen], values[chosen] = True, array.reshape(forms[0]).astype(like.dtype)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{place} has a value that is not finite: expected finite numbers")
+        found[name] = mask, values
+    return found
+
+
+def _long(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)

@@ -31,7 +31,7 @@ import warp
 from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.envs.mjx.playground_ids import IDS, check
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.options import InvalidOption, nearest
 
@@ -68,12 +68,6 @@ class PlaygroundTask:
 
     Actions lie in [-1, 1], which is what Playground's own training gives its tasks.
 
-    Args:
-        id: its name in Playground's registry, such as ``"CheetahRun"``.
-        episode_length: control steps; None: as configured by Playground.
-        overrides: of Playground's configuration of the task, such as ``{"ctrl_dt": 0.02}``; keys below others nested,
-            or joined by dots.
-
     Attributes:
         textures: drawn unless that is refused: the floor's squares show that a robot moves, and the floor is white
             without them. They cost a fifth to a third of the renderer's speed.
@@ -81,19 +75,18 @@ class PlaygroundTask:
 
     Raises:
         Unusable: Playground, or meshes of the task, are missing.
-        InvalidOption: there is no such task, or a value that none can serve.
+        InvalidOption: there is no such task.
         ValueError: an override that the task does not have or cannot serve.
     """
 
-    def __init__(
-        self, id: str, *, episode_length: int | None = None, overrides: Mapping[str, Any] | None = None
-    ) -> None:
-        check(id=id, options={"episode_length": episode_length, "overrides": overrides})
+    def __init__(self, options: PlaygroundOptions) -> None:
+        options.check_installed()
+        id, self._options = options.id, options
         registry, self._library = _import()
         if id not in registry.ALL_ENVS:
-            expected = f"one of {', '.join(IDS)}, or a task whose meshes are on this machine"
+            expected = f"one of {', '.join(PLAYGROUND_IDS)}, or a task whose meshes are on this machine"
             raise InvalidOption("id", id, expected, nearest(id, registry.ALL_ENVS))
-        self._id, self._overrides = id, _flat(overrides or {})
+        self._overrides = _flat(options.overrides or {})
         config = registry.get_default_config(id)
         _check_overrides(id, self._overrides, _flat(config.to_dict()))
         impl = {"impl": "warp"} if "impl" in config else {}
@@ -111,7 +104,7 @@ class PlaygroundTask:
         self.model: mujoco.MjModel = self._env.mj_model
         for name in HIDDEN.get(id, ()):
             self.model.geom(name).group = HIDDEN_GROUP
-        self.episode_length = config.episode_length if episode_length is None else episode_length
+        self.episode_length = options.episode_length or config.episode_length
         self.substeps = self._env.n_substeps
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._env.action_size,), np.float32)
         contacts, constraints = least_capacity(self.model)
@@ -151,8 +144,7 @@ class PlaygroundTask:
         if repeat == 1:
             return self
         overrides = {**self._overrides, "ctrl_dt": self._env._config.ctrl_dt * repeat}
-        length = self.episode_length // repeat
-        return PlaygroundTask(self._id, episode_length=length, overrides=overrides)
+        return PlaygroundTask(self._options.replace(episode_length=self.episode_length // repeat, overrides=overrides))
 
     @contextmanager
     def _using(self, model: mjx.Model, data: mjx.Data) -> Iterator[None]:

@@ -6,7 +6,6 @@ world's next reset is the first to see it.
 """
 
 import inspect
-import math
 import numbers
 from collections.abc import Mapping, Sequence
 
@@ -25,29 +24,21 @@ def declared(task: Task) -> dict[str, float]:
     """The settings of a task and their defaults; none if it has no ``settings``.
 
     Raises:
-        TypeError: they are not what ``reset`` takes, or a default is not a number.
-        ValueError: a default that is not finite in float32.
+        TypeError: they are not what ``reset`` takes, or a default is no number that float32 can hold.
     """
     settings = getattr(task, "settings", {})
     if not isinstance(settings, Mapping):
         raise TypeError(f"{task.name}.settings is {settings!r}: expected names and defaults, such as {{'range': 0.1}}")
-    _, _, *parameters = inspect.signature(task.reset).parameters.values()
-    named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for name, default in settings.items():
-        if name not in named and not takes_any:
-            known = one_of(name, sorted(named)) if named else "no keyword, as reset(key, data) has none"
-            raise TypeError(f"{task.name}.reset does not take the setting {name!r}: expected {known}")
-        if isinstance(default, bool) or not isinstance(default, numbers.Real):
-            raise TypeError(f"{task.name}: setting {name}={default!r}: expected a number as its default, such as 0.1")
-        if not math.isfinite(_float32(default)):
-            raise ValueError(f"{task.name}: setting {name}={default!r}: expected a finite default, such as 0.1")
-    for name, parameter in named.items():
-        if name not in settings and parameter.default is parameter.empty:
-            known = one_of(name, sorted(settings)) if settings else f"settings = {{{name!r}: ...}} with its default"
-            raise TypeError(
-                f"{task.name}.reset takes {name!r}, which is not among the task's settings: expected {known}"
-            )
+        number = isinstance(default, numbers.Real) and not isinstance(default, bool)
+        if not number or not np.isfinite(_float32(default)):
+            raise TypeError(f"{task.name}: setting {name}={default!r}: expected a finite default, such as 0.1")
+    signature = inspect.signature(task.reset)
+    try:
+        signature.bind(None, None, **settings)
+    except TypeError as error:
+        expected = ", ".join(["key", "data", *settings])
+        raise TypeError(f"{task.name}.reset{signature}: {error}; expected its settings: ({expected})") from None
     return {name: float(default) for name, default in settings.items()}
 
 
@@ -64,12 +55,10 @@ class Settings:
     """
 
     def __init__(self, defaults: Mapping[str, float], *, num_envs: int, device: jax.Device) -> None:
-        self.num_envs = num_envs
-        self._defaults = dict(defaults)
-        self._device = device
-        self._on_host: dict[str, np.ndarray] = {}
+        self.num_envs, self._device = num_envs, device
+        self._on_host: dict[str, np.ndarray] = {name: np.zeros(num_envs, np.float32) for name in defaults}
         self.on_device: dict[str, jax.Array] = {}
-        self.write(self._defaults)
+        self.write(defaults)
 
     def write(self, values: Mapping[str, Values]) -> None:
         """Changes those that are named: all of them, or none.
@@ -93,22 +82,16 @@ class Settings:
         Raises:
             ValueError: there is no such setting.
         """
-        if name not in self._defaults:
-            known = one_of(name, sorted(self._defaults)) if self._defaults else "none, as this task has no settings"
+        if name not in self._on_host:
+            known = one_of(name, sorted(self._on_host)) if self._on_host else "none, as this task has no settings"
             raise ValueError(f"there is no setting {name!r}: expected {known}")
         return name
 
     def _checked(self, name: str, values: Values) -> np.ndarray:
         self.check_name(name)
-        expected = f"expected one number or {self.num_envs} of them on the host, one per world"
-        try:
-            given = np.asarray(values)
-        except (TypeError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"{name}: a {type(values).__name__} that NumPy cannot take ({reason}): {expected}"
-            ) from None
+        given = np.asarray(values)
         if given.dtype.kind not in "iuf" or given.shape not in ((), (self.num_envs,)):
+            expected = f"expected one number or {self.num_envs} of them on the host, one per world"
             raise ValueError(f"{name}: got {given.dtype} {given.shape}: {expected}")
         checked = np.array(np.broadcast_to(_float32(given), (self.num_envs,)))
         for world in np.flatnonzero(~np.isfinite(checked))[:1]:

@@ -39,7 +39,7 @@ from sheeplike.envs.mjx.randomization.draw import (
     delay_action,
 )
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
-from sheeplike.envs.mjx.rendering.protocol import ENVS, Renderer
+from sheeplike.envs.mjx.rendering.renderer import ENVS, Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, check_capacity, steps_itself
 
@@ -111,7 +111,7 @@ class Simulator:
 
     Attributes:
         randomization: bound to the scene.
-        settings: the task's settings and their defaults.
+        settings: the task's, of all worlds; each step reads them where an episode begins.
         vector_shapes: of the vectors of one world, by name.
 
     Raises:
@@ -139,8 +139,8 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
-        self.settings = {} if steps_itself(task) else declared(task)
-        self._defaults = Settings(self.settings, num_envs=num_envs, device=device).on_device
+        defaults = {} if steps_itself(task) else declared(task)
+        self.settings = Settings(defaults, num_envs=num_envs, device=device)
         model = mjx.put_model(task.model, device=device, impl="warp")
         # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
         quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
@@ -179,15 +179,10 @@ class Simulator:
         # Committed to the device like every state that a step returns: step would otherwise compile once for this state
         # and once more for its own.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
-        return self._start(key, index, self._defaults)
+        return self._start(key, index, self.settings.on_device)
 
     def step(
-        self,
-        variation: Variation,
-        state: State,
-        actions: jax.Array,
-        settings: Scalars | None = None,
-        overrides: Overrides = NO_OVERRIDES,
+        self, variation: Variation, state: State, actions: jax.Array, overrides: Overrides = NO_OVERRIDES
     ) -> tuple[Variation, State, Output]:
         """One control step of all worlds, in one compiled call.
 
@@ -196,13 +191,10 @@ class Simulator:
                 the call.
             state: donated, gone after the call.
             actions: float32 (N, A), or flat (N * A,); clipped to the action space.
-            settings: float32 (N,) for each of the task's settings, or their defaults; read where an episode begins.
-                Not donated.
             overrides: what worlds that begin an episode take instead of what they would draw.
         """
-        settings = self._defaults if settings is None else settings
         with jax.default_device(self.device):
-            variation, state, output = self._compiled(variation, state, actions, settings, overrides)
+            variation, state, output = self._compiled(variation, state, actions, self.settings.on_device, overrides)
         self._newest[:] = [output.reward]
         return variation, state, output
 
@@ -359,7 +351,7 @@ class Simulator:
             memory = next_memory = outcome.memory
         else:
             memory, next_memory, outcome, vectors = jax.eval_shape(
-                episode, jax.random.key(0), dict.fromkeys(self.settings, np.float32(0))
+                episode, jax.random.key(0), dict.fromkeys(self.settings.on_device, np.float32(0))
             )
         variation = jax.eval_shape(self.randomization.sample, jax.random.key(0))
         vectors = jax.eval_shape(append_variation, vectors, variation)

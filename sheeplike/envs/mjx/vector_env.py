@@ -16,12 +16,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
-from sheeplike.envs.contract import check_seed, resolve_device
+from sheeplike.envs.contract import ImageSize, check_positive, check_seed, resolve_device
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
-from sheeplike.envs.mjx.rendering import ImageSize, Renderer, make_renderer
-from sheeplike.envs.mjx.settings import Settings, Values
+from sheeplike.envs.mjx.rendering import make_renderer
+from sheeplike.envs.mjx.settings import Values
 from sheeplike.envs.mjx.simulator import Output, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 
@@ -100,12 +100,10 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         randomization: Lines | None = None,
         randomize: bool = True,
     ) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ValueError(f"num_envs={num_envs!r}: expected a positive int, such as 16")
-        self.device = resolve_device(device)
+        self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
         jax_device = jax_device_of(self.device)
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-        frames = make_renderer(
+        made = make_renderer(
             renderer,
             task.model,
             num_envs=num_envs,
@@ -118,22 +116,16 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             device=str(self.device),
         )
         self.simulator = Simulator(
-            task,
-            frames,
-            num_envs=num_envs,
-            device=jax_device,
-            randomization=randomization,
-            randomize=randomize,
+            task, made, num_envs=num_envs, device=jax_device, randomization=randomization, randomize=randomize
         )
         for remark in self.simulator.randomization.remarks:
             warnings.warn(remark, stacklevel=2)
-        self._settings = Settings(self.simulator.settings, num_envs=num_envs, device=jax_device)
-        self.name = task.name
-        self.num_envs = num_envs
-        self.episode_length = task.episode_length
+        self.name, self.episode_length = task.name, task.episode_length
         self.single_action_space = task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
-        self.single_observation_space = self._observation_space(frames)
+        shapes = self.simulator.vector_shapes
+        vectors = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
+        self.single_observation_space = spaces.Dict(dict(sorted({**made.spaces, **vectors}.items())))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         control_rate = 1.0 / (task.substeps * task.model.opt.timestep)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
@@ -145,12 +137,6 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
         self._in_flight: deque[tuple[torch.Tensor, Output]] = deque(maxlen=2)
-
-    def _observation_space(self, renderer: Renderer) -> spaces.Dict:
-        vectors = {
-            name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in self.simulator.vector_shapes.items()
-        }
-        return spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -178,10 +164,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             variation, state = self.simulator.start(seed)
         else:
             variation, state = self._variation, self._state._replace(ended=self._state.ended | True)
-        overrides = NO_OVERRIDES
-        if options:
-            bound, device = self.simulator.randomization, self.simulator.device
-            overrides = parse_options(options, bound, variation, state.memory, num_envs=self.num_envs, device=device)
+        bound, placed = self.simulator.randomization, {"num_envs": self.num_envs, "device": self.simulator.device}
+        overrides = parse_options(options or {}, bound, variation, state.memory, **placed)
         self._seed, self._variation, self._state = seed, variation, state
         no_actions = torch.zeros(self.action_space.shape, dtype=torch.float32, device=self.device)
         observations, _, _, _, info = self._advance(no_actions, overrides)
@@ -229,7 +213,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     @property
     def settings(self) -> dict[str, torch.Tensor]:
         """The task's settings: float32 (N,) CPU tensors by name, a copy."""
-        return self._settings.read()
+        return self.simulator.settings.read()
 
     def set_attr(self, name: str, values: Values) -> None:
         """Changes a setting: one number for all worlds, or (N,) numbers, one per world.
@@ -240,7 +224,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             ValueError: no such setting, another count of values, values that are not finite or not on the host.
         """
-        self._settings.write({name: values})
+        self.simulator.settings.write({name: values})
 
     def get_attr(self, name: str) -> tuple[float, ...]:
         """A setting of every world, as float32 holds it.
@@ -248,7 +232,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             ValueError: no such setting.
         """
-        return tuple(self._settings.read()[self._settings.check_name(name)].tolist())
+        return tuple(self.settings[self.simulator.settings.check_name(name)].tolist())
 
     def close_extras(self, **kwargs: Any) -> None:
         """Lets go of the worlds and of all that crossed the bridge."""
@@ -280,7 +264,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         """
         template = self.simulator.start(self._seed)
         names, leaves = zip(*_named_leaves(template), strict=True)
-        settings = {f"{SETTING}{name}": name for name in self.simulator.settings}
+        settings = {f"{SETTING}{name}": name for name in self.simulator.settings.on_device}
         known = {*names, *settings}
         if odd := sorted(state.keys() ^ known):
             raise ValueError(
@@ -296,7 +280,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
             array = jnp.copy(jax.device_put(value, self.simulator.device))
             restored.append(jax.random.wrap_key_data(array) if _is_key(leaf) else array)
-        self._settings.write({name: state[saved] for saved, name in settings.items()})
+        self.simulator.settings.write({name: state[saved] for saved, name in settings.items()})
         self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
 
     def _advance(
@@ -305,7 +289,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
         self._variation, self._state, output = self.simulator.step(
-            self._variation, self._state, to_jax(flat), self._settings.on_device, overrides
+            self._variation, self._state, to_jax(flat), overrides
         )
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}

@@ -10,9 +10,9 @@ from mujoco import mjx
 
 from sheeplike.config.sources import CONFIGS
 from sheeplike.envs.mjx.randomization.draw import Randomization
-from sheeplike.envs.mjx.randomization.spec import InvalidLine
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
+from sheeplike.options import InvalidOption
 
 SCENE = FrankaPick().model
 MODEL = mjx.put_model(SCENE, impl="warp")
@@ -51,17 +51,17 @@ def test_constants_that_stay_are_remarked():
     [
         (
             spec("geom_colour", "set", UNIFORM),
-            r"field=geom_colour: nearest: geom_.*; expected a field that may differ.*geom_friction",
+            r"field='geom_colour': expected a field that may differ.*geom_friction.*; nearest: geom_",
         ),
-        (spec("opt.gravty", "set", UNIFORM), r"field=opt.gravty.*nearest: opt.gravity"),
-        (spec("opt.wind", "add", UNIFORM), r"field=opt.wind: expected a field that physics looks at"),
-        (spec("pair_adhesion", "set", UNIFORM), r"field=pair_adhesion: expected a field that physics looks at"),
-        (spec("geom_dataid", "set", {"choice": [0]}), r"field=geom_dataid: .*expected a field that may differ"),
-        (spec("opt.iterations", "set", UNIFORM), r"field=opt.iterations: .*expected a field that may differ"),
+        (spec("opt.gravty", "set", UNIFORM), r"field='opt.gravty'.*nearest: opt.gravity"),
+        (spec("opt.wind", "add", UNIFORM), r"field='opt.wind': expected a field that physics looks at"),
+        (spec("pair_adhesion", "set", UNIFORM), r"field='pair_adhesion': expected a field that physics looks at"),
+        (spec("geom_dataid", "set", {"choice": [0]}), r"field='geom_dataid': .*expected a field that may differ"),
+        (spec("opt.iterations", "set", UNIFORM), r"field='opt.iterations': .*expected a field that may differ"),
         (spec("body_subtreemass", "set", UNIFORM), r"expected body_mass, from which it follows; nearest: body_mass"),
         (
             spec("geom_rgba", "set", UNIFORM, of="bx"),
-            r"of=bx: expected names or patterns of floor, strip.*nearest: box",
+            r"of='bx': expected names or patterns of floor, strip.*nearest: box",
         ),
         (spec("geom_rgba", "set", UNIFORM, of=["box", "!box"]), r"not left out again"),
         (spec("geom_rgba", "set", UNIFORM, component=4), r"component=\[4\]: expected indices below 4"),
@@ -69,18 +69,18 @@ def test_constants_that_stay_are_remarked():
             spec("opt.gravity", "set", UNIFORM, of="box"),
             r"of=\['box'\]: expected nothing, since opt.gravity is the whole",
         ),
-        (spec("mat_rgba", "set", UNIFORM, of="wood"), r"of=wood: expected names or patterns of none"),
+        (spec("mat_rgba", "set", UNIFORM, of="wood"), r"of='wood': expected names or patterns of none"),
         (spec("geom_rgba", "set", {"uniform": [[0, 0], [1, 1]]}), r"one number, or one for each of 4"),
-        (spec("geom_matid", "set", UNIFORM), r"operation=set: expected set by choice or bernoulli"),
+        (spec("geom_matid", "set", UNIFORM), r"operation='set': expected set by choice or bernoulli"),
         (spec("geom_matid", "set", {"choice": ["wood"]}), r"a material: this scene has none"),
-        (spec("geom_rgba", "rotate", UNIFORM), r"field=geom_rgba: expected a quaternion or a direction"),
+        (spec("geom_rgba", "rotate", UNIFORM), r"field='geom_rgba': expected a quaternion or a direction"),
         (spec("cam_quat", "rotate", UNIFORM, component=0), r"component=\[0\]: expected none to rotate"),
-        (spec("cam_pos", "aim", UNIFORM), r"field=cam_pos: expected light_dir"),
-        (spec("geom_pos", "add", UNIFORM, of="strip"), r"of=strip: expected what can move"),
-        (spec("body_pos", "add", UNIFORM, of="link0"), r"of=link0: expected what can move"),
+        (spec("cam_pos", "aim", UNIFORM), r"field='cam_pos': expected light_dir"),
+        (spec("geom_pos", "add", UNIFORM, of="strip"), r"of='strip': expected what can move"),
+        (spec("body_pos", "add", UNIFORM, of="link0"), r"of='link0': expected what can move"),
         (
             spec("pixels", "scale", UNIFORM, of="fornt"),
-            r"of=fornt: expected names or patterns of front, wrist; nearest: front",
+            r"of='fornt': expected names or patterns of front, wrist; nearest: front",
         ),
         (spec("action.delay", "set", {"choice": [1]}, of="x"), r"the whole world's"),
         (spec(["geom_rgba", "body_mass"], "scale", UNIFORM), r"fields of as many elements each"),
@@ -96,7 +96,7 @@ def test_constants_that_stay_are_remarked():
     ],
 )
 def test_lines_that_do_not_fit_the_scene(line, message):
-    with pytest.raises(InvalidLine, match=message):
+    with pytest.raises(InvalidOption, match=message):
         bind(line)
 
 
@@ -114,7 +114,7 @@ def test_colours_of_materials_that_nobody_sees():
         {"m": spec("mat_rgba", "set", UNIFORM, of=["hidden"])},
         {**lines, "c": spec("geom_rgba", "set", UNIFORM)},
     ):
-        with pytest.raises(InvalidLine, match=r"randomization.m.of=.*expected a material whose colour is seen"):
+        with pytest.raises(InvalidOption, match=r"randomization.m.of=.*expected a material whose colour is seen"):
             Randomization(line, scene, model)
 
 
@@ -148,7 +148,7 @@ def test_what_lines_can_reach_together(lines, message):
     if message is None:
         bind(**lines)
         return
-    with pytest.raises(InvalidLine, match=message):
+    with pytest.raises(InvalidOption, match=message):
         bind(**lines)
 
 
@@ -178,6 +178,6 @@ def test_lights_are_of_kinds_that_the_renderer_has(kind, values, least):
     xml = f'<mujoco><worldbody><light directional="{kind}"/><geom size="1"/></worldbody></mujoco>'
     scene = mujoco.MjModel.from_xml_string(xml)
     model = mjx.put_model(scene, impl="warp")
-    with pytest.raises(InvalidLine, match=f"expected whole numbers from {least} to 2 for light_type"):
+    with pytest.raises(InvalidOption, match=f"expected whole numbers from {least} to 2 for light_type"):
         Randomization({"l": spec("light_type", "set", {"choice": values})}, scene, model)
     Randomization({"l": spec("light_type", "set", {"choice": [least, 1, 2]})}, scene, model)

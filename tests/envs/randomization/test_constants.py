@@ -34,7 +34,7 @@ MIXED = """
 SCENES = {
     "mixed": lambda: mujoco.MjModel.from_xml_string(MIXED),
     "franka_pick": lambda: FrankaPick().model,
-    "cartpole": lambda: Cartpole(swing_up=False).model,
+    "cartpole": lambda: Cartpole().model,
 }
 
 

@@ -5,6 +5,7 @@ import torch
 import yaml
 
 from sheeplike.config.sources import CONFIGS
+from sheeplike.envs.mjx.options import FrankaPickOptions
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -32,7 +33,8 @@ LINES = {**recipe("franka_vision"), **recipe("franka_physics"), **EXTRA}
 def make(num_envs, lines=LINES, **options):
     # Worlds end at different times: after five steps, or when the box has been shaken off.
     options = {"image_size": 16, "cameras": ["front"], **options}
-    return MjxVectorEnv(FrankaPick(episode_length=5), num_envs=num_envs, randomization=lines, **options)
+    task = FrankaPick(FrankaPickOptions(episode_length=5))
+    return MjxVectorEnv(task, num_envs=num_envs, randomization=lines, **options)
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,10 @@ def check_operation(line: Line, target: Target) -> None:
     """Refuses an operation that has no meaning for the field.
 
     Raises:
-        InvalidLine: which key of the line does not fit.
+        InvalidOption: which key of the line does not fit.
     """
     path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
-    if kind != "f" and (line.operation != "set" or line.distribution not in ("choice", "bernoulli")):
+    if kind != "f" and (line.operation != "set" or line.kind not in ("choice", "bernoulli")):
         raise line.invalid("operation", line.operation, f"set by choice or bernoulli, since {path} is no real number")
     if line.operation == "rotate" and not path.endswith(("quat", "dir", "axis")):
         raise line.invalid("field", path, "a quaternion or a direction to rotate, such as cam_quat or light_dir")
@@ -114,12 +114,12 @@ def number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
     """A number, or the index of the material of this name.
 
     Raises:
-        InvalidLine: no material has this name, or the line wants none.
+        InvalidOption: no material has this name, or the line wants none.
     """
     if not isinstance(value, str):
         return value
     names = [scene.material(i).name for i in range(scene.nmat)]
-    if "geom_matid" not in line.fields or value not in names:
+    if "geom_matid" not in line.field or value not in names:
         expected = f"numbers, or for geom_matid a material: {', '.join(names) or 'this scene has none'}"
         raise line.invalid("numbers", value, expected, names)
     return float(names.index(value))

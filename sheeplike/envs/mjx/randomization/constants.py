@@ -33,12 +33,14 @@ class Inertia:
         self._axes = np.float32(data.ximat.reshape(-1, 3, 3))
         self._moves = scene.body_weldid != 0
         self._slides = scene.body_simple == 2
-        self._within = _subtrees(scene)
+        self._within = subtrees(scene.body_parentid)
         self._body_of = scene.dof_bodyid
         self._averaged = _averages(scene)
-        self._tendons = _dense_tendons(scene, data)
+        # How fast each tendon's length changes with each degree of freedom; the moment arms of the actuators.
+        tendons = data.ten_J, scene.ten_J_rownnz, scene.ten_J_rowadr, scene.ten_J_colind
+        moments = data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind
+        self._tendons, self._moments = _dense(scene.ntendon, scene, *tendons), _dense(scene.nu, scene, *moments)
         self._tendon_armature = np.float32(scene.tendon_armature)
-        self._moments = _dense_moments(scene, data)
 
     def constants(self, fields: Fields) -> Fields:
         """``body_subtreemass``, ``body_invweight0``, ``dof_invweight0`` and, where there are such, those of tendons and
@@ -75,31 +77,27 @@ class Inertia:
 
 def bounds(scene: mujoco.MjModel, sizes: jax.Array) -> Fields:
     """``geom_rbound`` and ``geom_aabb`` of geoms of these sizes, (ngeom, 3); meshes and planes keep theirs."""
-    kind = scene.geom_type
-    first, second = sizes[:, 0], sizes[:, 1]
-    radius, half = {}, {}
-    shapes = mujoco.mjtGeom
-    radius[shapes.mjGEOM_SPHERE], half[shapes.mjGEOM_SPHERE] = first, jnp.stack([first] * 3, -1)
-    radius[shapes.mjGEOM_CAPSULE] = first + second
-    half[shapes.mjGEOM_CAPSULE] = jnp.stack([first, first, first + second], -1)
-    radius[shapes.mjGEOM_CYLINDER] = jnp.hypot(first, second)
-    half[shapes.mjGEOM_CYLINDER] = jnp.stack([first, first, second], -1)
-    radius[shapes.mjGEOM_ELLIPSOID], half[shapes.mjGEOM_ELLIPSOID] = sizes.max(-1), sizes
-    radius[shapes.mjGEOM_BOX], half[shapes.mjGEOM_BOX] = jnp.linalg.norm(sizes, axis=-1), sizes
+    shapes, first, second = mujoco.mjtGeom, sizes[:, 0], sizes[:, 1]
     rbound = jnp.asarray(scene.geom_rbound, jnp.float32)
     aabb = jnp.asarray(scene.geom_aabb, jnp.float32).reshape(-1, 2, 3)
-    for shape in radius:
-        is_shape = kind == shape
-        rbound = jnp.where(is_shape, radius[shape], rbound)
-        aabb = aabb.at[:, 1].set(jnp.where(is_shape[:, None], half[shape], aabb[:, 1]))
+    for shape, radius, half in (
+        (shapes.mjGEOM_SPHERE, first, jnp.stack([first] * 3, -1)),
+        (shapes.mjGEOM_CAPSULE, first + second, jnp.stack([first, first, first + second], -1)),
+        (shapes.mjGEOM_CYLINDER, jnp.hypot(first, second), jnp.stack([first, first, second], -1)),
+        (shapes.mjGEOM_ELLIPSOID, sizes.max(-1), sizes),
+        (shapes.mjGEOM_BOX, jnp.linalg.norm(sizes, axis=-1), sizes),
+    ):
+        is_shape = scene.geom_type == shape
+        rbound = jnp.where(is_shape, radius, rbound)
+        aabb = aabb.at[:, 1].set(jnp.where(is_shape[:, None], half, aabb[:, 1]))
     return {"geom_rbound": rbound, "geom_aabb": aabb}
 
 
-def _subtrees(scene: mujoco.MjModel) -> np.ndarray:
+def subtrees(parents: np.ndarray) -> np.ndarray:
     """float32 (nbody, nbody): 1 where the second body is the first or below it."""
-    within = np.eye(scene.nbody, dtype=np.float32)
-    for body in range(scene.nbody - 1, 0, -1):
-        within[scene.body_parentid[body]] += within[body]
+    within = np.eye(len(parents), dtype=np.float32)
+    for body in range(len(parents) - 1, 0, -1):
+        within[parents[body]] += within[body]
     return within
 
 
@@ -115,16 +113,9 @@ def _averages(scene: mujoco.MjModel) -> np.ndarray:
     return same / same.sum(1, keepdims=True)
 
 
-def _dense_tendons(scene: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """float32 (ntendon, nv), how fast each tendon's length changes with each degree of freedom."""
-    dense = np.zeros((scene.ntendon, scene.nv))
-    if scene.ntendon:
-        mujoco.mju_sparse2dense(dense, data.ten_J, scene.ten_J_rownnz, scene.ten_J_rowadr, scene.ten_J_colind)
-    return np.float32(dense)
-
-
-def _dense_moments(scene: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
-    """float32 (nu, nv), the moment arms of the actuators."""
-    dense = np.zeros((scene.nu, scene.nv))
-    mujoco.mju_sparse2dense(dense, data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind)
+def _dense(rows: int, scene: mujoco.MjModel, *sparse: np.ndarray) -> np.ndarray:
+    """float32 (rows, nv), from MuJoCo's sparse values, entries per row, their addresses and columns."""
+    dense = np.zeros((rows, scene.nv))
+    if rows:
+        mujoco.mju_sparse2dense(dense, *sparse)
     return np.float32(dense)

@@ -72,7 +72,7 @@ class Randomization:
         remarks: what a user should know: constants that keep their nominal values.
 
     Raises:
-        InvalidLine: a line that does not fit the scene; the text names what would.
+        InvalidOption: a line that does not fit the scene; the text names what would.
     """
 
     def __init__(
@@ -89,13 +89,15 @@ class Randomization:
         self.remarks: list[str] = []
         parsed = parse(lines)
         for line in parsed:
-            for path in () if {PIXELS, DELAY} & set(line.fields) else line.fields:
+            for path in () if {PIXELS, DELAY} & set(line.field) else line.field:
                 self._fields[path] = find(line.name, path, scene, model)
         self._start_from_materials(parsed)
         self._lines = tuple(self._bind(line) for line in parsed)
-        self._check_signs()
+        if found := self._unfit_sign({}):
+            line, expected = found
+            raise line.invalid("numbers", line.distribution[line.kind], expected)
         self.shapes = {bound.line.name: bound.shape for bound in self._lines}
-        delays = [bound for bound in self._lines if randomize and DELAY in bound.line.fields]
+        delays = [bound for bound in self._lines if randomize and DELAY in bound.line.field]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
@@ -122,9 +124,9 @@ class Randomization:
         lights = jnp.asarray(self._scene.light_pos, jnp.float32)
         for bound in self._lines:
             numbers, line = drawn[bound.line.name], bound.line
-            if DELAY in line.fields:
+            if DELAY in line.field:
                 delay[DELAY] = jnp.clip(jnp.round(numbers[0, 0]), 0, self.max_delay).astype(jnp.int32)
-            elif PIXELS in line.fields:
+            elif PIXELS in line.field:
                 self._adjust(frames, bound, numbers)
             else:
                 for target in bound.targets:
@@ -164,40 +166,35 @@ class Randomization:
             name, values = bound.line.name, overrides.get(bound.line.name)
             if values is None:
                 continue
-            if DELAY in bound.line.fields:
+            if DELAY in bound.line.field:
                 if not ((values == np.round(values)) & (values >= 0) & (values <= self.max_delay)).all():
                     return name, f"whole control steps from 0 to {self.max_delay}"
             elif found := unfit_index(bound.targets, values, self._scene):
                 return name, found[1]
         each = zip(*overrides.values(), strict=True)
         for world in {tuple(value.tobytes() for value in values): values for values in each}.values():
-            reaches = self._reaches({name: (value, value) for name, value in zip(overrides, world, strict=True)})
-            if found := unfit_sign(reaches):
+            if found := self._unfit_sign(dict(zip(overrides, world, strict=True))):
                 return (found[0].name if found[0].name in overrides else next(iter(overrides))), found[1]
         return None
 
-    def _reaches(self, overrides: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[Reach]:
-        return [
-            Reach(line, targets, *overrides.get(line.name, extent(line.distribution, low, high)))
-            for line, targets, _, low, high, _ in self._lines
-        ]
-
-    def _check_signs(self) -> None:
-        if found := unfit_sign(self._reaches({})):
-            line, expected = found
-            given = [list(entry) if isinstance(entry, tuple) else entry for entry in line.parameters]
-            raise line.invalid("numbers", given, expected)
+    def _unfit_sign(self, overrides: Mapping[str, np.ndarray]) -> tuple[Line, str] | None:
+        """As :func:`unfit_sign`, with values (R, C) that some lines take instead of drawing."""
+        reaches = []
+        for line, targets, _, low, high, _ in self._lines:
+            value = overrides.get(line.name)
+            reaches.append(Reach(line, targets, *(extent(line.kind, low, high) if value is None else (value, value))))
+        return unfit_sign(reaches)
 
     def _bind(self, line: Line) -> _Bound:
-        if DELAY in line.fields:
+        if DELAY in line.field:
             targets = ()
             if line.of != ("*",) or line.component is not None:
                 raise line.invalid("of", list(line.of), f"nothing, since {DELAY} is the whole world's")
-        elif PIXELS in line.fields:
+        elif PIXELS in line.field:
             colours = Field(PIXELS, PIXELS, jnp.zeros((len(self._cameras), 3)), self._cameras)
             targets = (self._target(line, colours),)
         else:
-            targets = tuple(self._target(line, self._fields[path]) for path in line.fields)
+            targets = tuple(self._target(line, self._fields[path]) for path in line.field)
         for target in targets:
             check_operation(line, target)
             self._check_scene(line, target)
@@ -208,13 +205,13 @@ class Randomization:
         material = self._scene.geom_matid
         marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1)
         if field := self._fields.get("geom_rgba"):
-            chosen = [rows(line.name, field, line.of) for line in lines if "geom_rgba" in line.fields]
+            chosen = [rows(line.name, field, line.of) for line in lines if "geom_rgba" in line.field]
             changed = marked & np.isin(np.arange(self._scene.ngeom), np.concatenate(chosen))
             looks = np.where(changed[:, None], self._scene.mat_rgba[material] if self._scene.nmat else 0, field.nominal)
             self._fields["geom_rgba"] = replace(field, nominal=jnp.asarray(looks, jnp.float32))
             marked &= ~changed
         self._shown = set(material[marked].tolist())
-        if any("geom_matid" in line.fields for line in lines):
+        if any("geom_matid" in line.field for line in lines):
             self._shown = set(range(self._scene.nmat))  # which may be anybody's
 
     def _target(self, line: Line, field: Field) -> Target:
@@ -249,12 +246,12 @@ class Randomization:
 def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _Bound:
     """The shape of a line's draw, and its parameters as arrays."""
     counts = {1 if target.rows is None else len(target.rows) for target in targets} or {1}
-    if len(counts) > 1 and "elements" not in line.shared:
+    if len(counts) > 1 and not line.shares("elements"):
         expected = "fields of as many elements each, or shared: elements"
-        raise line.invalid("field", list(line.fields), expected)
+        raise line.invalid("field", list(line.field), expected)
     widths = {1 if target.components is None else len(target.components) for target in targets} or {1}
-    one_for_all = "components" in line.shared or len(targets) > 1
-    r = 1 if "elements" in line.shared else max(counts)
+    one_for_all = line.shares("components") or len(targets) > 1
+    r = 1 if line.shares("elements") else max(counts)
     c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
     parameters = [
         tuple(number(line, value, scene) for value in (entry if isinstance(entry, tuple) else (entry,)))
@@ -266,11 +263,11 @@ def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _B
             expected = "one number" if width == 1 else f"one number, or one for each of {c}"
             raise line.invalid("numbers", entry, expected)
     low, high = (np.broadcast_to(np.float32(parameters[i]), (width,)) for i in (0, -1))
-    if line.distribution == "choice":
+    if line.kind == "choice":
         low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
-    elif line.distribution == "bernoulli":
+    elif line.kind == "bernoulli":
         high = np.ones_like(low)
-    if found := unfit_index(targets, low if line.distribution == "choice" else np.float32([0, 1]), scene):
+    if found := unfit_index(targets, low if line.kind == "choice" else np.float32([0, 1]), scene):
         raise line.invalid("numbers", *found)
     return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
 
@@ -294,7 +291,7 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
     r, c = bound.shape
     c = 1 if bound.line.operation == "rotate" else c
     first, second = jax.random.split(key)
-    kind, low, high = bound.line.distribution, bound.low, bound.high
+    kind, low, high = bound.line.kind, bound.low, bound.high
     if kind == "uniform":
         drawn = jax.random.uniform(first, (r, c), minval=low, maxval=high)
     elif kind == "log_uniform":

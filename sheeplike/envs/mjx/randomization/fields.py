@@ -11,7 +11,7 @@ import numpy as np
 from mujoco import mjx
 from mujoco.mjx.warp.types import _BATCH_DIM
 
-from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, InvalidLine
+from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, invalid
 
 BATCHABLE = frozenset(
     [name for name, batched in _BATCH_DIM["Model"].items() if batched and "__" not in name]
@@ -106,16 +106,16 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
         model: the same on the device.
 
     Raises:
-        InvalidLine: there is no such field, or it cannot differ between worlds.
+        InvalidOption: there is no such field, or it cannot differ between worlds.
     """
     if path in DERIVED:
-        raise InvalidLine(line, "field", path, f"{DERIVED[path]}, from which it follows", [DERIVED[path]])
+        raise invalid(line, "field", path, f"{DERIVED[path]}, from which it follows", [DERIVED[path]])
     if path not in OFFERED:
         expected = f"a field that may differ between worlds: {', '.join(sorted(OFFERED))}"
-        raise InvalidLine(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*OFFERED, PIXELS, DELAY])
+        raise invalid(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*OFFERED, PIXELS, DELAY])
     if path in LEFT_OUT and not LEFT_OUT[path](scene):
         expected = f"a field that physics looks at: where the scene has none of it, it leaves {path} out for all worlds"
-        raise InvalidLine(line, "field", path, f"{expected}; give the scene a small value")
+        raise invalid(line, "field", path, f"{expected}; give the scene a small value")
     owner, _, name = path.rpartition(".")
     holder, prefix = (model.opt, "opt.") if owner else (model, "")
     inside = name not in {f.name for f in type(holder).fields()}
@@ -123,7 +123,7 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
     place = f"{prefix}_impl.{name}" if inside else path
     elements = None if owner else tuple(_labels(name, scene))
     if elements is not None and nominal.ndim > 2:
-        raise InvalidLine(line, "field", path, "a field of numbers or vectors")
+        raise invalid(line, "field", path, "a field of numbers or vectors")
     return Field(path, place, nominal, elements)
 
 
@@ -131,7 +131,7 @@ def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
     """Indices of the elements that the patterns choose, in their order in the model.
 
     Raises:
-        InvalidLine: a pattern fits nothing, or nothing is left.
+        InvalidOption: a pattern fits nothing, or nothing is left.
     """
     assert field.elements is not None
     known = list(dict.fromkeys(field.elements))
@@ -142,10 +142,10 @@ def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
         found = {name for name in known if fnmatchcase(name, pattern.removeprefix("!"))}
         if not found:
             listed = ", ".join(known) or "none, as this scene has none"
-            raise InvalidLine(line, "of", pattern, f"names or patterns of {listed}", known)
+            raise invalid(line, "of", pattern, f"names or patterns of {listed}", known)
         chosen = chosen - found if pattern.startswith("!") else chosen | found
     if not chosen:
-        raise InvalidLine(line, "of", list(patterns), f"something that is not left out again, of {', '.join(known)}")
+        raise invalid(line, "of", list(patterns), f"something that is not left out again, of {', '.join(known)}")
     return np.array([index for index, name in enumerate(field.elements) if name in chosen], np.int32)
 
 

@@ -1,8 +1,4 @@
-"""Camera frames of all worlds in one batch, straight to uint8.
-
-The simulator knows only the :class:`Renderer` protocol, behind which there are three: MJX-Warp's ray caster, Madrona
-for those who have it, and none at all.
-"""
+"""Camera frames of all worlds in one batch, straight to uint8."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,22 +6,13 @@ import mujoco
 
 from sheeplike.envs.contract import ImageSize
 from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
-from sheeplike.envs.mjx.rendering.protocol import Frames, NoRenderer, Renderer
+from sheeplike.envs.mjx.rendering.renderer import NoRenderer, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 from sheeplike.options import one_of
 
-__all__ = [
-    "RENDERERS",
-    "Frames",
-    "ImageSize",
-    "MadronaRenderer",
-    "NoRenderer",
-    "Renderer",
-    "WarpRenderer",
-    "make_renderer",
-]
+RENDERERS = {"warp": WarpRenderer, "madrona": MadronaRenderer, "none": NoRenderer}
 
-RENDERERS = ("warp", "madrona", "none")
+__all__ = ["RENDERERS", "MadronaRenderer", "NoRenderer", "Renderer", "WarpRenderer", "make_renderer"]
 
 
 def make_renderer(
@@ -35,28 +22,22 @@ def make_renderer(
     num_envs: int,
     image_size: ImageSize | Mapping[str, ImageSize] = 64,
     cameras: Sequence[str] | None = None,
-    depth: bool = False,
-    segmentation: bool = False,
-    shadows: bool = False,
-    textures: bool = False,
     device: str = "cpu",
+    **looks: bool,
 ) -> Renderer:
-    """The renderer of a name.
+    """The renderer of a name; ``"none"`` ignores ``image_size`` and ``cameras``.
 
     Args:
-        name: ``"warp"``, ``"madrona"`` or ``"none"``, which takes ``image_size`` and ``cameras`` and ignores them.
-        model, num_envs, image_size, cameras, depth, segmentation, shadows, textures, device: see
-            :class:`~sheeplike.envs.mjx.rendering.warp.WarpRenderer`.
+        looks: ``depth``, ``segmentation``, ``shadows`` and ``textures``, as all other arguments those of
+            :class:`~sheeplike.envs.mjx.rendering.renderer.Renderer`.
 
     Raises:
         ValueError: there is no such renderer, or it cannot do what is asked.
     """
     if name not in RENDERERS:
         raise ValueError(f"renderer={name!r}: expected {one_of(name, RENDERERS)}")
-    flags = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
     if name == "none":
-        for option in (option for option, value in flags.items() if value):
+        for option in (option for option, value in looks.items() if value):
             raise ValueError(f"{option}=True: expected False, since renderer='none' renders nothing")
         return NoRenderer(num_envs)
-    kind = WarpRenderer if name == "warp" else MadronaRenderer
-    return kind(model, num_envs=num_envs, image_size=image_size, cameras=cameras, device=device, **flags)
+    return RENDERERS[name](model, num_envs=num_envs, image_size=image_size, cameras=cameras, device=device, **looks)

@@ -1,7 +1,6 @@
 """Which cameras are rendered, how large their images are, and where they and the lights stand."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from mujoco import mjx
 
 from sheeplike.envs.contract import ImageSize, resolve_image_size
+from sheeplike.envs.mjx.randomization.constants import subtrees
 from sheeplike.options import nearest
 
 
@@ -69,39 +69,46 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
 
     Source: MuJoCo's ``mj_camlight``.
     """
-    position, rotation = _carried(data, model.cam_bodyid, model.cam_pos)
+    position, rotation, tracking, looking, at = _mounted(model, data, "cam")
     rotation = jnp.einsum("bij,bjk->bik", rotation, _quaternion_to_matrix(model.cam_quat))
-    tracked = _tracked(model, data, model.cam_mode, model.cam_bodyid, model.cam_pos0, model.cam_poscom0)
-    target = _target(model, data, model.cam_mode, model.cam_targetbodyid)
-    position = _replace(position, tracked.index, tracked.position)
-    rotation = _replace(rotation, tracked.index, model.cam_mat0[tracked.index])
-    rotation = _replace(rotation, target.index, _looking(position[target.index] - target.position))
-
-    light_body, light_target = model._impl.light_bodyid, model._impl.light_targetbodyid
-    light_position, light_rotation = _carried(data, light_body, model.light_pos)
+    rotation = _replace(rotation, tracking, model.cam_mat0[tracking])
+    rotation = _replace(rotation, looking, _looking(position[looking] - at))
+    light_position, light_rotation, tracking, looking, at = _mounted(model, data, "light")
     direction = jnp.einsum("bij,bj->bi", light_rotation, model.light_dir)
-    tracked = _tracked(model, data, model.light_mode, light_body, model.light_pos0, model.light_poscom0)
-    target = _target(model, data, model.light_mode, light_target)
-    light_position = _replace(light_position, tracked.index, tracked.position)
-    direction = _replace(direction, tracked.index, model.light_dir0[tracked.index])
-    direction = _replace(direction, target.index, _unit(target.position - light_position[target.index]))
-    return data.tree_replace(
-        {
-            "cam_xpos": position,
-            "cam_xmat": rotation,
-            "_impl.light_xpos": light_position,
-            "_impl.light_xdir": direction,
-        }
+    direction = _replace(direction, tracking, model.light_dir0[tracking])
+    direction = _replace(direction, looking, _unit(at - light_position[looking]))
+    lights = {"_impl.light_xpos": light_position, "_impl.light_xdir": direction}
+    return data.tree_replace({"cam_xpos": position, "cam_xmat": rotation, **lights})
+
+
+def _mounted(
+    model: mjx.Model, data: mjx.Data, kind: str
+) -> tuple[jax.Array, jax.Array, np.ndarray, np.ndarray, jax.Array]:
+    """How the K cameras (``cam``) or lights (``light``) of a scene stand on their bodies.
+
+    Returns:
+        positions float32 (K, 3), metres; rotations (K, 3, 3) of their bodies; indices of those that move with their
+        body, or its centre of mass, without turning; indices of those that look at a body, or at its centre of mass;
+        and where that is, (len(indices), 3).
+    """
+    mode, offset, offset_body, offset_centre = (
+        getattr(model, f"{kind}_{name}") for name in ("mode", "pos", "pos0", "poscom0")
     )
-
-
-class _Chosen(NamedTuple):
-    """Some of the cameras or lights, K of them, and a position that belongs to each."""
-
-    index: np.ndarray
-    """int (K,)."""
-    position: jax.Array
-    """float32 (K, 3), metres."""
+    holder = model if kind == "cam" else model._impl
+    body, target = getattr(holder, f"{kind}_bodyid"), getattr(holder, f"{kind}_targetbodyid")
+    of_mode = {
+        name: np.flatnonzero(np.asarray(mode) == getattr(mujoco.mjtCamLight, f"mjCAMLIGHT_{name}"))
+        for name in ("TRACK", "TRACKCOM", "TARGETBODY", "TARGETBODYCOM")
+    }
+    tracks, tracks_centre, sees, sees_centre = of_mode.values()
+    sees, sees_centre = sees[target[sees] >= 0], sees_centre[target[sees_centre] >= 0]
+    rotation = data.xmat[body]
+    position = data.xpos[body] + jnp.einsum("bij,bj->bi", rotation, offset)
+    position = _replace(position, tracks, data.xpos[body[tracks]] + offset_body[tracks])
+    centres = _centres(model, data, body[tracks_centre])
+    position = _replace(position, tracks_centre, centres + offset_centre[tracks_centre])
+    seen = jnp.concatenate([data.xpos[target[sees]], _centres(model, data, target[sees_centre])])
+    return position, rotation, np.append(tracks, tracks_centre), np.append(sees, sees_centre), seen
 
 
 def _centres(model: mjx.Model, data: mjx.Data, bodies: np.ndarray) -> jax.Array:
@@ -109,52 +116,15 @@ def _centres(model: mjx.Model, data: mjx.Data, bodies: np.ndarray) -> jax.Array:
 
     Made of this moment's kinematics: the data's own ``subtree_com`` is as old as the last physics step.
     """
-    carried = np.zeros((len(bodies), len(model.body_parentid)), np.float32)
-    for body in range(len(model.body_parentid)):
-        ancestor = body
-        while ancestor:
-            carried[bodies == ancestor, body] = 1.0
-            ancestor = model.body_parentid[ancestor]
-        carried[bodies == 0, body] = 1.0
+    carried = subtrees(model.body_parentid)[bodies]
     mass = carried @ model.body_mass
     weighted = carried @ (model.body_mass[:, None] * data.xipos)
     massless = (mass < mujoco.mjMINVAL)[:, None]
     return jnp.where(massless, data.xipos[bodies], weighted / jnp.where(massless, 1.0, mass[:, None]))
 
 
-def _carried(data: mjx.Data, body: np.ndarray, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Positions (B, 3) and rotations (B, 3, 3) of what is fixed to bodies (B,)."""
-    rotation = data.xmat[body]
-    return data.xpos[body] + jnp.einsum("bij,bj->bi", rotation, offset), rotation
-
-
-def _tracked(
-    model: mjx.Model, data: mjx.Data, mode: np.ndarray, body: np.ndarray, offset: jax.Array, offset_com: jax.Array
-) -> _Chosen:
-    """Those that move with their body, or with its centre of mass, without turning."""
-    with_body, with_centre = _of_mode(mode, "TRACK"), _of_mode(mode, "TRACKCOM")
-    position = [
-        data.xpos[body[with_body]] + offset[with_body],
-        _centres(model, data, body[with_centre]) + offset_com[with_centre],
-    ]
-    return _Chosen(np.concatenate([with_body, with_centre]), jnp.concatenate(position))
-
-
-def _target(model: mjx.Model, data: mjx.Data, mode: np.ndarray, target: np.ndarray) -> _Chosen:
-    """Those that look at a body, or at its centre of mass, and where that is."""
-    at_body, at_centre = (
-        index[target[index] >= 0] for index in (_of_mode(mode, "TARGETBODY"), _of_mode(mode, "TARGETBODYCOM"))
-    )
-    position = [data.xpos[target[at_body]], _centres(model, data, target[at_centre])]
-    return _Chosen(np.concatenate([at_body, at_centre]), jnp.concatenate(position))
-
-
 def _replace(array: jax.Array, index: np.ndarray, values: jax.Array) -> jax.Array:
     return array.at[index].set(values) if index.size else array
-
-
-def _of_mode(mode: np.ndarray, name: str) -> np.ndarray:
-    return np.flatnonzero(np.asarray(mode) == getattr(mujoco.mjtCamLight, f"mjCAMLIGHT_{name}"))
 
 
 def _looking(backwards: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +13,8 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from sheeplike.envs.contract import ImageSize
-from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights, resolve_cameras, resolve_image_sizes
-from sheeplike.envs.mjx.rendering.protocol import ENVS, GEOM_GROUPS, Frames, frame_spaces
+from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
+from sheeplike.envs.mjx.rendering.renderer import ENVS, GEOM_GROUPS, Frames, Renderer
 
 SOURCE = "https://github.com/shacklettbp/madrona_mjx"
 
@@ -40,39 +39,21 @@ _process: dict[str, Any] = {}
 """Madrona can have one renderer per process: ``scene``, what it draws; ``drawing``, it and its tokens, once open."""
 
 
-class MadronaRenderer:
-    """Madrona's ray tracer behind the protocol of this package; frames have the names and types of Warp's.
+class MadronaRenderer(Renderer):
+    """Madrona's ray tracer.
 
     **It was never run**: Madrona is built from source and needs CUDA. This is written against the source of
     ``madrona_mjx`` (``src/madrona_mjx/renderer.py``) and tested against a double of that interface. Its last version is
     for JAX below 0.6, older than what this project needs, so it has to be ported first; it is deprecated in favour of
     MJX-Warp's renderer.
 
-    Args:
-        model, num_envs, cameras, depth, shadows, textures: see
-            :class:`~sheeplike.envs.mjx.rendering.warp.WarpRenderer`.
-        image_size: the same for all cameras.
-        segmentation: False; Madrona has none.
-        device: ``"cuda:<index>"``.
-
     Raises:
-        ValueError: ``madrona_mjx`` cannot be imported, what Madrona lacks is asked for, or this process draws something
-            else already: environments of one process, such as those of training and evaluation, have to agree.
+        ValueError: ``madrona_mjx`` cannot be imported, what Madrona lacks is asked for (segmentation, a CPU, sizes that
+            differ), or this process draws something else already: environments of one process, such as those of
+            training and evaluation, have to agree.
     """
 
-    def __init__(
-        self,
-        model: mujoco.MjModel,
-        *,
-        num_envs: int,
-        image_size: ImageSize | Mapping[str, ImageSize] = 64,
-        cameras: Sequence[str] | None = None,
-        depth: bool = False,
-        segmentation: bool = False,
-        shadows: bool = False,
-        textures: bool = False,
-        device: str = "cuda:0",
-    ) -> None:
+    def prepare(self) -> None:
         try:
             self._batch_renderer = importlib.import_module("madrona_mjx.renderer").BatchRenderer
         except (ImportError, AttributeError) as error:
@@ -80,33 +61,25 @@ class MadronaRenderer:
                 f"renderer='madrona': madrona_mjx, which is built from source ({SOURCE}), cannot be imported beside "
                 f"JAX {jax.__version__}: {error}; nearest: renderer=warp"
             ) from error
-        if not device.startswith("cuda"):
-            raise ValueError(f"device={device!r}: renderer='madrona' needs a GPU; nearest: renderer=warp")
-        if segmentation:
+        if not self.device.startswith("cuda"):
+            raise ValueError(f"device={self.device!r}: renderer='madrona' needs a GPU; nearest: renderer=warp")
+        if self.segmentation:
             raise ValueError("segmentation=True: renderer='madrona' has none; nearest: renderer=warp")
-        self.num_envs, self._depth = num_envs, depth
-        self.cameras = resolve_cameras(model, cameras)
-        self.image_sizes = resolve_image_sizes(image_size, self.cameras)
-        self.spaces = frame_spaces(self.image_sizes, depth=depth)
         if len({*self.image_sizes.values()}) > 1:
             raise ValueError(f"image_size={self.image_sizes}: renderer='madrona' has one size for all cameras")
         # It draws the cameras in the order in which the scene has them.
-        self._ids = sorted(model.camera(name).id for name in self.cameras)
-        self._index = {name: self._ids.index(model.camera(name).id) for name in self.cameras}
-        self._gpu = int(device.partition(":")[2] or 0)
-        self._model = copy.copy(model)
-        if not textures:
+        self._ids = sorted(self.model.camera(name).id for name in self.cameras)
+        self._index = {name: self._ids.index(self.model.camera(name).id) for name in self.cameras}
+        self._gpu = int(self.device.partition(":")[2] or 0)
+        self._model = copy.copy(self.model)
+        if not self.textures:
             self._model.mat_texid[:] = -1
-        if not shadows:
+        if not self.shadows:
             self._model.light_castshadow[:] = 0
         compiled = np.empty(mujoco.mj_sizeModel(self._model), np.uint8)
         mujoco.mj_saveModel(self._model, None, compiled)
-        scene = {
-            "num_envs": num_envs,
-            **self.image_sizes,
-            "gpu": self._gpu,
-            "sha256": hashlib.sha256(compiled).hexdigest(),
-        }
+        sha256 = hashlib.sha256(compiled).hexdigest()
+        scene = {"num_envs": self.num_envs, **self.image_sizes, "gpu": self._gpu, "sha256": sha256}
         if (drawn := _process.setdefault("scene", scene)) != scene:
             raise ValueError(f"renderer='madrona' draws one scene per process: expected {drawn}, got {scene}")
 
@@ -148,7 +121,7 @@ class MadronaRenderer:
         # RGBA uint8 (cameras, H, W, 4) and depth float32 (cameras, H, W, 1), as Madrona delivers it.
         _, rgba, depth = renderer.render(tokens[jax.lax.axis_index(ENVS)], data)
         frames: Frames = {f"pixels/{name}": rgba[index, ..., :3] for name, index in self._index.items()}
-        if self._depth:
+        if self.depth:
             frames |= {f"depth/{name}": depth[index] for name, index in self._index.items()}
         return frames, data
 

@@ -22,6 +22,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
+from sheeplike.envs.mjx.options import CartpoleOptions
 from sheeplike.envs.mjx.task import Outcome
 
 SUCCESS_ANGLE = np.deg2rad(8.0)
@@ -53,12 +54,7 @@ class Cartpole:
     A balanced pole that falls below the horizontal terminates its episode, as in MuJoCo Playground's cart-pole from
     pixels: what follows would be another task, the swing-up, which nothing terminates.
 
-    Args:
-        swing_up: start with the pole hanging, or near upright.
-        episode_length: control steps of 80 ms.
-
-    Raises:
-        ValueError: ``episode_length`` is not positive.
+    ``options`` say whether it starts near upright or has to be swung up.
     """
 
     # An action repeat of eight, as in PlaNet (Hafner et al. 2019): fifteen imagined steps then span the pole's fall.
@@ -67,17 +63,16 @@ class Cartpole:
     contacts_per_world = 1
     constraints_per_world = 4
 
-    def __init__(self, *, swing_up: bool = False, episode_length: int = 125) -> None:
-        if episode_length < 1:
-            raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 125")
-        self.name = "cartpole_swingup" if swing_up else "cartpole_balance"
-        self.episode_length = episode_length
+    def __init__(self, options: CartpoleOptions | None = None) -> None:
+        options = options or CartpoleOptions()
+        self._reward_name = "swingup" if options.swing_up else "balance"
+        self.name = f"cartpole_{self._reward_name}"
+        self.episode_length = options.episode_length
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
         scene = importlib.resources.files(__package__).joinpath("cartpole.xml").read_text(encoding="utf-8")
         self.model = mujoco.MjModel.from_xml_string(scene)
-        self._swing_up = swing_up
-        self._reward_name = "swingup" if swing_up else "balance"
-        self._duration = episode_length * self.substeps * self.model.opt.timestep
+        self._swing_up = options.swing_up
+        self._duration = self.episode_length * self.substeps * self.model.opt.timestep
 
     @property
     def _success_steps(self) -> int:

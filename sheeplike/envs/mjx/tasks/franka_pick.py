@@ -32,6 +32,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
+from sheeplike.envs.mjx.options import FrankaPickOptions
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.tasks import panda
 
@@ -40,9 +41,6 @@ MAX_RETURN = sum(WEIGHTS.values())
 
 TARGET_HEIGHT = 0.20
 BOX_HALF_HEIGHT = 0.03
-BOX_RANGE = 0.05
-# As far as a square image of the front camera shows the whole box.
-MAX_BOX_RANGE = 0.2
 TIP_STEP = 0.005
 GRIPPER_STEP = 0.02
 TIP_LOW = np.array([0.25, -0.32, 0.02], np.float32)
@@ -80,15 +78,7 @@ class FrankaPick:
     Success: the box's centre within 5 cm of the target height and within 3 cm of the tip. It terminates the episode, as
     does a box that leaves the scene (more than 1 m away along an axis, or below the floor).
 
-    Args:
-        episode_length: control steps of 50 ms.
-        picked_probability: part of the episodes that start with the box already grasped, as a help to exploration.
-        box_range: default of the setting of this name: metres, in [0, 0.2]; the box is placed with y in
-            [-box_range, box_range].
-
-    Raises:
-        ValueError: ``episode_length`` is not positive, ``picked_probability`` is not in [0, 1], or ``box_range`` is not
-            in [0, 0.2].
+    ``box_range`` is a setting, whose default is that of the options.
     """
 
     name = "franka_pick"
@@ -97,22 +87,15 @@ class FrankaPick:
     contacts_per_world = 24
     constraints_per_world = 96
 
-    def __init__(
-        self, *, episode_length: int = 200, picked_probability: float = 0.05, box_range: float = BOX_RANGE
-    ) -> None:
-        if episode_length < 1:
-            raise ValueError(f"episode_length={episode_length}: expected a positive number of steps, such as 200")
-        if not 0.0 <= picked_probability <= 1.0:
-            raise ValueError(f"picked_probability={picked_probability}: expected a number in [0, 1], such as 0.05")
-        if not 0.0 <= box_range <= MAX_BOX_RANGE:
-            raise ValueError(f"box_range={box_range}: expected metres in [0, {MAX_BOX_RANGE}], such as {BOX_RANGE}")
-        self.settings = {"box_range": box_range}
-        self.episode_length = episode_length
-        self.picked_probability = picked_probability
+    def __init__(self, options: FrankaPickOptions | None = None) -> None:
+        options = options or FrankaPickOptions()
+        self.settings = {"box_range": options.box_range}
+        self.episode_length = options.episode_length
+        self.picked_probability = options.picked_probability
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
         scene = importlib.resources.files(__package__).joinpath("franka_pick.xml").read_text(encoding="utf-8")
         self.model = model = mujoco.MjModel.from_xml_string(scene)
-        self._duration = episode_length * self.substeps * model.opt.timestep
+        self._duration = self.episode_length * self.substeps * model.opt.timestep
         self._home_qpos, self._home_ctrl, self._home_tip = self._keyframe("home")
         self._picked_qpos, self._picked_ctrl, self._picked_tip = self._keyframe("picked")
         self._rest = self._home_ctrl[:7]

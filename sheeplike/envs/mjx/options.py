@@ -1,0 +1,78 @@
+"""Options of simulated tasks, each written once. Importing this module imports neither JAX nor MuJoCo."""
+
+import importlib.util
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from sheeplike.envs.contract import Unusable
+from sheeplike.options import Options
+
+PLAYGROUND_IDS = (
+    *("AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse"),
+    *("CartpoleSwingup", "CartpoleSwingupSparse", "CheetahRun", "FingerSpin", "FingerTurnEasy", "FingerTurnHard"),
+    *("FishSwim", "HopperHop", "HopperStand", "HumanoidRun", "HumanoidStand", "HumanoidWalk", "PendulumSwingup"),
+    *("PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6", "WalkerRun", "WalkerStand", "WalkerWalk"),
+)
+"""Playground's tasks of the DeepMind Control suite, whose scenes it brings along; all others need meshes."""
+
+
+class TaskOptions(Options):
+    """Options of one task; ``task`` is ``<module>:<class>`` of the task, which takes them."""
+
+    task: ClassVar[str]
+
+
+class CartpoleOptions(TaskOptions):
+    """Options of ``env=cartpole_balance``."""
+
+    task: ClassVar[str] = "sheeplike.envs.mjx.tasks.cartpole:Cartpole"
+    swing_up: ClassVar[bool] = False
+    """Start with the pole hanging, instead of near upright."""
+
+    episode_length: int = Field(125, ge=1, description="control steps of 80 ms")
+
+
+class CartpoleSwingupOptions(CartpoleOptions):
+    """Options of ``env=cartpole_swingup``."""
+
+    swing_up: ClassVar[bool] = True
+
+
+class FrankaPickOptions(TaskOptions):
+    """Options of ``env=franka_pick``; the front camera shows the whole box up to ``box_range=0.2``."""
+
+    task: ClassVar[str] = "sheeplike.envs.mjx.tasks.franka_pick:FrankaPick"
+
+    episode_length: int = Field(200, ge=1, description="control steps of 50 ms")
+    picked_probability: float = Field(
+        0.05, ge=0, le=1, description="part of the episodes that start with the box grasped, as a help to exploration"
+    )
+    box_range: float = Field(
+        0.05, ge=0, le=0.2, description="metres to either side within which the box is placed, as a first setting"
+    )
+
+
+class PlaygroundOptions(TaskOptions):
+    """Options of ``env=playground``."""
+
+    task: ClassVar[str] = "sheeplike.envs.mjx.playground:PlaygroundTask"
+
+    id: str = Field(description="name in Playground's registry, such as CheetahRun")
+    episode_length: int | None = Field(None, ge=1, description="control steps; null: as Playground configures it")
+    overrides: dict[str, Any] | None = Field(
+        None, description="of Playground's configuration of the task, such as {ctrl_dt: 0.02}; keys nested or dotted"
+    )
+
+    def check_installed(self) -> None:
+        """Raises ``Unusable`` where Playground is missing."""
+        if importlib.util.find_spec("mujoco_playground") is None:
+            raise Unusable("env=playground needs MuJoCo Playground: pip install 'sheeplike[playground]'")
+
+
+TASKS: dict[str, type[TaskOptions]] = {
+    "cartpole_balance": CartpoleOptions,
+    "cartpole_swingup": CartpoleSwingupOptions,
+    "franka_pick": FrankaPickOptions,
+    "playground": PlaygroundOptions,
+}

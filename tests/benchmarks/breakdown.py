@@ -1,0 +1,145 @@
+"""Where an update spends its time: ``python tests/benchmarks/breakdown.py env=… agent=dreamer_v3 [modes=…]``.
+
+Its parts one by one, forward and backward, eager, on the tensors of a real update; and what an update of each mode asks
+of the device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sheeplike.agents.dreamer_v3.agent import CONTEXT, DreamerV3
+from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.agents.dreamer_v3.storage import pack_latent
+from sheeplike.commands.bench import Bench, Table, compose, ratio
+from sheeplike.config.sources import Sources
+from sheeplike.nn.optimizers import update_slow
+
+# The beginnings of the names by which the profiler knows what is counted.
+COUNTED = {
+    "operator calls": ("aten::",),
+    "kernel launches": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel"),
+    "copies and fills": ("cudaMemcpy", "cudaMemset"),
+    "graph launches": ("cudaGraphLaunch",),
+}
+
+
+def parts(agent: DreamerV3) -> dict[str, Callable[[], object]]:
+    """Each does its part once, on one batch that is sampled here."""
+    world, critic, rssm = agent.world_model, agent.actor_critic, agent.world_model.rssm
+    data, _, _ = agent.replay.sample(agent.config.batch_size)
+    batch = {key: value[:, CONTEXT:] for key, value in data.items()}
+    start, before = agent.context(data), data["action"][:, CONTEXT - 1 : -1]
+    lead = batch["reward"].shape
+
+    def flat(latent: Latent) -> Latent:
+        return latent.map(lambda x: x.flatten(0, 1))
+
+    def encode() -> Tensor:
+        return world.encoder({key: batch[key].flatten(0, 1) for key in world.encoder.keys.spaces})
+
+    def observe(embed: Tensor) -> tuple[Latent, Tensor]:
+        return rssm.observe(start, before, embed.unflatten(0, lead), batch["is_first"])
+
+    def model(latent: Latent, logits: Tensor) -> list[Tensor]:
+        return list(world.losses(latent, logits, batch)[0].values())
+
+    def imagine() -> tuple[Tensor, Tensor]:
+        return critic.imagine(rssm, flat(posterior), agent.config.imagination_length)
+
+    def behaviour(latent: Latent) -> list[Tensor]:
+        return list(agent.behaviour_losses(*imagined, latent.features, batch)[0].values())
+
+    with torch.no_grad(), agent.autocast():
+        embed = encode()
+        posterior, logits = observe(embed)
+        imagined = imagine()
+
+    def replay() -> None:
+        _, envs, times = agent.replay.sample(agent.config.batch_size)
+        agent.replay.write_back(envs, times[:, CONTEXT:], pack_latent(posterior))
+
+    def forward(function: Callable[..., Any], *inputs: Any) -> Any:
+        with agent.autocast():
+            return function(*inputs)
+
+    def learn(function: Callable[..., Any], *inputs: Any) -> Callable[[], None]:
+        def run() -> None:
+            """Forward and backward, with gradients for the parameters and for the inputs."""
+            leaves = pytree.tree_map(lambda x: x.detach().requires_grad_(), inputs)
+            outputs = pytree.tree_leaves(forward(function, *leaves))
+            sum(output.float().mean() for output in outputs if output.requires_grad).backward()
+
+        return run
+
+    def optimize() -> None:
+        agent._gradient_norms()  # of the gradients that the other parts leave behind
+        agent.optimizer.step()
+        update_slow(critic.slow_value, critic.value, agent.config.slow_critic_rate)
+
+    return {
+        "replay: sampling and write-back": replay,
+        "encoder": learn(encode),
+        "scan of the sequence": learn(observe, embed),
+        "decoder and losses of the world model": learn(model, posterior, logits),
+        "imagination (forward only)": lambda: forward(imagine),
+        "losses of actor and critic": learn(behaviour, posterior),
+        "optimizer and slow critic": optimize,
+    }
+
+
+def count(agent: DreamerV3, wait: Callable[[], None]) -> list[list[float]]:
+    """What one update asks of the device; a call of an operator within another one does not count."""
+    with torch.profiler.profile() as profiler:
+        agent.update()
+        wait()
+    found = dict.fromkeys(COUNTED, 0.0)
+    for event in profiler.events():
+        nested = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
+        for name, beginnings in COUNTED.items():
+            found[name] += event.name.startswith(beginnings) and not (nested and name == "operator calls")
+    return [[number] for number in found.values()]
+
+
+def main() -> None:
+    asked, composed = compose(sys.argv[1:], Sources())
+    bench = Bench(composed.config, asked, "")
+    options = composed.config.agent.acting_only(bench.envs.num_envs)
+    steps = bench.experience(bench.make_agent(options, "off"))
+
+    def ready(mode: str) -> DreamerV3:
+        agent = bench.make_agent(options, mode)
+        if not isinstance(agent, DreamerV3):
+            raise SystemExit(f"agent={options.name}: expected dreamer_v3")
+        turns = itertools.cycle(steps)
+        while not agent.replay.ready:
+            agent.add(next(turns))
+        return agent
+
+    agent = ready("off")
+    tasks = {name: bench.repeat(part) for name, part in parts(agent).items()}
+    taken = bench.timed(tasks | {"the whole update": bench.repeat(agent.update)}, seconds=asked.seconds / 4)
+    whole = taken.pop("the whole update")
+    taken |= {"all parts": [sum(turn) for turn in zip(*taken.values(), strict=True)], "the whole update": whole}
+    table = Table("breakdown", "One update by part, eager", ["ms", "of the whole"])
+    table.rows = {name: [[1e3 * one for one in seconds], ratio(seconds, whole)] for name, seconds in taken.items()}
+    print(table)
+
+    table = Table("counts", "What one update asks of the device", list(COUNTED))
+    for mode in asked.modes:
+        if mode != "graph" or bench.cuda:
+            agent = ready(mode)
+            agent.warm_up()
+            table.rows[mode] = count(agent, bench.wait)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

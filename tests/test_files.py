@@ -1,0 +1,27 @@
+"""A file is whole or absent, whatever ends its writing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sheeplike.files import write_atomically
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, failing):
+    path = tmp_path / "config.yaml"
+    write_atomically(path, "seed: é\n")
+    assert path.read_text(encoding="utf-8") == "seed: é\n"
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, full)
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(path, b"half")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, "seed: é\n".encode())]
+    write_atomically(path, b"\x00")
+    assert path.read_bytes() == b"\x00"
