@@ -13,7 +13,7 @@ from pydantic import Field, SerializeAsAny
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import InvalidValue, as_command_errors, unknown_key, validated
+from sheeplike.config.errors import CommandError, InvalidValue, as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.envs.registry import RENDERING
 from sheeplike.options import InvalidOption, Key, Options, keys_of, show

@@ -12,7 +12,7 @@ from pydantic import create_model
 from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym import recipes
-from sheeplike.envs.gym.options import CommonOptions
+from sheeplike.envs.gym.options import FAMILIES, CommonOptions
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, TaskOptions
 from sheeplike.options import InvalidOption, Options, build, nearest
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import gymnasium
     import torch
 
-BUILT_IN: dict[str, type[Options]] = {**TASKS, **recipes.FAMILIES}
+BUILT_IN: dict[str, type[Options]] = {**TASKS, **FAMILIES}
 """The options of each environment of this package."""
 GROUP = "sheeplike.envs"
 """The entry points that name builders of other packages: functions and classes whose keywords are the options. One that

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -85,10 +86,7 @@ class FamilyOptions(CommonOptions):
         Raises:
             Unusable: it is not installed.
         """
-        try:
-            spec = importlib.util.find_spec(cls.package)
-        except (ImportError, ValueError):
-            spec = None
+        spec = find_spec(cls.package)
         if spec is None or not spec.submodule_search_locations:
             raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
         return Path(spec.submodule_search_locations[0])
@@ -174,6 +172,22 @@ class DmcOptions(FamilyOptions):
         description="pixels a side of the map from which shadows are drawn, which takes most of the time where there "
         "is no GPU; 0: no shadows; null: the task's own",
     )
+
+
+FAMILIES: dict[str, type[CommonOptions]] = {
+    "gym": GymOptions,
+    "minigrid": MinigridOptions,
+    "atari": AtariOptions,
+    "dmc": DmcOptions,
+}
+
+
+def find_spec(module: str) -> ModuleSpec | None:
+    """As :func:`importlib.util.find_spec`, and None also where that raises."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +16,14 @@ from sheeplike.envs.gym.options import (
     CommonOptions,
     DmcOptions,
     FamilyOptions,
-    GymOptions,
     MinigridOptions,
+    find_spec,
 )
 from sheeplike.options import InvalidOption, nearest
 
 if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
-
-FAMILIES: dict[str, type[CommonOptions]] = {
-    "gym": GymOptions,
-    "minigrid": MinigridOptions,
-    "atari": AtariOptions,
-    "dmc": DmcOptions,
-}
 
 
 def check(options: CommonOptions) -> None:
@@ -48,16 +40,12 @@ def check(options: CommonOptions) -> None:
     if not module:
         find(options.id)
         return
-    try:
-        found = importlib.util.find_spec(module.partition(".")[0])
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
+    if find_spec(module.partition(".")[0]) is None:
         raise Unusable(f"id={options.id!r}: there is no module {module}")
 
 
 def recipe(options: CommonOptions, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], CommonOptions]:
-    """What a :class:`~sheeplike.envs.gym.vector_env.GymVectorEnv` of one of :data:`FAMILIES` is made from.
+    """What a :class:`~sheeplike.envs.gym.vector_env.GymVectorEnv` is made from.
 
     Returns:
         what makes one environment, and the options with what the family decides.
