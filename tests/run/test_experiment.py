@@ -200,6 +200,25 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert "no checkpoint at policy step 64" in capsys.readouterr().out
 
 
+def test_ctrl_c_saves_and_says_how_to_go_on(
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, step = begin(*PPO, *GYM, "checkpoint.every=null"), GymVectorEnv.step
+
+    def interrupted(self: GymVectorEnv, actions: torch.Tensor) -> tuple:
+        if run.policy_steps == 40:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, actions)
+
+    monkeypatch.setattr(GymVectorEnv, "step", interrupted)
+    with run:
+        run.iterate()
+    assert (run.over, run.finished, run.status) == (True, False, 130)
+    assert checkpoint_steps(run.run_dir) == [40], "after the iteration that was going on"
+    assert rows(run)[-1]["step"] == 40
+    assert f"saved; go on with: python -m sheeplike resume={run.run_dir}" in capfd.readouterr().out
+
+
 def test_an_error_in_an_iteration_saves_nothing_that_is_half_done(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
