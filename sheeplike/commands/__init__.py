@@ -8,7 +8,7 @@ from sheeplike.options import CommandError
 
 
 class Request(NamedTuple):
-    """What stands behind a command's name.
+    """The parsed arguments of a command.
 
     Attributes:
         arguments: overrides such as ``env.num_envs=8``, and bare words.

@@ -175,9 +175,8 @@ def make(
 
     Args:
         name: one of ``list_envs()``.
-        num_envs, device, image_size, seed: of every environment; with ``cameras`` to ``textures``, ``randomization`` and
-            ``randomize``, which those take that we simulate, see
-            :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
+        num_envs, device, image_size, seed: of every environment; ``cameras`` to ``textures``, ``randomization`` and
+            ``randomize``: of those that we simulate. See :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         **options: the environment's own, such as ``id`` of a family and ``episode_length``; see
             :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Any other keyword is refused.

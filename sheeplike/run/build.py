@@ -135,7 +135,7 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
 
 
 def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:
-    """Why a run that goes on from this checkpoint is not bit for bit the one that would have been; usually nothing."""
+    """Yield a warning for each reason why the resumed run will not be bit-identical."""
     if "memory" not in parts:
         yield (
             "this resume is approximate: the checkpoint does not hold what the agent has seen "

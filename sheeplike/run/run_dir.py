@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     Attributes:
         run_dir: of a new run, or of the one that goes on.
         resume: it goes on from its newest checkpoint.
-        replace: what the directory holds never came to a checkpoint and makes room.
+        replace: the directory holds a run without a checkpoint, which is deleted first.
         changed: keys whose values differ from those that the run has had, with both.
         files: configs that changed a value, for the banner.
     """
