@@ -16,6 +16,7 @@ from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 
+COMMANDS = Path(commands.__file__).parent
 FLAGS = {
     "--help": "this text",
     "--version": "the version",
@@ -56,16 +57,15 @@ def dispatch(arguments: list[str]) -> None:
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):
         name, *arguments = arguments
-    if name not in list_commands():
+    if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise unknown("command", name, list_commands())
     importlib.import_module(f"sheeplike.commands.{name}").main(parse(arguments))
 
 
 def list_commands() -> dict[str, str]:
     """Name and first line of every command, ``train`` first; nothing is imported."""
-    files = [file for file in sorted(Path(commands.__file__).parent.glob("*.py")) if file.stem != "__init__"]
-    files.sort(key=lambda file: file.stem != "train")
-    docs = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
+    files = sorted(COMMANDS.glob("[!_]*.py"), key=lambda file: (file.stem != "train", file.stem))
+    docs = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
     return {name: doc.partition("\n")[0].rstrip(".") for name, doc in docs.items()}
 
 

@@ -1,4 +1,4 @@
-"""Files that somebody else may have put there, is using, or that have to survive a power cut."""
+"""Safe file access: no links or pipes, locks, atomic writes."""
 
 from __future__ import annotations
 

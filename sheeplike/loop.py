@@ -1,4 +1,4 @@
-"""The interaction loop: one function for every agent, and the evaluation that judges them all alike.
+"""The interaction loop: one function for every agent, and one evaluation for all of them.
 
 One iteration takes one step in every world, then as many gradient steps as are due::
 
@@ -125,7 +125,7 @@ class Evaluation(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, filmed: int = 0
+    agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0
 ) -> Evaluation:
     """Run ``episodes`` whole episodes in worlds and with a player of their own.
 
@@ -133,7 +133,7 @@ def evaluate(
     Where ``info["restarted"]`` says that an environment was replaced, its episode was cut, and its next one counts.
     """
     rounds: list[dict[str, Any]] = []
-    film: dict[str, list[Tensor]] = {}
+    videos: dict[str, list[Tensor]] = {}
     for start in range(0, episodes, envs.num_envs):
         player = agent.player(envs.num_envs)
         obs, info = envs.reset(seed=seed + start)
@@ -141,9 +141,9 @@ def evaluate(
         over = no = torch.zeros_like(step.is_last)
         final = info["episode"]
         while True:
-            if start == 0 and filmed:
+            if start == 0 and video_envs:
                 for key in (k for k in obs if k.startswith("pixels/")):
-                    film.setdefault(key.removeprefix("pixels/"), []).append(obs[key][:filmed].clone())
+                    videos.setdefault(key.removeprefix("pixels/"), []).append(obs[key][:video_envs].clone())
             if bool(over.all()):
                 break
             action = player.act(obs, step.is_first, sample=sample)
@@ -155,7 +155,7 @@ def evaluate(
             over = over | whole
         rounds.append(final)
     merged = _concatenate(rounds, episodes)
-    frames = {camera: torch.stack(images) for camera, images in film.items()}
+    frames = {camera: torch.stack(images) for camera, images in videos.items()}
     return Evaluation(merged["return"], merged["length"], merged["success"], merged["reward_terms"], frames)
 
 

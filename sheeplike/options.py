@@ -161,7 +161,7 @@ def explain_keys(keys: Iterable[Key]) -> str:
     lines = []
     for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
         takes = expectation(schema) + (f"; default {show(schema['default'])}" if "default" in schema else "")
-        lines.append(f"  {path:<32} {schema['description']} ({takes})")
+        lines.append(f"  {path:<32} {schema.get('description', '')} ({takes})")
     return "\n".join(lines)
 
 

@@ -281,7 +281,7 @@ def test_evaluation_tells_the_player_where_episodes_begin() -> None:
 
 
 def test_evaluation_films_the_first_worlds_of_the_first_round() -> None:
-    result = evaluate(Scribe(), Corridor([2, 4, 3]), episodes=6, seed=0, filmed=2)
+    result = evaluate(Scribe(), Corridor([2, 4, 3]), episodes=6, seed=0, video_envs=2)
     film = result.frames["front"]
     assert film.dtype == torch.uint8
     assert film.shape[1:] == (2, 2, 2, 3)
@@ -291,5 +291,5 @@ def test_evaluation_films_the_first_worlds_of_the_first_round() -> None:
 
 def test_the_film_shows_the_last_frame_of_every_filmed_episode() -> None:
     """Success happens on the last frame: a film that stops one frame short of it never shows it."""
-    film = evaluate(Scribe(), Corridor([2, 4]), episodes=2, seed=0, filmed=2).frames["front"]
+    film = evaluate(Scribe(), Corridor([2, 4]), episodes=2, seed=0, video_envs=2).frames["front"]
     assert film[:, 1, 0, 0, 0].tolist()[-1] == 4

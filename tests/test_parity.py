@@ -87,7 +87,7 @@ def test_policy_steps_are_counted_alike(sides: list[Side]) -> None:
 
 
 def test_evaluation_begins_alike_in_the_same_worlds(sides: list[Side]) -> None:
-    results = [evaluate(side.agent, side.envs, episodes=4, seed=11, filmed=2) for side in sides]
+    results = [evaluate(side.agent, side.envs, episodes=4, seed=11, video_envs=2) for side in sides]
     first, second = (result.frames["fixed"] for result in results)
     assert torch.equal(first[0], second[0])
     assert not torch.equal(first[-1], second[-1])  # two policies, after all

@@ -90,7 +90,9 @@ def test_nor_can_the_command_line(run_dir, refusal, group, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_can_an_export(tmp_path, name):
-    (tmp_path / "model.json").write_text(json.dumps({"format": 1, "agent": {"name": name}, "observations": {}}))
+    model = {key: {} for key in ("run", "env", "observations", "only_for_learning", "versions")}
+    model |= {"step": 1, "precision": "32-true", "actions": {"n": 2, "start": 0, "type": "Discrete"}, "sha256": ""}
+    (tmp_path / "model.json").write_text(json.dumps(model | {"agent": {"name": name}}))
     with pytest.raises(CommandError, match=r"agent\.name="):
         load_agent(tmp_path)
 

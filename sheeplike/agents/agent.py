@@ -124,7 +124,7 @@ class Agent(Protocol):
     def warm_up(self) -> float:
         """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes.
 
-        0 says that they do not count.
+        Return 0 to leave updates out of the estimate of how long a run takes.
         """
         return 0.0
 
@@ -192,5 +192,5 @@ class Ratio:
 
 
 def own_randomness(device: torch.device | str) -> AbstractContextManager:
-    """What is drawn inside does not move the random numbers that learning and acting draw."""
+    """Context manager that restores torch's random state on exit."""
     return torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else [])

@@ -75,7 +75,8 @@ def find(name: object) -> AgentSpec:
     if name in _BUILT_IN and name not in entry_points.plugins(GROUP):
         return _BUILT_IN[name]
     spec, plugin = entry_points.load(GROUP, name, "agent", built_in=name in _BUILT_IN)
-    if not isinstance(spec, AgentSpec) or not issubclass(spec.config, AgentConfig):
+    is_spec = isinstance(spec, AgentSpec) and isinstance(spec.config, type) and issubclass(spec.config, AgentConfig)
+    if not is_spec:
         raise ValueError(
             f"agent {name!r} of {plugin}: expected an AgentSpec(config=<an AgentConfig>, build=<its class>)"
         )

@@ -253,16 +253,20 @@ def _rows(path: Path) -> Rows:
 def _events(path: Path) -> Rows:
     """The same of TensorBoard's event files; seconds count from the first event."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
 
     for file in path.glob(f"{EVENT_FILES}*"):  # the reader opens whatever has the name
         if file.is_symlink() or not file.is_file():
             raise RunError(f"{file}: cannot be read: is no regular file")
-    reader = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()  # 0: all of them
-    found = [(event, tag) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
+    reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
+    found = [(event, tag, event.value) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
+    for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools write scalars so
+        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+            found += [(event, tag, make_ndarray(event.tensor_proto).item()) for event in reader.Tensors(tag)]
     if found:
-        # The first event says when the file was begun; of a converted log, that may be after all that it tells.
-        start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, _ in found))
-        yield from ((event.step, event.wall_time - start, {tag: event.value}) for event, tag in found)
+        # The first event says when the file was begun; of a converted log, that may be after all that it holds.
+        start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, *_ in found))
+        yield from ((event.step, event.wall_time - start, {tag: value}) for event, tag, value in found)
 
 
 def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[str, Curve], dict[str, int]]:

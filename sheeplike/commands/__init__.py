@@ -8,7 +8,7 @@ from sheeplike.options import CommandError
 
 
 class Request(NamedTuple):
-    """What stands behind a command's name.
+    """The parsed arguments of a command.
 
     Attributes:
         arguments: overrides such as ``env.num_envs=8``, and bare words.
@@ -28,4 +28,5 @@ class Request(NamedTuple):
         """
         if self.config_dirs:
             raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
-        return [argument if "=" in argument else f"run={argument}" for argument in self.arguments]
+        is_key = [argument.partition("=")[0].isidentifier() and "=" in argument for argument in self.arguments]
+        return [text if key else f"run={text}" for text, key in zip(self.arguments, is_key, strict=True)]

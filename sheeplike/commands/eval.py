@@ -19,7 +19,7 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
-from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
+from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 
@@ -90,7 +90,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     from sheeplike import checkpoint
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
-    from sheeplike.run.build import build_envs, launch, make_agent
+    from sheeplike.run.build import build_envs, launch, make_agent, of_this_agent
     from sheeplike.run.evaluation import play, summarize, videos
 
     trained_on = config.fabric.accelerator
@@ -108,10 +108,8 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
         agent = make_agent(config, made, fabric)
-    try:
+    with of_this_agent(run_dir):
         agent.load_state_dict(parts["agent"])
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-        raise CommandError(f"run={run_dir}: the checkpoint is not of the agent in its config.yaml: {error}") from error
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]

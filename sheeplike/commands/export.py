@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sheeplike.agents import registry
@@ -33,6 +32,7 @@ from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium import spaces
 
     from sheeplike.agents.agent import Agent
 
@@ -57,29 +57,17 @@ class Box(_Data):
     low: float | None
     high: float | None
 
-    def build(self) -> spaces.Box:
-        if math.prod(self.shape) > 2**24:
-            raise ValueError(f"a space of {self.shape}: expected at most {2**24} numbers")
-        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
-        return spaces.Box(low, high, self.shape, self.dtype)
-
 
 class Discrete(_Data):
     type: Literal["Discrete"] = "Discrete"
     n: Count
     start: Start
 
-    def build(self) -> spaces.Discrete:
-        return spaces.Discrete(self.n, start=self.start)
-
 
 class MultiDiscrete(_Data):
     type: Literal["MultiDiscrete"] = "MultiDiscrete"
     nvec: tuple[Count, ...] = Field(min_length=1, max_length=2**8)
     start: tuple[Start, ...]
-
-    def build(self) -> spaces.MultiDiscrete:
-        return spaces.MultiDiscrete(self.nvec, start=self.start)
 
 
 Space = Annotated[Box | Discrete | MultiDiscrete, Field(discriminator="type")]
@@ -198,6 +186,7 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         CommandError: a file is missing, damaged or not what it should be.
     """
     import torch
+    from gymnasium import spaces
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -207,8 +196,8 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         model = Model.model_validate_json(read_text((place / MODEL).resolve(), LIMIT))
         config = validated(registry.find(model.agent.get("name")).config, model.agent, "agent.")
         described = model.observations | model.only_for_learning
-        seen = spaces.Dict({key: one.build() for key, one in described.items()})
-        agent = _build(config, seen, model.actions.build(), model.precision, num_envs, torch.device(device))
+        seen = spaces.Dict({key: _space(one) for key, one in described.items()})
+        agent = _build(config, seen, _space(model.actions), model.precision, num_envs, torch.device(device))
         content = (place / WEIGHTS).read_bytes()
         if hashlib.sha256(content).hexdigest() != model.sha256:
             raise CommandError(f"{place / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
@@ -253,7 +242,23 @@ def _check_free(place: Path) -> None:
         raise CommandError(f"{place} exists already: expected to=<another directory>; nearest: to={free}")
 
 
+def _space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
+    from gymnasium import spaces
+
+    if isinstance(data, Discrete):
+        return spaces.Discrete(data.n, start=data.start)
+    if isinstance(data, MultiDiscrete):
+        return spaces.MultiDiscrete(data.nvec, start=data.start)
+    if math.prod(data.shape) > 2**24:
+        raise ValueError(f"a space of {data.shape}: expected at most {2**24} numbers")
+    low, high = -math.inf if data.low is None else data.low, math.inf if data.high is None else data.high
+    return spaces.Box(low, high, data.shape, data.dtype)
+
+
 def _describe(space: spaces.Space) -> Box | Discrete | MultiDiscrete:
+    """The inverse of :func:`_space`."""
+    from gymnasium import spaces
+
     if isinstance(space, spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):

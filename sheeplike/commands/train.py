@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from sheeplike.agents import registry
 from sheeplike.commands import Request
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.monitor.progress import info
@@ -31,20 +33,21 @@ def main(request: Request) -> None:
     if request.help:
         print(usage(request.arguments, sources))
         return
-    from sheeplike.config.compose import Composed, explain, load, start_of  # Hydra, which help does without
+    from sheeplike.config.compose import explain, load, start_of  # Hydra, which help does without
+    from sheeplike.config.saved import load_saved
     from sheeplike.run import run_dir
 
     start, rest = start_of(request.arguments)
     if start.show == "config":
-        # A run that goes on has all its values from its own directory.
-        resumed = start.resume not in (None, "auto")
-        composed = Composed(run_dir.plan(request.arguments, sources).config, {}) if resumed else load(rest, sources)
-        print(explain(composed))
+        resumed = start.resume not in (None, "auto")  # then all values are in its directory
+        file = run_dir.config_file(Path(start.resume).expanduser(), "resume") if resumed else None
+        print(explain(load_saved(file, rest) if file else load(rest, sources)))
         return
     if start.seeds is not None:
         train_seeds(start, rest, request.config_dirs)
         return
-    planned = run_dir.plan(request.arguments, sources)
+    with as_command_errors(OSError):  # a path that is too long, or may not be looked at
+        planned = run_dir.plan(start, rest, sources)
     if planned.finished:
         steps = run_dir.checkpoint_steps(planned.run_dir)[-1]
         if start.resume == "auto":
@@ -68,8 +71,12 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
     for argument in arguments:
         group, _, name = argument.partition("=")
         if group in ("agent", "exp") and name in registry.list_agents():
-            agents.append(registry.find(name).config)
+            with as_command_errors(ValueError):
+                agents.append(registry.find(name).config)
     parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
+    parts.append(
+        "the defaults are those before configs: show=config prints the values that a run gets, and their files"
+    )
     parts.append(explain_keys([*keys_of(Start), *(key for key in all_keys() if key.path != "agent")]))
     for options in dict.fromkeys(agents):
         name = options.model_fields["name"].default
@@ -86,7 +93,7 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         CommandError: one of the runs can neither begin nor go on; none was started.
         SystemExit: the status of the run that was stopped or failed; those behind it were not started.
     """
-    from sheeplike.config.compose import load
+    from sheeplike.config.compose import load, start_of
     from sheeplike.run import run_dir
 
     if start.resume not in (None, "auto"):
@@ -94,13 +101,13 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
     config = load(arguments, Sources(config_dirs)).config
     flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
     go_on = [] if config.dry_run and start.resume is None else ["resume=auto"]  # a dry run replaces the one before
-    parent = (config.run_dir or "").replace("'", "\\'")
     own_place = any(argument.startswith("run_dir=") for argument in arguments)
     lines = {}
     for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
-        place = [f"run_dir='{parent}/seed_{seed}'"] if own_place else []
+        place = [f"run_dir={config.run_dir}/seed_{seed}"] if own_place else []
         lines[seed] = [*arguments, f"seed={seed}", *place, *go_on]
-    plans = {seed: run_dir.plan(line, Sources(config_dirs)) for seed, line in lines.items()}
+    with as_command_errors(OSError):
+        plans = {seed: run_dir.plan(*start_of(line), Sources(config_dirs)) for seed, line in lines.items()}
     if len({planned.run_dir for planned in plans.values()}) < len(plans):
         raise CommandError(
             f"run_dir={config.run_dir} comes from a config and would be shared by all seeds: expected run_dir=<parent> "
@@ -118,26 +125,31 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         if child is not None:
             child.send_signal(signum)
 
-    before = {signum: signal.signal(signum, forward) for signum in SIGNALS}
+    handlers = {signum: signal.getsignal(signum) for signum in (*SIGNALS, signal.SIGHUP)}
+    before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}  # nohup, &
+    for signum in before:
+        signal.signal(signum, forward)
     try:
         for number, (seed, line) in enumerate(lines.items(), 1):
             info(f"seed {seed} ({number} of {len(lines)}): {plans[seed].run_dir}")
-            child = subprocess.Popen(
-                [sys.executable, "-m", "sheeplike", "train", *flags, *line], stdin=subprocess.DEVNULL
-            )
-            if signals:  # it came while the process was being made
-                child.send_signal(signals[-1])
-            status = child.wait()
-            if signals or status in (INTERRUPTED, PREEMPTED):
+            status = None
+            if not signals:
+                command = [sys.executable, "-m", "sheeplike", "train", *flags, *line]
+                child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+                if signals:  # it came while the process was being made
+                    child.send_signal(signals[-1])
+                status = child.wait()
+            stopped = signals and (status != 0 or number < len(lines))  # else the last one has finished all the same
+            if stopped or status in (INTERRUPTED, PREEMPTED):
                 again = shlex.join(["python", "-m", "sheeplike", *flags, *arguments, f"seeds={_typed(start.seeds)}"])
                 info(f"stopped at seed {seed} ({number} of {len(lines)}); go on with all that is left: {again}")
-                raise SystemExit(status or (INTERRUPTED if signals[0] == signal.SIGINT else PREEMPTED))
+                raise SystemExit(INTERRUPTED if signals[:1] == [signal.SIGINT] or status == INTERRUPTED else PREEMPTED)
             if status:
                 info(f"sheeplike: seed {seed} failed; the seeds behind it were not started", file=sys.stderr)
                 raise SystemExit(status if status > 0 else 128 - status)
     finally:
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
     info(f"finished: {len(lines)} seeds in {plans[seed].run_dir.parent}")
 
 

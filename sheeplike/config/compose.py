@@ -58,8 +58,8 @@ class Composed(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """The files that changed a value, in the order in which they were merged."""
-        return [source for source in dict.fromkeys(self.sources.values()) if source != COMMAND_LINE]
+        """What changed a value: files in the order in which they were merged, and the command line."""
+        return [source for source in dict.fromkeys(self.sources.values()) if "=" not in source]
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Composed:
@@ -78,25 +78,31 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
             chosen.append(override)
         else:
             changes.append(override)
-    merged = _Merged()
+    merged = Merged()
     line = [one.input_line.lstrip("+") for one in chosen if (one.key_or_group, one.value()) != ("profile", "auto")]
     if not any(part.startswith("profile=") for part in line):
         line.append(f"profile={_profile(changes)}")
     files, choices = _list_files(line, sources)
+    chosen_files = {file.choice for file in files}  # one that builds on another counts as that one too
+    chosen_files |= {f"agent/{name}" for file in files if (name := file.content.get("agent", {}).get("name"))}
+    for group in ("env", "agent"):  # a file that names none is about what it is called itself
+        merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
     for file in files:
-        merged.add_file(file, {other.choice for other in files})  # one that builds on another counts as that one too
+        _check_file(file, sources)
+        merged.add_file(file, chosen_files)
     with as_command_errors(ValueError):
         agent = registry.find(merged.data["agent"].get("name")).config
     known = {key.path: key for key in all_keys(*{*registry.built_in(), agent})}
     for override in changes:
-        _check_key(override, known)
+        check_key(override, known)
     if _value_of("dry_run", changes, merged.data) is True:
         _add_dry_run(merged, agent)
     before = merged.copy()
     for override in changes:
         merged.set(override.key_or_group, override.value(), COMMAND_LINE)
     try:
-        config = validate(merged.resolved() | {"exp": choices["exp"], "profile": choices["profile"]})
+        data = merged.resolved({key.path: key.schema.get("default") for key in known.values()})
+        config = validate(data | {"exp": choices["exp"], "profile": choices["profile"]})
     except InvalidOption as error:
         if error.nearest is None:
             error.nearest = _default(error, before, known)
@@ -145,11 +151,11 @@ def parse(argument: str) -> Override:
     if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
         raise CommandError(f"{argument!r}: expected key=value")
     key, _, value = argument.partition("=")
+    if key in PATHS and value[:1] not in ("'", '"') and value != "null":  # a path may hold what the grammar knows
+        argument = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException as error:
-        if key in PATHS and "'" not in value:  # a path may hold what the grammar gives a meaning
-            return OverridesParser.create().parse_override(f"{key}='{value}'")
         reason = str(error).splitlines()[0]
         raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {key}=\"'{value}'\"") from None
     if override.is_delete():
@@ -172,27 +178,35 @@ class _File(NamedTuple):
     source: str
     content: dict[str, Any]
 
+    def sections(self) -> Iterator[tuple[str, str, Any]]:
+        """What counts for one agent or machine only: the group of its name, the name, and the values."""
+        for section, group in SECTIONS.items():
+            named = self.content.get(section) or {}
+            if not isinstance(named, dict):
+                raise CommandError(
+                    f"{self.source}: {section}: expected names of agents or profiles with keys below them"
+                )
+            yield from ((group, str(name), part) for name, part in named.items())
 
-class _Merged:
+
+class Merged:
     """Values merged in order, each with where it comes from."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
 
-    def copy(self) -> _Merged:
-        other = _Merged()
+    def copy(self) -> Merged:
+        other = Merged()
         other.add(self.data, "")
         return other
 
     def add_file(self, file: _File, chosen: set[str]) -> None:
         """Add what a file holds, and then what in it counts for an agent or a machine whose file is ``chosen``."""
-        own = {name: value for name, value in file.content.items() if name not in SECTIONS}
-        self.add(own, file.source)
-        for section, group in SECTIONS.items():
-            for name, part in file.content.get(section, {}).items():
-                if f"{group}/{name}" in chosen:
-                    self.add_file(file._replace(content=part), chosen)
+        self.add({name: value for name, value in file.content.items() if name not in SECTIONS}, file.source)
+        for group, name, part in file.sections():
+            if f"{group}/{name}" in chosen:
+                self.add_file(file._replace(content=part), chosen)
 
     def add(self, values: Mapping[str, Any], source: str) -> None:
         """Add nested values; what they do not mention stays."""
@@ -207,20 +221,32 @@ class _Merged:
     def _add(self, into: dict[str, Any], values: Mapping[str, Any], source: str, prefix: str) -> None:
         for name, value in values.items():
             path = prefix + str(name)
-            if isinstance(value, Mapping):
-                if not isinstance(into.get(name), dict):
-                    into[name] = {}
-                    self.sources.pop(path, None)
+            is_section = isinstance(value, Mapping) and (value or source != COMMAND_LINE)  # env.options={} clears it
+            if not (is_section and isinstance(into.get(name), dict)):
+                into[name] = {} if is_section else value
+                self.sources = {key: old for key, old in self.sources.items() if not f"{key}.".startswith(f"{path}.")}
+            if is_section:
                 self._add(into[name], value, source, f"{path}.")
             else:
-                into[name] = value
-                self.sources = {key: found for key, found in self.sources.items() if not key.startswith(f"{path}.")}
                 self.sources[path] = source
 
-    def resolved(self) -> dict[str, Any]:
-        """The values as plain data, interpolations replaced."""
+    def resolved(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The values as plain data; an interpolation such as ``${seed}`` may name a key that has only its default."""
+        whole = Merged()
+        for path, default in defaults.items():
+            if not isinstance(default, dict):
+                whole.set(path, default, "")
+        whole.add(self.data, "")
         with _one_line(None):
-            return OmegaConf.to_container(OmegaConf.create(self.data), resolve=True, throw_on_missing=True)
+            resolved = OmegaConf.to_container(OmegaConf.create(whole.data), resolve=True, throw_on_missing=True)
+        return _like(self.data, resolved)
+
+
+def _like(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of nested values those that are in ``wanted`` too."""
+    return {
+        name: _like(below, values[name]) if isinstance(below, dict) else values[name] for name, below in wanted.items()
+    }
 
 
 def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dict[str, str]]:
@@ -250,7 +276,27 @@ def _read(entry: ResultDefault, sources: Sources) -> _File:
     content = {name: value for name, value in content.items() if name != "defaults"}
     for name in reversed((entry.package or "").split(".") if entry.package else []):
         content = {name: content}
+    for group in ("env", "agent"):
+        section = content.get(group, {})
+        if not isinstance(section, dict) or not all(isinstance(key, str) for key in content):
+            raise CommandError(f"{path}: {group}: expected keys with their values, under '# @package _global_'")
     return _File(entry.config_path, source, content)
+
+
+def _check_file(file: _File, sources: Sources) -> None:
+    """Raise for a file whose keys are not where they seem to be, or that names an agent or a profile there is not."""
+    for name in ("exp", "profile"):
+        if name in file.content:
+            raise CommandError(
+                f"{file.source}: {name}: expected '# @package _global_' as its first line, if it holds keys of a run; "
+                f"{name}= itself is chosen on the command line"
+            )
+    for group, name, part in file.sections():
+        if name not in {*sources.choices(group), *(registry.list_agents() if group == "agent" else ())}:
+            raise unknown(f"{file.source}: {group}", name, sources.choices(group))
+        if not isinstance(part, dict):
+            raise CommandError(f"{file.source}: {group} {name}: expected keys with their values")
+        _check_file(file._replace(content=part), sources)
 
 
 def _check_choice(override: Override, sources: Sources) -> None:
@@ -259,11 +305,12 @@ def _check_choice(override: Override, sources: Sources) -> None:
         raise unknown(group, str(name), sources.choices(group))
 
 
-def _check_key(override: Override, known: Mapping[str, Key]) -> None:
+def check_key(override: Override, known: Mapping[str, Key]) -> None:
+    """Raise for a key that does not exist."""
     parts = override.key_or_group.split(".")
     above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
     if override.key_or_group not in known and not any(key and key.is_open for key in above):
-        raise unknown_key(override.key_or_group, known.values())
+        raise unknown_key(override.key_or_group, [*known.values(), *keys_of(Start)])
     if override.package:
         raise CommandError(f"{override.input_line!r}: expected key=value, without @{override.package}")
 
@@ -283,7 +330,7 @@ def _profile(changes: Iterable[Override]) -> str:
     return "cpu" if host.gpu_problem() else "gpu"
 
 
-def _add_dry_run(merged: _Merged, agent: type[AgentConfig]) -> None:
+def _add_dry_run(merged: Merged, agent: type[AgentConfig]) -> None:
     """Add what makes a run of this agent, in these environments, short."""
     content = OmegaConf.to_container(OmegaConf.load(CONFIGS / "dry_run.yaml"))
     with as_command_errors(ValueError):
@@ -293,9 +340,9 @@ def _add_dry_run(merged: _Merged, agent: type[AgentConfig]) -> None:
     merged.add(content, "dry_run.yaml")
 
 
-def _default(error: InvalidOption, before: _Merged, known: Mapping[str, Key]) -> Any:
+def _default(error: InvalidOption, before: Merged, known: Mapping[str, Key]) -> Any:
     """What the invalid key would be without the command line's changes, if that is any better."""
-    value: Any = before.resolved()
+    value: Any = before.data
     for name in error.key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if value is None and error.key in known:
@@ -335,7 +382,7 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
     """Turn the errors of Hydra, OmegaConf and YAML into one line."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         missing = re.search(r"You must specify '([\w/]+)'", str(error))
         if missing and sources:
             group = missing[1]

@@ -33,19 +33,16 @@ def unknown_key(path: str, keys: Iterable[Key], *, elsewhere: str = "") -> Comma
         keys: all there are.
         elsewhere: why there is none here, of a key that another agent has.
     """
-    paths = [key.path for key in keys]
     section, _, last = path.rpartition(".")
-    if elsewhere:
-        beside = [known for known in paths if known.rpartition(".")[0] == section]
-        match = nearest(last, [known.rpartition(".")[2] for known in beside])
-        hint = f"nearest: {section}.{match}; " if match else ""
-        return CommandError(f"{path}: {elsewhere}; {hint}{HELP}")
-    same_name = [known for known in paths if known.rpartition(".")[2] == last]
-    match = nearest(path, same_name) or next(iter(same_name), None) or nearest(path, paths)
-    if match is None:
-        by_name = {known.rpartition(".")[2]: known for known in reversed(paths)}
-        match = by_name.get(nearest(last, by_name) or "")
-    return CommandError(f"unknown key {path!r}: {f'nearest: {match}; ' if match else ''}{HELP}")
+    by_name: dict[str, list[str]] = {}
+    for key in keys:
+        by_name.setdefault(key.path.rpartition(".")[2], []).append(key.path)
+    beside = [name for name, paths in by_name.items() if f"{section}.{name}".lstrip(".") in paths]
+    # The name itself, wherever it is; then one like it in the section; then one like it anywhere.
+    name = last if last in by_name else nearest(last, beside) or (None if elsewhere else nearest(last, by_name))
+    match = None if name is None else options.nearest(path, by_name[name])
+    hint = f"nearest: {match}; " if match else ""
+    return CommandError(f"{f'{path}: {elsewhere};' if elsewhere else f'unknown key {path!r}:'} {hint}{HELP}")
 
 
 def validated(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:

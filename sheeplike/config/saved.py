@@ -12,13 +12,14 @@ from typing import Any
 
 import yaml
 
-from sheeplike.config.compose import GROUPS, flat, parse
-from sheeplike.config.schema import Config, to_data, validate
+from sheeplike.config.compose import COMMAND_LINE, Composed, Merged, check_key, flat, parse
+from sheeplike.config.schema import Config, all_keys, to_data, validate
+from sheeplike.config.sources import GROUPS
 from sheeplike.files import read_text
 from sheeplike.options import CommandError, InvalidOption, show
 
 FORMAT = 1  # of config.yaml
-# What may change when a run is resumed; anything else would make it another run.
+# What may change when a run is resumed, beside its seed; anything else would make it another run.
 RESUMABLE = {
     "total_steps",
     "compile",
@@ -40,28 +41,26 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump({"format": FORMAT} | to_data(config), sort_keys=False, allow_unicode=True)
 
 
-def load_saved(path: Path, arguments: Sequence[str] = ()) -> Config:
+def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
     """The configuration of a run, with the few changes that are allowed when it is resumed.
 
     Raises:
         CommandError: the file or a change is not valid.
     """
-    data = _read(path)
-    overrides = [parse(argument) for argument in arguments]
+    merged, overrides = Merged(), [parse(argument) for argument in arguments]
+    merged.add(_read(path), path.name)
+    keys = {key.path: key for key in all_keys()}
     for override in overrides:
-        *sections, name = override.key_or_group.split(".")
-        if override.key_or_group in GROUPS or (sections or [name])[0] not in RESUMABLE:
-            raise CommandError(
-                f"{override.input_line!r} cannot change when a run is resumed: expected {', '.join(sorted(RESUMABLE))}"
-            )
-        section = data
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[name] = override.value()
+        key = override.key_or_group
+        if key in GROUPS or key.partition(".")[0] not in {*RESUMABLE, "seed"}:
+            expected = ", ".join(sorted({*RESUMABLE, "seed"}))
+            raise CommandError(f"{override.input_line!r} cannot change when a run is resumed: expected {expected}")
+        check_key(override, keys)
+        merged.set(key, override.value(), COMMAND_LINE)
     try:
-        return validate(data)
+        return Composed(validate(merged.data), merged.sources)
     except InvalidOption as error:
-        if any(error.key == override.key_or_group for override in overrides):
+        if any(error.key.startswith(override.key_or_group) for override in overrides):
             raise  # the file is not to blame
         raise CommandError(f"{error} (in {path})") from None
     except CommandError as error:

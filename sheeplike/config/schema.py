@@ -77,7 +77,7 @@ class Fabric(Options):
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
         "auto", description="auto, cpu, or cuda, also called gpu"
     )
-    precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="of the learner's arithmetic")
+    precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="floating-point precision of training")
     threads: int | None = Field(
         None, ge=1, description="torch's threads on a CPU; null: all cores but one, which the simulation has"
     )
@@ -95,7 +95,7 @@ class Config(Options):
 
     exp: str = Field(description="the recipe")
     profile: str = Field("auto", description="the machine's profile; auto: gpu where there is one")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="of everything that is random")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling")
     total_steps: int = Field(1_000_000, ge=1, le=10**12, description="policy steps of the whole run")
     run_dir: str | None = Field(
         None,
@@ -130,7 +130,7 @@ class Config(Options):
 
 
 class Start(Options):
-    """Keys that say how a command line begins or goes on, and are no part of the run."""
+    """Keys of the command line alone; they are not saved with the run."""
 
     resume: str | None = Field(
         None, description="a run directory to go on from, or auto: go on where run_dir holds this run, else begin it"

@@ -44,7 +44,7 @@ class Sources:
         return ["auto", *names] if group == "profile" else names
 
     def without_file(self, group: str) -> list[str]:
-        """Environments and agents that have no file: their name says it all, and an agent's is that of a recipe too."""
+        """Environments and agents without a config file. An agent's name is also a recipe."""
         registered = {"env": envs.list_envs, "agent": registry.list_agents, "exp": registry.list_agents}
         return [name for name in registered.get(group, list)() if name not in self._files(group)]
 

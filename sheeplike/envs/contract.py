@@ -78,6 +78,21 @@ def resolve_device(device: torch.device | str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if resolved.index is None else resolved.index)
 
 
+def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun: bool) -> None:
+    """Checks what ``step`` of a vector environment is given; ``begun``: there was a reset.
+
+    Raises:
+        RuntimeError: ``reset`` was never called, or the environment is closed.
+        ValueError: actions of another shape, dtype or device.
+    """
+    if not begun:
+        raise RuntimeError("step() of a closed environment" if env.closed else "step() before the first reset()")
+    shape = env.action_space.shape
+    if tuple(actions.shape) != shape or actions.dtype != dtype or actions.device != env.device:
+        given = f"{actions.dtype} {tuple(actions.shape)} on {actions.device}"
+        raise ValueError(f"actions are {given}: expected {dtype} {shape} on {env.device}")
+
+
 def check_vector_env(env: Any, *, num_envs: int) -> None:
     """Check what an environment of another package has, before its first step; see ``howto/add_an_environment.md``.
 

@@ -11,8 +11,7 @@ from pydantic import create_model
 
 from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
-from sheeplike.envs.gym import recipes
-from sheeplike.envs.gym.options import CommonOptions
+from sheeplike.envs.gym.options import FAMILIES, CommonOptions
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, TaskOptions
 from sheeplike.options import InvalidOption, Options, build, nearest
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import gymnasium
     import torch
 
-BUILT_IN: dict[str, type[Options]] = {**TASKS, **recipes.FAMILIES}
+BUILT_IN: dict[str, type[Options]] = {**TASKS, **FAMILIES}
 """The options of each environment of this package."""
 GROUP = "sheeplike.envs"
 """The entry points that name builders of other packages: functions and classes whose keywords are the options. One that
@@ -149,10 +148,8 @@ def check(
             raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
-    if isinstance(checked, CommonOptions):
-        recipes.check(checked)
-    elif isinstance(checked, PlaygroundOptions):
-        checked.check_installed()
+    if isinstance(checked, CommonOptions | PlaygroundOptions):
+        checked.check()
     return checked
 
 
@@ -178,22 +175,11 @@ def make(
 
     Args:
         name: one of ``list_envs()``.
-        num_envs: worlds.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the observations appear, and the worlds live if they
-            are simulated by us.
-        image_size: pixels, ``(H, W)`` or one number; where we simulate, also a size for each camera, by name.
-        cameras: names of cameras, or the task's choice: all of the scene's, for ``playground`` the first.
-        renderer: ``"warp"``, ``"madrona"`` where it is installed, or ``"none"``: vectors alone.
-        depth, segmentation: such images beside the frames.
-        shadows: of lights that cast any.
-        textures: of materials that have any; None: as the task says, which for ``playground`` is yes.
+        num_envs, device, image_size, seed: of every environment; ``cameras`` to ``textures``, ``randomization`` and
+            ``randomize``: of those that we simulate. See :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
-        seed: of the first ``reset()``.
-        randomization: what differs between worlds and episodes; see :mod:`sheeplike.envs.mjx.randomization.spec`.
-        randomize: False: the scene as it was compiled, with randomization's observations.
-        **options: the environment's own keywords: ``id`` of a family; ``episode_length`` for every environment;
-            ``picked_probability`` and ``box_range`` for ``franka_pick``; ``overrides`` for ``playground``; see
-            :mod:`sheeplike.envs.gym.options` for the others. Any other keyword is refused.
+        **options: the environment's own, such as ``id`` of a family and ``episode_length``; see
+            :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Any other keyword is refused.
 
     Raises:
         Unusable: a package that the environment needs is missing.
@@ -210,7 +196,7 @@ def make(
     if isinstance(checked, CommonOptions):
         from sheeplike.envs.gym.vector_env import GymVectorEnv
 
-        make_env, own = recipes.recipe(checked, resolve_image_size(image_size))
+        make_env, own = checked.recipe(resolve_image_size(image_size))
         return GymVectorEnv(make_env, own, action_repeat=action_repeat, **common)
     if not simulated(name):
         env = builder(**common, action_repeat=action_repeat, **options)

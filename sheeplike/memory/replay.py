@@ -29,13 +29,13 @@ class Sequences(NamedTuple):
 
     Attributes:
         data: key to ``(B, T, ...)``.
-        worlds: ``(B,)`` int64, the world of each sequence.
+        envs: ``(B,)`` int64, the world of each sequence.
         times: ``(B, T)`` int64, how many steps that world had seen when the step was added; names a step for ever,
             unlike its slot in the ring.
     """
 
     data: dict[str, Tensor]
-    worlds: Tensor
+    envs: Tensor
     times: Tensor
 
 
@@ -164,7 +164,7 @@ class SequenceReplay:
         No sequence spans the write head.
 
         Returns:
-            ``(B,)`` int64 each: worlds, and times at which the sequences start.
+            ``(B,)`` int64 each: environments, and times at which the sequences start.
 
         Raises:
             RuntimeError: fewer than ``sequence`` steps per world have been added, or steps of a loaded state have not
@@ -180,28 +180,28 @@ class SequenceReplay:
             if start >= oldest:  # else overwritten while it waited
                 fresh.append((world, start))
         draw = {"device": self.device, "generator": self.generator}
-        worlds = torch.randint(self.num_envs, (batch,), **draw)
+        envs = torch.randint(self.num_envs, (batch,), **draw)
         starts = torch.randint(oldest, self.added - self.sequence + 1, (batch,), **draw)
         if fresh:
             chosen = torch.tensor(fresh, dtype=torch.int64, pin_memory=self.device.type == "cuda")
             chosen = chosen.to(self.device, non_blocking=True)
-            worlds[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
-        return worlds, starts
+            envs[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
+        return envs, starts
 
-    def gather(self, worlds: Tensor, starts: Tensor) -> Sequences:
+    def gather(self, envs: Tensor, starts: Tensor) -> Sequences:
         """Read the sequences that :meth:`draw` chose; free of anything that the host would have to know.
 
         ``is_last`` is repaired where a stream was cut without one (the next step begins an episode).
         """
         times = starts[:, None] + torch.arange(self.sequence, device=self.device)
-        rows = self._rows(worlds, times)
+        rows = self._rows(envs, times)
         data = {key: self._flat(key).index_select(0, rows.flatten()).unflatten(0, rows.shape) for key in self.storage}
         cut = data["is_first"][:, 1:]
         data["is_last"][:, :-1] |= cut
-        return Sequences(data, worlds, times)
+        return Sequences(data, envs, times)
 
-    def write_back(self, worlds: Tensor, times: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Overwrite stored values: ``worlds (B,)``, ``times (B, T)``, key to ``(B, T, ...)``.
+    def write_back(self, envs: Tensor, times: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Overwrite stored values: ``envs (B,)``, ``times (B, T)``, key to ``(B, T, ...)``.
 
         Steps that have left the ring between sampling and now are skipped, so that a newer step that took their slot
         keeps its own values.
@@ -211,7 +211,7 @@ class SequenceReplay:
         """
         if not values.keys() <= self.refreshed:
             raise ValueError(f"write_back of {sorted(values)}: only {sorted(self.refreshed)} may be refreshed")
-        rows = self._rows(worlds, times).flatten()
+        rows = self._rows(envs, times).flatten()
         alive = (times >= self.head - self.length).flatten()
         for key, value in values.items():
             ring = self._flat(key)
@@ -219,8 +219,8 @@ class SequenceReplay:
             keep = alive.view(-1, *[1] * (value.ndim - 1))
             ring.index_copy_(0, rows, torch.where(keep, value, ring.index_select(0, rows)))
 
-    def _rows(self, worlds: Tensor, times: Tensor) -> Tensor:
-        return times % self.length * self.num_envs + worlds[:, None]
+    def _rows(self, envs: Tensor, times: Tensor) -> Tensor:
+        return times % self.length * self.num_envs + envs[:, None]
 
     def _flat(self, key: str) -> Tensor:
         return self.storage[key].flatten(0, 1)

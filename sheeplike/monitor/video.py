@@ -76,7 +76,7 @@ def to_colour(frames: Tensor) -> Tensor:
     return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)
 
 
-def tile_worlds(frames: Tensor, rows: int, cols: int) -> Tensor:
+def tile_envs(frames: Tensor, rows: int, cols: int) -> Tensor:
     """The first ``rows * cols`` worlds side by side, row by row; black where there are fewer.
 
     Args:

@@ -76,7 +76,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 stack.enter_context(lock(run_dir))
                 writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
-                    meta, parts = _read(run_dir)
+                    meta, parts = _read(run_dir, replay=config.checkpoint.replay)
                 writer.went_back_to(meta["step"])
                 for difference in differences(meta, parts):
                     warn(difference)
@@ -135,7 +135,7 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
 
 
 def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:
-    """Why a run that goes on from this checkpoint is not bit for bit the one that would have been; usually nothing."""
+    """Yield a warning for each reason why the resumed run will not be bit-identical."""
     if "memory" not in parts:
         yield (
             "this resume is approximate: the checkpoint does not hold what the agent has seen "
@@ -266,15 +266,29 @@ def describe_device(config: Config, device: torch.device) -> str:
     return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
 
 
-def _read(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The newest checkpoint that is whole; a warning tells of each damaged one."""
+def _read(run_dir: Path, *, replay: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The newest checkpoint that is whole, with or without what the agent has seen; each damaged one is a warning."""
     with _warnings_as_lines(prefix=""):
         try:
-            return checkpoint.load_latest(run_dir / CHECKPOINTS)
+            only = None if replay else ("agent", "envs", "loop", "monitor", "rng")
+            return checkpoint.load_latest(run_dir / CHECKPOINTS, only=only)
         except checkpoint.UnknownFormat:
             raise
         except checkpoint.Corrupt as error:
-            raise CommandError(f"{error}; expected another run_dir, or move {run_dir} away to begin again") from error
+            hint = "; checkpoint.replay=false goes on with an empty replay, if that alone is damaged" * replay
+            raise CommandError(f"{error}; expected another run_dir{hint}") from error
+
+
+@contextmanager
+def of_this_agent(run_dir: Path) -> Iterator[None]:
+    """Say in one line that a checkpoint cannot be loaded into the agent or the environments of its configuration."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError, checkpoint.Corrupt) as error:
+        if is_out_of_memory(error):
+            raise
+        what = "the checkpoint is not of the agent and the environments in its config.yaml"
+        raise CommandError(f"{run_dir}: {what}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

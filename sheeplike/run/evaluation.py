@@ -14,12 +14,12 @@ from torch import Tensor
 from sheeplike.agents.agent import Agent
 from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
-from sheeplike.monitor.video import tile_worlds
+from sheeplike.monitor.video import tile_envs
 from sheeplike.run.build import make_envs
 
 EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
 MOST_EPISODES = 2**16  # of one evaluation; as far apart are the seeds of two, whose worlds are then all different
-FILMED = 9  # worlds, at most
+VIDEO_ENVS = 9  # worlds, at most
 
 
 def play(
@@ -37,8 +37,8 @@ def play(
     # Evaluation must not move the stream of random numbers that training draws from.
     with torch.random.fork_rng(devices=[envs.device] if envs.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        filmed = min(envs.num_envs, FILMED) if video else 0
-        return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, filmed=filmed)
+        video_envs = min(envs.num_envs, VIDEO_ENVS) if video else 0
+        return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, video_envs=video_envs)
 
 
 def summarize(result: Evaluation) -> dict[str, float]:
@@ -78,11 +78,11 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def videos(result: Evaluation) -> dict[str, Tensor]:
-    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the filmed environments side by side."""
+    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the recorded environments side by side."""
     found = {}
     for camera, frames in result.frames.items():
         columns = math.ceil(math.sqrt(frames.shape[1]))
-        found[camera] = tile_worlds(frames, math.ceil(frames.shape[1] / columns), columns)
+        found[camera] = tile_envs(frames, math.ceil(frames.shape[1] / columns), columns)
     return found
 
 

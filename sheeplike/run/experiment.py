@@ -13,16 +13,15 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from sheeplike import checkpoint
 from sheeplike.agents.spaces import ObservationKeys
-from sheeplike.config.errors import as_command_errors
+from sheeplike.config.compose import start_of
 from sheeplike.config.saved import describe_changes, to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
@@ -31,7 +30,7 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, info, phase
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
-from sheeplike.run.build import build, describe_device, explain_oom, make_writer
+from sheeplike.run.build import build, describe_device, explain_oom, make_writer, of_this_agent
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import Plan, checkpoint_steps, create, discard, plan, update
@@ -65,7 +64,10 @@ def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
     Raises:
         CommandError: the request cannot be met; nothing was created.
     """
-    return Experiment(plan(overrides, Sources(config_dirs)))
+    start, rest = start_of(overrides)
+    if start.seeds is not None or start.show:
+        raise CommandError("seeds= and show=: expected on the command line only")
+    return Experiment(plan(start, rest, Sources(config_dirs)))
 
 
 def run(planned: Plan) -> int:
@@ -103,7 +105,7 @@ class Experiment:
         if planned.changed:
             info(f"changed: {describe_changes(planned.changed)}")
         self.kept = planned.resume  # whether there is anything worth keeping in the directory
-        self._compiled = self._touched = False
+        self._compiled = self._touched = self._halted = False
         self._nonfinite: str | None = None  # what cannot be saved, since it is not finite
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
             with building():
@@ -117,7 +119,7 @@ class Experiment:
                 stack.enter_context(create(self.run_dir, self.config, replace=planned.replace))
             self.writer = built.writer or make_writer(self.config, self.run_dir, stack)
             stack.callback(self._discard_if_nothing_is_kept)
-            self._begin(built.parts, planned.files, stack)
+            self._begin(built.parts, planned, stack)
             self._ending = stack.pop_all()
 
     # --- what a program drives --------------------------------------------------------------------------------------
@@ -200,17 +202,17 @@ class Experiment:
                     self._save_at_the_end()
                     self.stop.settled = True
             if self.stop.settled and self.status:
-                info(f"saved; go on with: python -m sheeplike resume={self.run_dir}")
+                info(f"saved; go on with: python -m sheeplike {shlex.quote(f'resume={self.run_dir}')}")
         finally:
-            if self.stop() and not isinstance(error, Halted):  # which would only halt again
+            if self.stop() and not self._halted:  # it would only halt again
                 self.stop.tell_others()
 
     # --- how it begins ----------------------------------------------------------------------------------------------
 
-    def _begin(self, parts: dict[str, Any] | None, files: Sequence[str], stack: ExitStack) -> None:
+    def _begin(self, parts: dict[str, Any] | None, planned: Plan, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
         config = self.config
-        start = None if parts is None else parts["loop"]["counters"]["policy_steps"]
+        start = self._resumed_from = None if parts is None else parts["loop"]["counters"]["policy_steps"]
         self.progress = Progress(config.total_steps, initial_steps=start or 0)
         stack.callback(self.progress.close)
         self.recorder = Recorder(self.agent, self.envs, self.progress)
@@ -218,9 +220,12 @@ class Experiment:
         if parts is None:
             self.state = LoopState.begin(self.agent, self.envs, config.seed)
         else:
-            with as_command_errors(ValueError, KeyError, checkpoint.Corrupt):
+            with of_this_agent(self.run_dir):
                 self.state = snapshot.restore(parts, self.agent, self.envs, self.recorder)
             parts.clear()  # or part of it would be in memory twice
+            if "seed" in planned.changed:
+                snapshot.seed_everything(config.seed)
+                self.agent.generator.manual_seed(config.seed)
             update(self.run_dir, config)
         # Only now: what an earlier attempt wrote after its last checkpoint is dropped.
         tensorboard = config.logger.tensorboard
@@ -231,7 +236,7 @@ class Experiment:
         first = config.agent.first_update(config.env.num_envs) // config.env.num_envs * config.env.num_envs
         self._compile_at = min(first, soon)
         self._busy = False
-        banner("sheeplike", self._describe(files))
+        banner("sheeplike", self._describe(planned.files))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
         logger.log_hyperparameters(to_data(config))
         self.progress.stage(config.agent.collecting)
@@ -252,6 +257,7 @@ class Experiment:
         updating = "" if updates is None else f", {updates:,} gradient steps"
         continued = f"continued from policy step {start:,}: " if start else ""
         keys, targets = getattr(agent, "keys", None), getattr(agent, "targets", ())
+        predicted = getattr(agent, "predicted", keys)
         acting = format_seconds(left / self.envs.num_envs * self._step_seconds)
         speed = f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s simulated"
         return {
@@ -259,7 +265,7 @@ class Experiment:
             **({"randomized": ", ".join(config.randomization)} if config.randomization else {}),
             "device": describe_device(config, self.envs.device),
             **({"sees": _describe_observations(keys, keys.spaces)} if keys else {}),
-            **({"predicts": f"{_describe_observations(agent.predicted, targets)}, unseen"} if targets else {}),
+            **({"predicts": f"{_describe_observations(predicted, targets)}, unseen"} if targets else {}),
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
@@ -332,29 +338,36 @@ class Experiment:
     def _halt(self) -> None:
         """Stop, with what the last update saw in a file; the newest checkpoint was written while numbers were finite.
 
-        Not if an update has been good since: the record is an interval late.
+        Not if updates have been good since: the record is an interval late.
 
         Raises:
             Halted: otherwise.
         """
         skipped = int(self.agent.skipped_in_a_row)
-        if not self._nonfinite and not skipped:
-            self.recorder.skipped = 0.0
+        if not self._nonfinite and skipped < self.config.max_skipped:
+            self.recorder.skipped = float(skipped)
             return
         reason = self._nonfinite or f"{skipped} updates in a row were not finite"
-        seen = ""
-        with suppress(OSError):
-            torch.save(self.agent.last_batch(), self.run_dir / LAST_BATCH)
-            seen = f"; what the last one saw is in {self.run_dir / LAST_BATCH}"
         with suppress(OSError):
             self.writer.wait()
-        steps = checkpoint_steps(self.run_dir)
-        hint = (
-            f"go on from policy step {steps[-1]:,} with: python -m sheeplike resume={self.run_dir}"
-            if steps
-            else "there is no checkpoint to go on from"
-        )
-        raise Halted(f"{reason}, at policy step {self.policy_steps:,}{seen}; {hint}")
+        step = self.writer.last.step if self.writer.last else self._resumed_from
+        hint = "there is no checkpoint to go on from"
+        if step is not None:  # with the same seed it would come to the same place
+            again = shlex.join([f"resume={self.run_dir}", f"seed={self.config.seed + 1}"])
+            hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
+        self._halted = True
+        raise Halted(f"{reason}, at policy step {self.policy_steps:,}; {self._dump_last_batch()}; {hint}")
+
+    def _dump_last_batch(self) -> str:
+        """Save what the last update saw; returns what came of it."""
+        path = self.run_dir / LAST_BATCH
+        try:
+            batch = {name: value.cpu() for name, value in self.agent.last_batch().items()}
+            checkpoint.write_part(path.with_suffix(".tmp"), batch)
+            path.with_suffix(".tmp").replace(path)
+        except Exception as error:  # the disk is full, or the device: neither may hide why the run halts
+            return f"what the last one saw cannot be saved: {error}"
+        return f"what the last one saw is in {path}"
 
     def _save_if_sound(self) -> None:
         """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""
@@ -372,8 +385,8 @@ class Experiment:
     def _save_at_the_end(self) -> None:
         steps = checkpoint_steps(self.run_dir)
         newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
-        if steps and int(self.agent.skipped_in_a_row) >= self.config.max_skipped:
-            raise Halted(f"{self.run_dir} was not saved, since its last updates were not finite; {newest}")
+        if steps:
+            self._halt()
         try:
             with phase("saving"), Watchdog(self.config.watchdog):
                 if self._touched or not self.writer.holds(self.policy_steps):

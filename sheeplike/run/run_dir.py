@@ -12,8 +12,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
@@ -21,12 +23,12 @@ from typing import Any, NamedTuple, TextIO
 import yaml
 
 from sheeplike import host
-from sheeplike.config.compose import Composed, load, start_of
+from sheeplike.config.compose import Composed, load
 from sheeplike.config.errors import nearest
 from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_links, to_yaml
-from sheeplike.config.schema import Config
+from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
-from sheeplike.files import CHECKPOINT, REPLAY, sync_directory, write_atomically
+from sheeplike.files import CHECKPOINT, REPLAY, write_atomically
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
 
@@ -43,7 +45,7 @@ class Plan(NamedTuple):
     Attributes:
         run_dir: of a new run, or of the one that goes on.
         resume: it goes on from its newest checkpoint.
-        replace: what the directory holds never came to a checkpoint and makes room.
+        replace: the directory holds a run without a checkpoint, which is deleted first.
         changed: keys whose values differ from those that the run has had, with both.
         files: configs that changed a value, for the banner.
     """
@@ -61,7 +63,7 @@ class Plan(NamedTuple):
         return self.resume and checkpoint_steps(self.run_dir)[-1] >= self.config.total_steps
 
 
-def plan(arguments: Iterable[str], sources: Sources) -> Plan:
+def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
     """The run that a command line describes: a new one, or with ``resume=`` one that goes on.
 
     ``resume=<run_dir>`` takes everything from there; ``resume=auto`` composes the configuration as for a new run, and
@@ -70,11 +72,10 @@ def plan(arguments: Iterable[str], sources: Sources) -> Plan:
     Raises:
         CommandError: the run cannot begin, or not go on like this; nothing was changed.
     """
-    start, rest = start_of(arguments)
     if start.resume not in (None, "auto"):
-        planned = _resumed(Path(start.resume).expanduser(), rest)
+        planned = _resumed(Path(start.resume).expanduser(), list(arguments))
     else:
-        composed = load(rest, sources)
+        composed = load(list(arguments), sources)
         planned = _auto(composed) if start.resume == "auto" else None
         planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
     check_accelerator(planned.config)
@@ -96,10 +97,11 @@ def check(config: Config) -> Path:
             f"run_dir={path}: expected a directory that can be written, and {ancestor} is none; "
             "nearest: leave run_dir out, for one below logs/"
         )
-    if path.is_dir() and any(path.iterdir()) and not (config.dry_run and _holds_dry_run(path)):
+    taken = path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
+    if taken and not (config.dry_run and _holds_dry_run(path)):
         free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
         what = "holds a run already" if (path / CONFIG_FILE).exists() else "is not empty"
-        resume = f"resume={path} to continue it, or " if checkpoint_steps(path) else ""
+        resume = f"{shlex.quote(f'resume={path}')} to continue it, or " if checkpoint_steps(path) else ""
         if what == "holds a run already" and not resume:
             resume = "resume=auto to begin again where it came to no checkpoint, or "
         raise CommandError(f"run_dir={path} {what}: expected {resume}another directory; nearest: run_dir={free}")
@@ -122,11 +124,9 @@ def create(run_dir: Path, config: Config, *, replace: bool = False) -> TextIO:
             _empty(run_dir, lambda name: name != LOCK_FILE)
         elif replace and not checkpoint_steps(run_dir):
             _empty(run_dir, lambda name: name in LEFTOVERS or name.startswith(EVENTS))
-        with (run_dir / CONFIG_FILE).open("x", encoding="utf-8") as file:  # whoever creates it owns the directory
-            file.write(to_yaml(config))
-            file.flush()
-            os.fsync(file.fileno())  # without its configuration no checkpoint is of any use
-        sync_directory(run_dir)
+        if (run_dir / CONFIG_FILE).exists():
+            raise FileExistsError
+        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # without it no checkpoint is of any use
         return locked
     except FileExistsError:
         raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
@@ -135,8 +135,10 @@ def create(run_dir: Path, config: Config, *, replace: bool = False) -> TextIO:
 
 
 def discard(run_dir: Path) -> None:
-    """Remove what :func:`create` began: the same command line can then be given again."""
-    shutil.rmtree(run_dir, ignore_errors=True)
+    """Remove what :func:`create` began, and nothing else: the same command line can then be given again."""
+    with suppress(OSError):
+        _empty(run_dir, lambda name: name in {*LEFTOVERS, LOCK_FILE} or name.startswith(EVENTS))
+        run_dir.rmdir()
 
 
 def lock(run_dir: Path) -> TextIO:
@@ -147,7 +149,10 @@ def lock(run_dir: Path) -> TextIO:
     Raises:
         CommandError: another process has it.
     """
-    file = (run_dir / LOCK_FILE).open("a", encoding="utf-8")
+    try:
+        file = (run_dir / LOCK_FILE).open("a", encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
     try:
         lock_file(file.fileno())
     except BlockingIOError:
@@ -194,7 +199,7 @@ def open_run(run: str | None, command: str) -> tuple[Path, Config]:
             f"run= is missing: expected the directory of a run: python -m sheeplike {command} run=<run_dir>"
         )
     run_dir = Path(run).expanduser()
-    config = load_saved(config_file(run_dir, "run"))
+    config = load_saved(config_file(run_dir, "run")).config
     if not checkpoint_steps(run_dir):
         raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
     return run_dir, config
@@ -234,9 +239,10 @@ def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
             f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: give the command "
             "that began it again, with resume=auto"
         )
-    config = load_saved(file, arguments)
-    # It may have been moved.
-    return Plan(config.replace(run_dir=str(run_dir)), run_dir, resume=True, changed=changes(load_saved(file), config))
+    composed = load_saved(file, arguments)
+    changed = changes(load_saved(file).config, composed.config)
+    config = composed.config.replace(run_dir=str(run_dir))  # it may have been moved
+    return Plan(config, run_dir, resume=True, changed=changed, files=composed.files)
 
 
 def _auto(composed: Composed) -> Plan | None:
@@ -245,7 +251,7 @@ def _auto(composed: Composed) -> Plan | None:
     path = Path(config.run_dir or "").expanduser()
     if not (path / CONFIG_FILE).is_file():
         return None
-    changed = changes(load_saved(config_file(path, "run_dir")), config)
+    changed = changes(load_saved(config_file(path, "run_dir")).config, config)
     refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
     if refused:
         raise CommandError(

@@ -22,7 +22,7 @@ from sheeplike.run.recorder import Recorder
 def take(
     agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState
 ) -> tuple[dict[str, Any], dict[str, Any], checkpoint.History | None]:
-    """The parts of a checkpoint, what its manifest says, and the steps of which it writes only what is new.
+    """Collect a checkpoint: its parts by file name, its metadata, and the replay, or None.
 
     All rows up to here are written first: nobody would write them after a resume.
     """

@@ -2,10 +2,16 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from sheeplike.analysis.runs import INCIDENTAL, read_run
 from sheeplike.config.saved import RESUMABLE
@@ -248,3 +254,15 @@ def test_a_clock_that_was_set_back_does_not_turn_the_curve_back(trained):
     file = trained({0: [1]}) / RUN / "metrics.jsonl"
     file.write_text("".join(f'{{"step": {step}, "seconds": {s}, "{RETURN}": 1}}\n' for step, s in ((1, 9), (2, 4))))
     assert list(read_run(file.parent, {RETURN}).curves[RETURN].seconds) == [9, 9]
+
+
+def test_scalars_as_other_tools_write_them(compared):
+    """TensorFlow 2 and JAX tools such as Brax write a scalar as a tensor."""
+    writer = EventFileWriter("runs/brax")
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
+    for step in (10, 20):
+        tensor = make_tensor_proto(np.float32(step / 4))
+        summary = Summary(value=[Summary.Value(tag="eval/return_mean", tensor=tensor, metadata=metadata)])
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+    writer.close()
+    assert compared("runs").rows["brax (TensorBoard)"]["best"] == "5"

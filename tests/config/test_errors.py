@@ -161,7 +161,7 @@ def test_what_is_not_rendered_cannot_be_observed(refused, sheeplike):
 def test_what_others_render_is_left_to_them(refused, sheeplike, monkeypatch, override, part):
     def elsewhere(*, num_envs, device, image_size, action_repeat, seed): ...
 
-    monkeypatch.setitem(envs.registry.BUILDERS, "elsewhere", elsewhere)
+    monkeypatch.setitem(envs.registry.BUILT_IN, "elsewhere", elsewhere)
     job = ("exp=ppo", "env=cartpole_balance", "env.name=elsewhere")
     assert sheeplike(*job).runs[0].config.env.name == "elsewhere"
     assert part in refused(*job, override)

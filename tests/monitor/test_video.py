@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_worlds, to_colour
+from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_envs, to_colour
 
 GREEN, RED = [0, 255, 0], [255, 0, 0]
 
@@ -82,7 +82,7 @@ def test_a_speed_of_zero_is_refused():
 
 def test_tiles_are_row_by_row_and_black_where_worlds_are_missing():
     frames = (torch.arange(5).view(1, 5, 1, 1, 1) + 10).expand(2, 5, 3, 4, 3).to(torch.uint8)
-    tiled = tile_worlds(frames, 2, 3)
+    tiled = tile_envs(frames, 2, 3)
     assert tiled.shape == (2, 6, 12, 3)
     assert tiled[1, ::3, ::4, 0].tolist() == [[10, 11, 12], [13, 14, 0]]
     assert torch.equal(tiled[:, 3:6, 4:8], frames[:, 4])
@@ -90,12 +90,12 @@ def test_tiles_are_row_by_row_and_black_where_worlds_are_missing():
 
 def test_tiles_show_the_first_worlds():
     frames = torch.arange(9, dtype=torch.uint8).view(1, 9, 1, 1, 1).expand(1, 9, 2, 2, 3)
-    assert tile_worlds(frames, 2, 2)[0, ::2, ::2, 0].tolist() == [[0, 1], [2, 3]]
+    assert tile_envs(frames, 2, 2)[0, ::2, ::2, 0].tolist() == [[0, 1], [2, 3]]
 
 
 def test_tiles_keep_the_inside_of_a_world():
     frames = torch.randint(0, 256, (2, 4, 3, 5, 3), dtype=torch.uint8)
-    tiled = tile_worlds(frames, 2, 2)
+    tiled = tile_envs(frames, 2, 2)
     assert torch.equal(tiled[:, 3:, 5:], frames[:, 3])
     assert torch.equal(tiled[:, :3, 5:], frames[:, 1])
 
@@ -104,7 +104,7 @@ def test_tiles_keep_the_inside_of_a_world():
 def test_of_other_channels_the_newest_colours_or_grey_are_shown(channels, shown):
     frames = torch.arange(channels, dtype=torch.uint8).expand(2, 4, 6, 8, channels)
     assert to_colour(frames)[1, 2, 3, 4].tolist() == shown
-    tiled = tile_worlds(frames, 2, 2)
+    tiled = tile_envs(frames, 2, 2)
     assert tiled.shape == (2, 12, 16, 3)
     assert tiled[1, 9, 9].tolist() == shown
     film = open_loop_video(frames, frames, context=1)

@@ -113,7 +113,7 @@ UNSEEN = {"dreamer_v3": {"privileged_state"}, "ppo": {"privileged_state", "pixel
 @pytest.fixture
 def videos(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Size]:
     """The worlds under a name of their own, and the videos of a run: name to shape."""
-    monkeypatch.setitem(envs.registry.BUILDERS, "odd", _odd)
+    monkeypatch.setitem(envs.registry.BUILT_IN, "odd", _odd)
     shot: dict[str, torch.Size] = {}
     monkeypatch.setattr(RunLogger, "log_video", lambda _, name, video, **__: shot.update({name: video.shape}))
     return shot

@@ -1,4 +1,4 @@
-"""Options of DreamerV3: the numbers of the authors' code (``danijar/dreamerv3``), where a line says nothing else."""
+"""Options of DreamerV3: the numbers of the authors' code (``danijar/dreamerv3``), unless a line says otherwise."""
 
 from __future__ import annotations
 

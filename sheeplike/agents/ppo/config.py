@@ -37,7 +37,7 @@ class PPOConfig(AgentConfig):
         description="glob patterns of what the value sees, such as privileged_state; null: what the policy sees",
     )
     frame_stack: int = Field(
-        1, ge=1, le=16, description="frames that an image consists of; the policy has no memory: in one nothing moves"
+        1, ge=1, le=16, description="frames stacked into one observation; a single frame shows no motion"
     )
     augment: bool = Field(False, description="move all images of a trajectory by a random few pixels")
     vision: Vision = Field(Vision(), description="how images are seen")
@@ -46,7 +46,7 @@ class PPOConfig(AgentConfig):
     value_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the value's layers")
     shared_trunk: bool = Field(False, description="policy and value see through the same convolutions")
     distribution: Literal["auto", "tanh_normal", "clipped_normal", "categorical"] = Field(
-        "auto", description="of actions; auto: tanh_normal, or categorical where actions are discrete"
+        "auto", description="action distribution; auto: tanh_normal, or categorical where actions are discrete"
     )
     rollout_length: int = Field(20, ge=1, description="steps of every world between two updates")
     minibatches: int = Field(8, ge=1, description="parts of a rollout, one gradient step each")

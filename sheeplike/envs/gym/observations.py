@@ -25,15 +25,10 @@ ToEnv = Callable[[Any], Any]
 
 
 class Part(NamedTuple):
-    """One array among the observations.
-
-    Attributes:
-        name: entries of nested spaces are joined by ``/``; empty where the space is this array alone.
-        path: keys that lead to it.
-        space: of it.
-    """
+    """One array among the observations."""
 
     name: str
+    """Entries of nested spaces are joined by ``/``; empty where the space is this array alone."""
     path: tuple[Any, ...]
     space: spaces.Space
 
@@ -95,17 +90,18 @@ class Observer:
 
     def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
         images, vectors, _ = parts_of(space)
-        self._rendered = options.frames == RENDERED
-        self._images = {part.name or "observation": part for part in images} if options.frames == "observation" else {}
-        cameras = [RENDERED] if self._rendered else list(self._images)
-        self._makers = {f"pixels/{camera}": Images(options, image_size) for camera in cameras}
+        observed = {part.name or "observation": part for part in images}
+        # None: the frame comes from render().
+        self._cameras: dict[str, Part | None] = {"render": {RENDERED: None}, "observation": observed, "none": {}}[
+            options.frames
+        ]
+        self._makers = {camera: Images(options, image_size) for camera in self._cameras}
         self._vectors = {part.name or "state": part for part in sorted(vectors)}
         self._joined = bool(vectors) and "state" not in self._vectors
         entries: dict[str, spaces.Space] = {}
-        for key, maker in self._makers.items():
-            part = self._images.get(key.removeprefix("pixels/"))
-            channels = 3 if part is None else _channels(part.space)
-            entries[key] = spaces.Box(0, 255, (*image_size, maker.channels(channels)), np.uint8)
+        for camera, part in self._cameras.items():
+            channels = self._makers[camera].channels(3 if part is None else _channels(part.space))
+            entries[f"pixels/{camera}"] = spaces.Box(0, 255, (*image_size, channels), np.uint8)
         widths = {name: flatdim(part.space) for name, part in self._vectors.items()}
         widths |= {"state": sum(widths.values())} if self._joined else {}
         entries |= {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()}
@@ -128,18 +124,14 @@ class Observer:
             ValueError: an image is not what the space says.
         """
         seen: dict[str, np.ndarray] = {}
-        if self._rendered:
-            key = f"pixels/{RENDERED}"
-            seen[key] = self._makers[key](_checked(render()), first=first)
-        for name, part in self._images.items():
-            frame = _oriented(part.of(observation), part.space)
-            if earlier is not None:
+        for camera, part in self._cameras.items():
+            frame = _checked(render()) if part is None else _oriented(part.of(observation), part.space)
+            if part is not None and earlier is not None:
                 frame = np.maximum(frame, _oriented(part.of(earlier), part.space))
-            seen[f"pixels/{name}"] = self._makers[f"pixels/{name}"](frame, first=first)
+            seen[f"pixels/{camera}"] = self._makers[camera](frame, first=first)
         vectors = {name: _vector(part.space, part.of(observation)) for name, part in self._vectors.items()}
         if self._joined:
-            joined = list(vectors.values())
-            vectors["state"] = joined[0] if len(joined) == 1 else np.concatenate(joined)
+            vectors["state"] = np.concatenate(list(vectors.values()))
         return seen | vectors
 
 
@@ -192,12 +184,7 @@ def _vector(space: spaces.Space, value: Any) -> np.ndarray:
 
 
 class Images:
-    """Makes the image of one camera: of one size, grey if wanted, and stacked.
-
-    Args:
-        options: ``resize``, ``grayscale`` and ``frame_stack``.
-        size: ``(H, W)`` of the result.
-    """
+    """Makes the images (H, W, C) of one camera from its frames: of one ``size``, grey if wanted, and stacked."""
 
     def __init__(self, options: CommonOptions, size: tuple[int, int]) -> None:
         self._options, self._size = options, size
@@ -208,10 +195,7 @@ class Images:
         return (1 if self._options.grayscale and frame_channels == 3 else frame_channels) * self._options.frame_stack
 
     def __call__(self, frame: np.ndarray, *, first: bool) -> np.ndarray:
-        """The image after ``frame`` (H', W', C).
-
-        Args:
-            first: an episode begins, whose first frame fills the whole stack.
+        """The image after ``frame`` (H', W', C), the ``first`` of which in an episode fills the whole stack.
 
         Raises:
             InvalidOption: the frame does not fit.
@@ -265,20 +249,13 @@ def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
         first = 0 if binary else np.asarray(space.start)
         counts = [2] * int(np.prod(shape)) if binary else space.nvec.ravel()
         return spaces.MultiDiscrete(counts), lambda action: (np.reshape(action, shape) + first).astype(dtype)
-    if isinstance(space, spaces.Box):
-        return _box(space)
-    raise ValueError(
-        f"action space {space}: expected Discrete, MultiDiscrete, MultiBinary or Box; nearest: wrap the environment"
-    )
-
-
-def _box(space: spaces.Box) -> tuple[spaces.Box, ToEnv]:
+    if not isinstance(space, spaces.Box):
+        expected = "expected Discrete, MultiDiscrete, MultiBinary or Box"
+        raise ValueError(f"action space {space}: {expected}; nearest: wrap the environment")
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError(
-            f"action space {space}: expected finite bounds, which become -1 and 1; nearest: "
-            "gymnasium.wrappers.RescaleAction"
-        )
+        nearest = "gymnasium.wrappers.RescaleAction"
+        raise ValueError(f"action space {space}: expected finite bounds, which become -1 and 1; nearest: {nearest}")
     half, whole = (high - low) / 2, np.issubdtype(space.dtype, np.integer)
 
     def to_env(action: np.ndarray) -> np.ndarray:

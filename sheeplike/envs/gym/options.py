@@ -1,26 +1,39 @@
-"""Options of Gymnasium environments, each written once, and the ids of each family.
+"""``env=gym`` and the families ``minigrid``, ``atari`` and ``dmc``: their options, ids, and what makes them.
 
-Importing this module imports no environment: ids are read from the files of the family's package. Where a package looks
-otherwise than expected no id is known here, and whoever makes the environment finds out.
+Importing this module imports neither torch nor gymnasium, and no environment: ids are read from the files of the
+family's package. Where a package looks otherwise than expected no id is known here, and whoever makes the environment
+finds out.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import functools
+import importlib
 import importlib.util
+import os
 import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.options import InvalidOption, Options, nearest
 
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
 SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
 FROM_A_TABLE = "MiniGrid-WFC-"
 """How the ids begin that only MiniGrid itself can list."""
+BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
+"""Values of ``MUJOCO_GL`` that need no screen, and the libraries that they need."""
 
 
 class CommonOptions(Options):
@@ -39,9 +52,23 @@ class CommonOptions(Options):
     pool_frames: ClassVar[bool] = False
     """Of the last two frames of a held action take, pixel by pixel, the brighter: screens flicker."""
 
-    def resolve(self) -> Self:
-        """These options, with the id as the family has it."""
-        return self
+    def check(self) -> None:
+        """Checks the id before the environment, torch or JAX is imported.
+
+        Raises:
+            Unusable: a package is missing.
+            InvalidOption: there is no such environment.
+        """
+        raise NotImplementedError
+
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
+        """What makes one environment, given ``render_mode``; and these options with what the family decides.
+
+        Raises:
+            Unusable: the environment cannot be used here.
+            InvalidOption: there is no such environment.
+        """
+        raise NotImplementedError
 
 
 class GymOptions(CommonOptions):
@@ -62,6 +89,19 @@ class GymOptions(CommonOptions):
     arguments: dict[str, Any] | None = Field(
         None, description="further ones of gymnasium.make, such as {continuous: true}"
     )
+
+    def check(self) -> None:
+        module = self.id.rpartition(":")[0]
+        if not module:
+            find(self.id)
+        elif find_module(module.partition(".")[0]) is None:
+            raise Unusable(f"id={self.id!r}: there is no module {module}")
+
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
+        choose_backend(required=False)
+        spec = find(self.id)
+        make = functools.partial(_make, spec, dict(self.arguments or {}), None)
+        return make, self.replace(episode_length=self.episode_length or spec.max_episode_steps)
 
 
 class FamilyOptions(CommonOptions):
@@ -85,10 +125,7 @@ class FamilyOptions(CommonOptions):
         Raises:
             Unusable: it is not installed.
         """
-        try:
-            spec = importlib.util.find_spec(cls.package)
-        except (ImportError, ValueError):
-            spec = None
+        spec = find_module(cls.package)
         if spec is None or not spec.submodule_search_locations:
             raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
         return Path(spec.submodule_search_locations[0])
@@ -101,6 +138,9 @@ class FamilyOptions(CommonOptions):
             Unusable: the package is not installed.
         """
         return _read_ids(cls.family, cls.find_package())
+
+    def check(self) -> None:
+        self.resolve()
 
     def resolve(self) -> Self:
         """These options, with the id as the package has it.
@@ -135,6 +175,13 @@ class MinigridOptions(FamilyOptions):
         None, ge=2, description="pixels a side of a cell; null: the largest even number with which the view fits"
     )
 
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
+        options = self.resolve()
+        from sheeplike.envs.gym.minigrid import PartialView
+
+        view = functools.partial(PartialView, tile=self.tile_size, image_size=image_size)
+        return functools.partial(_make, find(options.id), {}, view), options
+
 
 class AtariOptions(FamilyOptions):
     """Options of ``env=atari``; the defaults are those of Atari 100k, and ``episode_length`` counts frames."""
@@ -153,6 +200,20 @@ class AtariOptions(FamilyOptions):
     all_actions: bool = Field(False, description="all 18, whether the game uses them or not")
     noops: int = Field(30, ge=0, description="frames of doing nothing at the start of an episode, at most")
     terminal_on_life_loss: bool = Field(False, description="an episode ends with a life")
+
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
+        options = self.resolve()
+        from sheeplike.envs.gym.atari import FRAMES, Protocol
+
+        arguments = {
+            "frameskip": 1,
+            "repeat_action_probability": 0.25 if self.sticky_actions else 0.0,
+            "full_action_space": self.all_actions,
+            "max_num_frames_per_episode": None,  # the world counts
+        }
+        protocol = functools.partial(Protocol, noops=self.noops, terminal_on_life_loss=self.terminal_on_life_loss)
+        make = functools.partial(_make, find(options.id), arguments, protocol)
+        return make, options.replace(episode_length=self.episode_length or FRAMES)
 
 
 class DmcOptions(FamilyOptions):
@@ -174,6 +235,30 @@ class DmcOptions(FamilyOptions):
         description="pixels a side of the map from which shadows are drawn, which takes most of the time where there "
         "is no GPU; 0: no shadows; null: the task's own",
     )
+
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
+        options = self.resolve()
+        choose_backend(required=self.frames == "render")
+        from sheeplike.envs.gym.dmc import ControlSuite
+
+        own = {"camera": self.camera, "shadow_map": self.shadow_map}
+        return functools.partial(ControlSuite, options.id, image_size=image_size, **own), options
+
+
+FAMILIES: dict[str, type[CommonOptions]] = {
+    "gym": GymOptions,
+    "minigrid": MinigridOptions,
+    "atari": AtariOptions,
+    "dmc": DmcOptions,
+}
+
+
+def find_module(module: str) -> ModuleSpec | None:
+    """As :func:`importlib.util.find_spec`, and None also where that raises."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
 
 
 @functools.cache
@@ -199,3 +284,73 @@ def _read_ids(family: str, package: Path) -> tuple[str, ...]:
 def _key(id: str) -> str:
     """What all spellings of an id have in common; DreamerV3 calls the domain ``ball_in_cup`` ``cup``."""
     return re.sub(r"^ale/|-v\d+$|[-_]", "", re.sub(r"^cup[-_]", "ball_in_cup-", id.lower()))
+
+
+def find(id: str) -> EnvSpec:
+    """The registered environment ``Name-v1`` or ``namespace/Name-v1``.
+
+    Without a version it is the newest one; a ``module:`` in front is imported first.
+
+    Raises:
+        Unusable: the module cannot be imported.
+        InvalidOption: there is no such environment.
+    """
+    import gymnasium
+    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+
+    module, _, name = id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise Unusable(f"id={id!r}: the module {module} cannot be imported: {error}") from error
+    try:
+        namespace, short, version = parse_env_id(name)
+        if version is None and (version := find_highest_version(namespace, short)) is not None:
+            name = get_env_id(namespace, short, version)
+    except gymnasium.error.Error:
+        pass  # it is not even a name
+    if name not in gymnasium.registry:
+        elsewhere = "" if module else "; one of another package is <module>:<id>, whose import registers it"
+        near = nearest(name, gymnasium.registry)
+        prefix = f"{module}:" if module else ""
+        raise InvalidOption("id", id, f"a registered environment{elsewhere}", near and f"{prefix}{near}")
+    return gymnasium.registry[name]
+
+
+def _make(
+    spec: EnvSpec, arguments: Mapping[str, Any], wrap: Callable[..., gymnasium.Env] | None, render_mode: str | None
+) -> gymnasium.Env:
+    """Makes a registered environment; ``spec`` goes along to processes of their own, where it may not be registered."""
+    import gymnasium
+
+    # -1: no wrapper that truncates; the world counts.
+    env = gymnasium.make(spec, render_mode=render_mode, max_episode_steps=-1, disable_env_checker=True, **arguments)
+    return env if wrap is None else wrap(env)
+
+
+def choose_backend(*, required: bool) -> None:
+    """Set ``MUJOCO_GL`` where it is not set and there is no screen: ``egl``, or else ``osmesa``.
+
+    The libraries read it when they are first imported, or when they first render.
+
+    Args:
+        required: raise where there is none; an environment that does not render can do without.
+
+    Raises:
+        Unusable: there is none.
+    """
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # of pygame, which would look for a screen and complain
+    if os.environ.get("MUJOCO_GL"):
+        return
+    for backend, library in BACKENDS.items():
+        if ctypes.util.find_library(library):
+            os.environ["MUJOCO_GL"] = backend
+            return
+    if required:
+        raise Unusable(
+            "there is no screen, and neither libEGL nor libOSMesa to render without one: expected one of them (on "
+            "Debian and Ubuntu: apt-get install libegl1, or libosmesa6)"
+        )

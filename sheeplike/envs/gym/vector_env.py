@@ -15,7 +15,15 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from sheeplike.envs.contract import ImageSize, Unusable, check_positive, check_seed, resolve_device, resolve_image_size
+from sheeplike.envs.contract import (
+    ImageSize,
+    Unusable,
+    check_actions,
+    check_positive,
+    check_seed,
+    resolve_device,
+    resolve_image_size,
+)
 from sheeplike.envs.gym.observations import choose_frames, parts_of
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.envs.gym.world import MakeEnv, MakeWorld, derive_seed, first_line
@@ -128,10 +136,9 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begins a new episode in every world.
+        """Begins a new episode in every world; with a ``seed`` as if none had been before.
 
-        With a ``seed`` everything restarts from it. Without one, the first call uses the seed given at construction and
-        later calls go on in each world's own random stream.
+        Without one, the first call uses that of the constructor; later calls go on in each world's random stream.
 
         Raises:
             ValueError: an impossible seed, or ``options``, of which there are none.
@@ -162,36 +169,25 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
 
         Raises:
-            RuntimeError: ``reset`` was never called, the environment is closed, or it failed for good.
-            ValueError: actions of another shape, dtype or device.
+            RuntimeError: the environment failed for good.
+            RuntimeError, ValueError: see :func:`~sheeplike.envs.contract.check_actions`.
         """
-        if not self._running:
-            raise RuntimeError("step() of a closed environment" if self.closed else "step() before the first reset()")
-        shape = self.action_space.shape
         dtype = torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
-        if tuple(actions.shape) != shape or actions.dtype != dtype or actions.device != self.device:
-            raise ValueError(
-                f"actions are {actions.dtype} {tuple(actions.shape)} on {actions.device}: "
-                f"expected {dtype} {shape} on {self.device}"
-            )
+        check_actions(self, actions, dtype, begun=self._running)
         self._since_death += 1
         if self._anew:
             self._begin()
             return self._deliver()
-        host = self._host
-        before = host["terminated"] | host["truncated"]
+        before = self._host["terminated"] | self._host["truncated"]
         try:
-            chosen = actions.detach().cpu().numpy()
-            self._buffer, reward, terminated, truncated, info = self._worlds.step(chosen)
+            self._buffer, reward, terminated, truncated, info = self._worlds.step(actions.detach().cpu().numpy())
         except (EOFError, OSError) as error:
             self._replace_processes(error)
             # All worlds are cut where they last were seen; the next step begins their episodes.
-            host["reward"][:], host["terminated"][:], host["truncated"][:] = 0, False, True
-            self._count({}, began=before)
-            host["restarted"][:] = True
+            self._count(0, False, True, {}, began=before)
+            self._host["restarted"][:] = True
             return self._deliver(self._observations)
-        host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
-        self._count(info, began=before)
+        self._count(reward, terminated, truncated, info, began=before)
         return self._deliver()
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -244,22 +240,20 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
     def _begin(self) -> None:
         """New episodes in all worlds, from seeds or in their own streams, with totals from zero."""
         while True:
-            seeds: list[int | None] = [None] * self.num_envs
-            if self._anew:
-                seeds = [derive_seed(self._seed, world, self._generation) for world in range(self.num_envs)]
+            worlds = range(self.num_envs)
+            seeds = [derive_seed(self._seed, world, self._generation) if self._anew else None for world in worlds]
             try:
                 self._buffer, info = self._worlds.reset(seed=seeds)
                 break
             except (EOFError, OSError) as error:
                 self._replace_processes(error)
         self._running, self._anew = True, False
-        for name in ("reward", "terminated", "truncated"):
-            self._host[name][:] = 0
-        self._count(info, began=np.ones(self.num_envs, bool))
+        self._count(0, False, False, info, began=np.ones(self.num_envs, bool))
 
-    def _count(self, info: dict[str, Any], *, began: np.ndarray) -> None:
+    def _count(self, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any], *, began: np.ndarray) -> None:
         """Totals of the episodes, and what the worlds' ``info`` says; ``began`` (N,) bool: an episode begins."""
         host, none = self._host, np.zeros(self.num_envs, bool)
+        host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         for name in ("success", "return", "length"):
             host[name][began] = 0
         host["return"] += host["reward"]
@@ -378,15 +372,13 @@ def _inspect(
         if limit is None:
             expected = f"a number of steps, since {options.id} has no limit of its own"
             raise InvalidOption("episode_length", None, expected, 1000)
-        made = MakeWorld(
-            make=make,
-            options=options.replace(episode_length=limit),
-            observation_space=env.observation_space,
-            action_space=env.action_space,
-            image_size=image_size,
-            action_repeat=action_repeat,
+        options, shown = (
+            options.replace(episode_length=limit),
+            {"image_size": image_size, "action_repeat": action_repeat},
         )
-        return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS)
+        made = {"observation_space": env.observation_space, "action_space": env.action_space}
+        fps = float(env.metadata.get("render_fps") or UNKNOWN_FPS)
+        return MakeWorld(make=make, options=options, **made, **shown), fps
     finally:
         env.close()
 

@@ -3,10 +3,8 @@
 No torch and no JAX: with ``vectorization=async`` this runs in processes of their own.
 """
 
-import ctypes.util
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,8 +24,6 @@ IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that ask a run to stop: they reach all processes of a terminal or a job, and only the first is to act."""
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
 """How the names of variables begin that say how environments render."""
-BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
-"""Values of ``MUJOCO_GL`` that need no screen, and the libraries that they need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,30 +191,3 @@ def derive_seed(*numbers: int) -> int:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-def choose_backend(*, required: bool) -> None:
-    """Set ``MUJOCO_GL`` where it is not set and there is no screen: ``egl``, or else ``osmesa``.
-
-    The libraries read it when they are first imported, or when they first render.
-
-    Args:
-        required: raise where there is none; an environment that does not render can do without.
-
-    Raises:
-        Unusable: there is none.
-    """
-    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        return
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # of pygame, which would look for a screen and complain
-    if os.environ.get("MUJOCO_GL"):
-        return
-    for backend, library in BACKENDS.items():
-        if ctypes.util.find_library(library):
-            os.environ["MUJOCO_GL"] = backend
-            return
-    if required:
-        raise Unusable(
-            "there is no screen, and neither libEGL nor libOSMesa to render without one: expected one of them (on "
-            "Debian and Ubuntu: apt-get install libegl1, or libosmesa6)"
-        )

@@ -64,7 +64,7 @@ class PlaygroundOptions(TaskOptions):
         None, description="of Playground's configuration of the task, such as {ctrl_dt: 0.02}; keys nested or dotted"
     )
 
-    def check_installed(self) -> None:
+    def check(self) -> None:
         """Raises ``Unusable`` where Playground is missing."""
         if importlib.util.find_spec("mujoco_playground") is None:
             raise Unusable("env=playground needs MuJoCo Playground: pip install 'sheeplike[playground]'")

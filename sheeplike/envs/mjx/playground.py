@@ -80,7 +80,7 @@ class PlaygroundTask:
     """
 
     def __init__(self, options: PlaygroundOptions) -> None:
-        options.check_installed()
+        options.check()
         id, self._options = options.id, options
         registry, self._library = _import()
         if id not in registry.ALL_ENVS:

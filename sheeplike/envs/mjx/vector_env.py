@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
-from sheeplike.envs.contract import ImageSize, check_positive, check_seed, resolve_device
+from sheeplike.envs.contract import ImageSize, check_actions, check_positive, check_seed, resolve_device
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
@@ -61,9 +61,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     Args:
         task: one world.
         num_envs: worlds.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the worlds live and the observations appear.
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
-        cameras: names, or the task's ``default_cameras`` if it has such, or all of the scene's.
+        cameras: names; None: the task's ``default_cameras`` if it has such, or all of the scene's.
         renderer: ``"warp"``, ``"madrona"``, or ``"none"``: no frames, and a scene needs no camera.
         depth, segmentation: such images beside the frames.
         shadows: of lights that cast any.
@@ -120,8 +120,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         )
         for remark in self.simulator.randomization.remarks:
             warnings.warn(remark, stacklevel=2)
-        self.name, self.episode_length = task.name, task.episode_length
-        self.single_action_space = task.action_space
+        self.name, self.episode_length, self.single_action_space = task.name, task.episode_length, task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
         shapes = self.simulator.vector_shapes
         vectors = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
@@ -183,17 +182,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
 
         Raises:
-            RuntimeError: ``reset`` was never called, or the environment is closed.
-            ValueError: actions of another shape, dtype or device.
+            RuntimeError, ValueError: see :func:`~sheeplike.envs.contract.check_actions`.
         """
-        if self._state is None:
-            raise RuntimeError("step() of a closed environment" if self.closed else "step() before the first reset()")
-        shape = self.action_space.shape
-        if tuple(actions.shape) != shape or actions.dtype != torch.float32 or actions.device != self.device:
-            raise ValueError(
-                f"actions are {actions.dtype} {tuple(actions.shape)} on {actions.device}: "
-                f"expected torch.float32 {shape} on {self.device}"
-            )
+        check_actions(self, actions, torch.float32, begun=self._state is not None)
         # Clamping also makes the copy that nobody else can write to while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
 
@@ -249,12 +240,10 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         """
         if self._state is None:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
+        leaves = _named_leaves((self._variation, self._state))
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
-        leaves = {
-            name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True))
-            for name, leaf in _named_leaves((self._variation, self._state))
-        }
-        return leaves | {f"{SETTING}{name}": values for name, values in self.settings.items()}
+        state = {name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True)) for name, leaf in leaves}
+        return state | {f"{SETTING}{name}": values for name, values in self.settings.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes the worlds up where ``state_dict`` left them, for the same task, worlds and versions.
@@ -267,16 +256,14 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         settings = {f"{SETTING}{name}": name for name in self.simulator.settings.on_device}
         known = {*names, *settings}
         if odd := sorted(state.keys() ^ known):
-            raise ValueError(
-                f"state has {len(state)} entries, this environment {len(known)}: {odd[0]!r} is in one only"
-            )
+            counts = f"state has {len(state)} entries, this environment {len(known)}"
+            raise ValueError(f"{counts}: {odd[0]!r} is in one only")
         restored = []
         for name, leaf in zip(names, leaves, strict=True):
             value, expected = state[name].cpu().numpy(), _raw(leaf)
             if (value.shape, value.dtype) != (expected.shape, expected.dtype):
-                raise ValueError(
-                    f"state[{name!r}] is {value.dtype} {value.shape}: expected {expected.dtype} {expected.shape}"
-                )
+                wanted = f"expected {expected.dtype} {expected.shape}"
+                raise ValueError(f"state[{name!r}] is {value.dtype} {value.shape}: {wanted}")
             # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
             array = jnp.copy(jax.device_put(value, self.simulator.device))
             restored.append(jax.random.wrap_key_data(array) if _is_key(leaf) else array)
@@ -294,16 +281,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._in_flight.append((flat, output))
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics
-        success = to_torch(totals.success)
+        success, terms = to_torch(totals.success), jax.tree.map(to_torch, totals.reward_terms)
+        episode = {"return": to_torch(totals.returns), "length": to_torch(totals.length), "success": success}
         info = {
             "success": success,
-            "reward_terms": {name: to_torch(array) for name, array in output.reward_terms.items()},
-            "episode": {
-                "return": to_torch(totals.returns),
-                "length": to_torch(totals.length),
-                "success": success,
-                "reward_terms": {name: to_torch(array) for name, array in totals.reward_terms.items()},
-            },
+            "reward_terms": jax.tree.map(to_torch, output.reward_terms),
+            "episode": episode | {"reward_terms": terms},
             "nonfinite": to_torch(output.nonfinite),
         }
         return observations, to_torch(output.reward), to_torch(output.terminated), to_torch(output.truncated), info

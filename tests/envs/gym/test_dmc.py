@@ -14,7 +14,7 @@ import torch
 
 import sheeplike.envs
 from sheeplike.envs import InvalidOption, Unusable
-from sheeplike.envs.gym import world
+from sheeplike.envs.gym import options
 from sheeplike.envs.gym.options import DmcOptions
 from sheeplike.envs.gym.world import derive_seed
 
@@ -132,9 +132,9 @@ def test_the_backend_is_chosen_where_there_is_no_screen(monkeypatch: pytest.Monk
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(world.sys, "platform", "linux")
-        monkeypatch.setattr(world.ctypes.util, "find_library", lambda name: name if name in libraries else None)
-        world.choose_backend(required=True)
+        monkeypatch.setattr(options.sys, "platform", "linux")
+        monkeypatch.setattr(options.ctypes.util, "find_library", lambda name: name if name in libraries else None)
+        options.choose_backend(required=True)
         return os.environ.get("MUJOCO_GL")
 
     assert choose({"EGL", "OSMesa"}) == "egl"
