@@ -225,7 +225,7 @@ def test_the_configuration_that_was_made_hostile_is_valid(run_dir, capsys):
     text = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(text.replace("exp: dreamer_v3", "exp: x"))
     main(["resume=mine", "show=config"])
-    assert "exp: x" in capsys.readouterr().out.splitlines()
+    assert "exp: x  # config.yaml" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("option", ["{_target_: os.system}", "'${oc.env:SECRET}'", "[1]"])
@@ -273,7 +273,7 @@ def test_a_link_within_a_run_and_to_a_run_will_do(run_dir, capsys):
     (run_dir / "latest").symlink_to("checkpoints/step_000000000064")
     Path("link").symlink_to("mine")
     main(["resume=link", "show=config"])
-    assert "run_dir: link" in capsys.readouterr().out.splitlines()
+    assert "exp: dreamer_v3  # config.yaml" in capsys.readouterr().out.splitlines()
 
 
 def test_text_of_a_user_that_looks_like_an_interpolation_is_never_resolved_later(capsys):

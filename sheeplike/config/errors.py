@@ -33,14 +33,14 @@ def unknown_key(path: str, keys: Iterable[Key], *, elsewhere: str = "") -> Comma
         keys: all there are.
         elsewhere: why there is none here, of a key that another agent has.
     """
-    section, _, last = path.rpartition(".")
+    section, _, last = path.replace("/", ".").rpartition(".")
     by_name: dict[str, list[str]] = {}
     for key in keys:
         by_name.setdefault(key.path.rpartition(".")[2], []).append(key.path)
     beside = [name for name, paths in by_name.items() if f"{section}.{name}".lstrip(".") in paths]
     # The name itself, wherever it is; then one like it in the section; then one like it anywhere.
     name = last if last in by_name else nearest(last, beside) or (None if elsewhere else nearest(last, by_name))
-    match = None if name is None else options.nearest(path, by_name[name])
+    match = None if name is None else options.nearest(path.replace("/", "."), by_name[name])
     hint = f"nearest: {match}; " if match else ""
     return CommandError(f"{f'{path}: {elsewhere};' if elsewhere else f'unknown key {path!r}:'} {hint}{HELP}")
 

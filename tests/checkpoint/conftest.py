@@ -35,7 +35,7 @@ def fill(replay: SequenceReplay, steps: int, seed: int = 0) -> SequenceReplay:
         replay.add(step)
     if replay.ready:
         sample = replay.sample(3)
-        replay.write_back(sample.worlds, sample.times, {"latent": torch.randn(3, 4, 2, generator=generator)})
+        replay.write_back(sample.envs, sample.times, {"latent": torch.randn(3, 4, 2, generator=generator)})
     return replay
 
 

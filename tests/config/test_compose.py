@@ -113,7 +113,7 @@ def test_every_value_has_its_file(tmp_path, monkeypatch):
     assert composed.sources["seed"] == "command line"
     assert "total_steps" not in composed.sources
     assert "agent.replay_ratio" not in composed.sources
-    assert composed.files == ["profile/cpu.yaml", "env/cartpole_balance.yaml", "agent=ppo"]
+    assert composed.files == ["profile/cpu.yaml", "env/cartpole_balance.yaml", "command line"]
     on_gpu = compose.load(["exp=ppo", "env=cartpole_balance", "profile=gpu"], BUILT_IN)
     assert on_gpu.sources["agent.rollout_length"] == on_gpu.sources["total_steps"] == "env/cartpole_balance.yaml"
 
@@ -205,7 +205,7 @@ def test_what_is_saved_is_the_configuration(tmp_path):
 
 def saved(config, place: Path):
     (place / "config.yaml").write_text(to_yaml(config))
-    return load_saved(place / "config.yaml")
+    return load_saved(place / "config.yaml").config
 
 
 def test_each_camera_may_have_a_size(tmp_path):

@@ -72,7 +72,7 @@ def test_windows_are_consecutive_steps_of_one_world_and_never_span_the_write_hea
         assert times.shape == (40, sequence)
         assert torch.equal(times, times[:, :1] + torch.arange(sequence))
         assert torch.equal(times, sample.times)
-        assert torch.equal(sample.data["world"], sample.worlds[:, None].expand(-1, sequence))
+        assert torch.equal(sample.data["world"], sample.envs[:, None].expand(-1, sequence))
         assert oldest <= int(times.min())
         assert int(times.max()) < replay.added
         add(replay, int(rng.integers(1, 4)))
@@ -139,7 +139,7 @@ def test_is_last_is_repaired_where_a_stream_was_cut() -> None:
     sample = replay.sample(300)
     true_last = {(7, 0), (11, 1), (14, 1)}
     for world, times, is_last in zip(
-        sample.worlds.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True
+        sample.envs.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True
     ):
         # The last step of a window knows nothing of what follows, so only a true ending marks it.
         seen = [(t, world) in true_last and (t != times[-1] or (t, world) == (14, 1)) for t in times]

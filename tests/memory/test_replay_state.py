@@ -156,7 +156,7 @@ def test_state_round_trip_gives_the_same_further_samples(steps: int) -> None:
     other.load_state_dict(torch.load(file, weights_only=True))
     for round_ in range(6):
         mine, theirs = replay.sample(5), other.sample(5)
-        assert torch.equal(mine.worlds, theirs.worlds)
+        assert torch.equal(mine.envs, theirs.envs)
         assert torch.equal(mine.times, theirs.times)
         assert mine.data.keys() == theirs.data.keys()
         assert all(torch.equal(mine.data[key], theirs.data[key]) for key in mine.data)
@@ -287,7 +287,7 @@ def test_only_what_may_be_refreshed_is_written_back() -> None:
     replay = timed(12)
     sample = replay.sample(2)
     with pytest.raises(ValueError, match=r"write_back of \['deter', 'image'\]: only \['deter'\] may be refreshed"):
-        replay.write_back(sample.worlds, sample.times, {name: sample.data[name] for name in ("deter", "image")})
+        replay.write_back(sample.envs, sample.times, {name: sample.data[name] for name in ("deter", "image")})
     with pytest.raises(ValueError, match=r"refreshed=\['detr'\]: expected keys of the ring"):
         SequenceReplay(STEPS, num_envs=2, size=24, sequence=4, refreshed=("detr",))
 

@@ -167,7 +167,7 @@ def test_new_latents_are_written_back_to_their_worlds_and_times(agent: DreamerV3
 
     agent.replay.gather, agent.losses = gather_spy, losses_spy
     agent.update()
-    worlds, times, posterior = captured["sample"].worlds, captured["sample"].times, captured["posterior"][2]
+    worlds, times, posterior = captured["sample"].envs, captured["sample"].times, captured["posterior"][2]
     changed = 0
     for row in range(4):
         for step in range(1, 7):  # step 0 is the context, which keeps what it had
@@ -186,10 +186,10 @@ def test_written_latents_are_what_the_next_update_starts_from(agent: DreamerV3) 
             p.mul_(1.5)  # the model has changed since the latents were stored
     sample = agent.replay.sample(1)
     _, _, posterior = agent.losses(sample.data)
-    stale = agent.replay.storage["deter"][sample.times[0, 3], sample.worlds[0]].float()
+    stale = agent.replay.storage["deter"][sample.times[0, 3], sample.envs[0]].float()
     latents = agent_module.pack_latent(posterior.detach())
-    agent.replay.write_back(sample.worlds, sample.times[:, 1:], latents)
-    fresh = agent.replay.storage["deter"][sample.times[0, 3], sample.worlds[0]].float()
+    agent.replay.write_back(sample.envs, sample.times[:, 1:], latents)
+    fresh = agent.replay.storage["deter"][sample.times[0, 3], sample.envs[0]].float()
     torch.testing.assert_close(fresh, posterior.deter[0, 2].detach(), rtol=5e-3, atol=1e-3)
     assert not torch.allclose(fresh, stale, rtol=5e-3, atol=1e-3)
 
