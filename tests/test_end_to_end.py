@@ -41,26 +41,20 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
-def test_agents_that_see_vectors_alone_need_no_renderer(agent: str, tmp_path: Path) -> None:
+def test_agents_that_see_vectors_alone_need_no_renderer(
+    agent: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """And are told so; without one they train, are evaluated and go on, and nobody makes a film."""
     job = [f"exp={agent}", "env=cartpole_balance", "profile=cpu", "dry_run=true", "agent.observations=[state]"]
-    hint = "the agent sees no images: env.renderer=none saves rendering them"
-    for renderer, told in (("warp", True), ("none", False)):
+    for renderer, hinted in (("warp", True), ("none", False)):
         run_dir = tmp_path / renderer
-        command = [*COMMAND, *job, f"env.renderer={renderer}", f"run_dir={run_dir}"]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert (hint in done.stdout) == told
-    events = EventAccumulator(str(run_dir), size_guidance={"images": 0})
-    events.Reload()
+        main([*job, f"env.renderer={renderer}", f"run_dir={run_dir}"])
+        assert ("env.renderer=none saves rendering" in capfd.readouterr().err) == hinted
+    events = EventAccumulator(str(run_dir), size_guidance={"images": 0}).Reload()
     assert events.Tags()["images"] == []
     assert any("eval/return_mean" in row for row in rows(run_dir))
-    resume = [*COMMAND, f"resume={run_dir}", "total_steps=160"]
-    done = subprocess.run(resume, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    play = [*COMMAND, "eval", f"run={run_dir}", "episodes=2", "num_envs=2"]
-    done = subprocess.run(play, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    main([f"resume={run_dir}", "total_steps=160"])
+    main(["eval", str(run_dir), "episodes=2", "num_envs=2"])
     (place,) = (run_dir / "eval").iterdir()
     assert [file.name for file in place.iterdir()] == ["result.json"]
 
