@@ -9,11 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from mujoco import mjx
 from PIL import Image
 
 from sheeplike.__main__ import main
+from sheeplike.config.compose import load
+from sheeplike.config.saved import to_yaml
+from sheeplike.config.sources import Sources
+from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.monitor.logger import RunLogger
@@ -34,15 +39,14 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
-def record(run_dir: Path, agent: str, env: str, capsys: pytest.CaptureFixture[str]) -> None:
+def record(run_dir: Path, agent: str, env: str) -> None:
     """A run's files as the command leaves them: its configuration, and two evaluations."""
-    main([f"exp={agent}", f"env={env}", "--cfg"])
     logger = RunLogger(run_dir, tensorboard=False)
     for step in (1000, 2000):
         metrics = {"eval/return_mean": step / 20, "eval/success_rate": 0.5, "eval/episodes": 16.0}
         logger.log(metrics, step=step, gradient_steps=step // 8, seconds=step / 10)
     logger.close()
-    (run_dir / "config.yaml").write_text(capsys.readouterr().out)
+    (run_dir / "config.yaml").write_text(to_yaml(load([f"exp={agent}", f"env={env}"], Sources()).config))
 
 
 @pytest.mark.parametrize(("page", "command"), commands())
@@ -61,7 +65,7 @@ def test_every_command_asks_for_something_that_exists(
     monkeypatch.chdir(tmp_path)
     if arguments[0] == "compare":
         for agent in ("dreamer_v3", "ppo"):
-            record(tmp_path / arguments[1] / agent / agent / "seed_0", agent, Path(arguments[1]).name, capsys)
+            record(tmp_path / arguments[1] / agent / agent / "seed_0", agent, Path(arguments[1]).name)
         main(arguments)
         assert "| dreamer_v3 | 1 |" in capsys.readouterr().out
         return
@@ -71,7 +75,7 @@ def test_every_command_asks_for_something_that_exists(
         # Its keys are checked before it looks for the run, which is all that is missing.
         assert "expected the directory of a run" in capsys.readouterr().err
         return
-    main([*arguments, "--cfg"])
+    main([*arguments, "show=config"])
     assert "run_dir:" in capsys.readouterr().out
 
 
@@ -96,6 +100,27 @@ def test_the_programs_with_randomized_worlds(tmp_path: Path, monkeypatch: pytest
     )
     assert drawn.shape == (512, 512, 3)
     assert np.abs(drawn - shown).mean() < 1
+
+
+@pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
+def test_the_program_that_looks_at_what_a_halted_run_left(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = blocks(ROOT / "howto" / "resume.md", "python")
+    step = GymVectorEnv.step
+
+    def poisoned(self: GymVectorEnv, actions: torch.Tensor) -> tuple:
+        obs, reward, *rest = step(self, actions)
+        return obs, reward * float("nan"), *rest
+
+    monkeypatch.setattr(GymVectorEnv, "step", poisoned)
+    job = [f"exp={agent}", "env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]"]
+    with pytest.raises(SystemExit, match="70"):
+        main([*job, "dry_run=true", "max_skipped=1", "logger.tensorboard=false", f"run_dir={tmp_path}"])
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(compile(program, "resume.md", "exec"), {})
+    assert re.search(r"^(reward|target) +[1-9]\d* numbers are not finite$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_recipe_behind_the_picture_is_the_one_that_ships() -> None:

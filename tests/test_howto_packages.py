@@ -47,11 +47,9 @@ class Observer:
     def learned(self, metrics): ...
 
 
-def linear(worlds, seed=0):
-    module = importlib.import_module("linear")
-    numbers = {"num_envs": worlds.num_envs, "device": torch.device("cpu"), "seed": seed, "observations": ("state",)}
-    numbers |= {"rollout_length": 10, "discount": 0.9, "learning_rate": 0.1}
-    return module.Linear(worlds.single_observation_space, worlds.single_action_space, **numbers)
+def linear(made, seed=0):
+    agent = importlib.import_module("linear").Linear
+    return agent(made.single_observation_space, made.single_action_space, num_envs=made.num_envs, seed=seed)
 
 
 def test_every_command_on_the_pages_composes(pages):
@@ -60,7 +58,7 @@ def test_every_command_on_the_pages_composes(pages):
     for words in composed:
         words = [word for word in words if not word.startswith("seeds=")]
         if "--help" not in words:
-            config = load([*words, "profile=cpu"], Sources())
+            config = load([*words, "profile=cpu"], Sources()).config
             assert config.env.name in PAGES.values()
             assert config.agent.name in (*PAGES.values(), "ppo", "dreamer_v3")
 
@@ -123,7 +121,7 @@ def test_catch_refuses_what_it_cannot_do(pages):
         with pytest.raises(ValueError, match="expected 1 \\+ a multiple of"):
             envs.make("catch", num_envs=1, **options)
     assert envs.make("catch", num_envs=1, action_repeat=3).episode_length == 3
-    with pytest.raises(ValueError, match="depth=True: expected false, since catch renders its images itself"):
+    with pytest.raises(ValueError, match="depth=true: expected false, since catch renders its images itself"):
         envs.make("catch", num_envs=1, depth=True)
 
 
@@ -135,11 +133,11 @@ def test_linear_goes_on_from_its_state(catch):
     state = LoopState.begin(agent, catch, 0)
     train(agent, catch, state, total_steps=4 * 34, observer=Observer())
     assert state.gradient_steps == 3
-    worlds = envs.make("catch", num_envs=4, image_size=48)
-    worlds.load_state_dict(catch.state_dict())
+    made = envs.make("catch", num_envs=4, image_size=48)
+    made.load_state_dict(catch.state_dict())
     other.load_state_dict(copy.deepcopy(agent.state_dict()))  # as from a file
     again = LoopState(other.player(4), state.step, state.policy_steps, state.gradient_steps)
-    for one, place, at in ((agent, catch, state), (other, worlds, again)):
+    for one, place, at in ((agent, catch, state), (other, made, again)):
         torch.manual_seed(7)
         train(one, place, at, total_steps=4 * 60, observer=Observer())
     assert state.gradient_steps == again.gradient_steps == 6
@@ -164,11 +162,11 @@ def test_linear_skips_what_is_not_finite(catch):
 def test_linear_learns(pages):
     """A tenth of what the page trains for: well on the way."""
     torch.manual_seed(0)
-    worlds = envs.make("catch", num_envs=16, image_size=16)
-    agent = linear(worlds)
-    caught = [evaluate(agent, worlds, episodes=128, seed=9).success.float().mean()]
-    train(agent, worlds, LoopState.begin(agent, worlds, 0), total_steps=12_000, observer=Observer())
-    caught.append(evaluate(agent, worlds, episodes=128, seed=9).success.float().mean())
+    made = envs.make("catch", num_envs=16, image_size=16)
+    agent = linear(made)
+    caught = [evaluate(agent, made, episodes=128, seed=9).success.float().mean()]
+    train(agent, made, LoopState.begin(agent, made, 0), total_steps=12_000, observer=Observer())
+    caught.append(evaluate(agent, made, episodes=128, seed=9).success.float().mean())
     assert caught[0] < 0.5
     assert caught[1] > caught[0] + 0.15
 
@@ -214,11 +212,11 @@ def run(site, place: Path, exp: str, env: str) -> str:
     """A dry run, and an evaluation of it; returns its directory."""
     done = site.run(f"exp={exp}", f"env={env}", "dry_run=true", place=place)
     assert done.returncode == 0, done.stderr
-    assert f"task           {env}:" in done.stdout
+    assert re.search(rf"^  task +{env}:", done.stdout, re.MULTILINE)
     run_dir = f"logs/dry_run/{env}/{exp}/{exp}/seed_0"
     assert f"finished: {run_dir}" in done.stdout
-    judged = site.run("eval", f"run={run_dir}", "episodes=2", place=place)
-    assert judged.returncode == 0, judged.stderr
+    played = site.run("eval", f"run={run_dir}", "episodes=2", place=place)
+    assert played.returncode == 0, played.stderr
     (result,) = (place / run_dir / "eval").glob("*/result.json")
-    assert json.loads(result.read_text())["run"] == {"env": env, "agent": exp, "exp": exp, "seed": 0}
+    assert json.loads(result.read_text())["run"] == {"env": env, "id": None, "agent": exp, "exp": exp, "seed": 0}
     return run_dir

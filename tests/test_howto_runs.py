@@ -19,7 +19,7 @@ import sheeplike
 from sheeplike.run.signals import PREEMPTED
 
 HOWTO = Path(__file__).parents[1] / "howto"
-SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger=jsonl"]
+SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger.tensorboard=false"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.slow
@@ -129,37 +129,19 @@ def test_the_commands_on_resuming() -> None:
     assert "changed: total_steps 100000 -> 2000000" in output
 
 
-def test_the_program_that_examines_what_a_halted_run_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from sheeplike.commands.faults import dump
-
-    (program,) = blocks("resume.md", "python")
-    (place,) = re.findall(r'"(logs/.*?)/faults/step_(\d+).pt"', program)
-    with sheeplike.init("exp=ppo", "env=cartpole_balance", *SMALL, f"run_dir={place[0]}") as run:
-        run.iterate(40)
-        run.agent.rollout.storage["reward"].fill_(float("nan"))
-        while not run.agent.rollout.full:
-            run.state.step.extras = run.state.player.extras
-            run.agent.remember(run.state.step)
-        for _ in range(run.agent.updates_due(0)):
-            run.agent.update()
-        run.state.policy_steps = int(place[1])
-        dump(run.run_dir, run.agent, run.state)
-        run.close()
-    exec(compile(program, "resume.md", "exec"), {})
-    output = capsys.readouterr().out
-    assert re.search(r"loss/total +nan", output)
-    assert re.search(r"nonfinite/\S+ +[1-9]", output)
-
-
 def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an agent that always succeeds, the range of the boxes widens, and nothing is compiled for it."""
     curriculum, evaluations = blocks("write_a_curriculum.md", "python")
     runs = []
 
     def init(*overrides: str) -> object:
-        few = ["total_steps=96", "agent.minibatches=2", "logger=jsonl", "eval.episodes=1", "video_every=null"]
+        few = [
+            "total_steps=96",
+            "agent.minibatches=2",
+            "logger.tensorboard=false",
+            "eval.episodes=1",
+            "video_every=null",
+        ]
         run = real(*overrides, "dry_run=true", *few)
         iterate = run.iterate
         monkeypatch.setattr(run, "iterate", lambda every: iterate(32) | {"rollout/success_rate": 1.0}, raising=False)
@@ -172,11 +154,11 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
         exec(compile(curriculum, "write_a_curriculum.md", "exec"), {})
     (run,) = runs
     assert run.finished
-    assert run.worlds.simulator.compilations == 1
+    assert run.envs.simulator.compilations == 1
     reach = 0.02 * 1.3**3
-    assert run.worlds.get_attr("box_range") == pytest.approx((reach, reach))
+    assert run.envs.get_attr("box_range") == pytest.approx((reach, reach))
     with real(f"resume={run.run_dir}", "total_steps=128") as again:
-        assert again.worlds.get_attr("box_range") == pytest.approx((reach, reach))
+        assert again.envs.get_attr("box_range") == pytest.approx((reach, reach))
         again.close()
     exec(compile(evaluations, "write_a_curriculum.md", "exec"), {"sheeplike": sheeplike})
     assert runs[-1].finished

@@ -191,6 +191,6 @@ class Ratio:
         self.counted, self.carry = max(int(state["counted"]), self.start), float(state["carry"])
 
 
-def own_randomness(device: torch.device) -> AbstractContextManager:
+def own_randomness(device: torch.device | str) -> AbstractContextManager:
     """Context manager that restores torch's random state on exit."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    return torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else [])
