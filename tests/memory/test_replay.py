@@ -138,9 +138,7 @@ def test_is_last_is_repaired_where_a_stream_was_cut() -> None:
     add(replay, 17, first=[(0, 0), (8, 0), (12, 1)], last=[(14, 1)])
     sample = replay.sample(300)
     true_last = {(7, 0), (11, 1), (14, 1)}
-    for world, times, is_last in zip(
-        sample.envs.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True
-    ):
+    for world, times, is_last in zip(sample.envs.tolist(), sample.times.tolist(), sample.data["is_last"], strict=True):
         # The last step of a window knows nothing of what follows, so only a true ending marks it.
         seen = [(t, world) in true_last and (t != times[-1] or (t, world) == (14, 1)) for t in times]
         assert is_last.tolist() == seen
