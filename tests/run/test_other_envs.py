@@ -47,6 +47,7 @@ class Odd(VectorEnv):
             | {key: spaces.Box(0, np.inf, shape, np.float32) for key, shape in DEPTH.items()}
             | {key: spaces.Box(-np.inf, np.inf, (width,), np.float32) for key, width in VECTORS.items()}
         )
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.generator = torch.Generator().manual_seed(seed)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
