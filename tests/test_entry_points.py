@@ -63,7 +63,7 @@ def test_a_task_of_another_package(site):
     made = envs.make("pole", num_envs=2, image_size=16, episode_length=7, swing_up=True)
     assert (made.num_envs, made.episode_length, made.name) == (2, 7, "cartpole_swingup")
     made.close()
-    assert "options='swing_down': expected one of pole's options: episode_length, swing_up" in refusal(
+    assert "options=swing_down: expected one of pole's options: episode_length, swing_up" in refusal(
         "pole", swing_down=True
     )
 

@@ -156,7 +156,7 @@ def test_an_action_that_is_no_number_costs_one_episode_and_is_counted(kind, cart
     assert sick.tolist() == [True] + [False] * 13
     assert watch.steps[2].is_last.tolist() == [False, True, False]
     assert not watch.steps[2].is_terminal.any()
-    assert watch.statistics.flush()["health/nonfinite_worlds"] == 1
+    assert watch.statistics.take().read()["health/nonfinite_worlds"] == 1
     # The episode that ended early, the next one that ran its six steps, and all that came after.
     lasts = torch.stack([step.is_last for step in watch.steps])[:, 1]
     assert np.flatnonzero(lasts.numpy()).tolist() == [2, 9]
