@@ -504,7 +504,7 @@ class Writer:
         digest = None if config is None else hashlib.sha256(config.encode()).hexdigest()
         self.extra = {"device": device, "config_sha256": digest}
         self.last: Saved | None = None
-        self._went_back_to: int | None = None
+        self._resumed_from: int | None = None
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
         self._reported: set[Any] = set()
         self._thread: threading.Thread | None = None
@@ -582,13 +582,13 @@ class Writer:
         if self._error is not None:
             raise self._error
 
-    def went_back_to(self, step: int) -> None:
+    def resumed_from(self, step: int) -> None:
         """The run goes on from the checkpoint of ``step``; what is ahead of it is of a future that did not happen.
 
         Its chunks are removed before others are written, and its checkpoints once there is a new one.
         """
         self._join()
-        self._went_back_to = step
+        self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
 
     @property
@@ -630,7 +630,7 @@ class Writer:
     def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write what is new of the history, then the directory, then remove what need not be kept."""
         try:
-            self._remove_chunks(plan, up_to=self._went_back_to)
+            self._remove_chunks(plan, up_to=self._resumed_from)
             saved.written = plan.write() if plan else 0
             self._write_directory(saved, parts, meta, plan.chunks if plan else [])
             self._prune(saved.step)
@@ -640,7 +640,7 @@ class Writer:
         except Exception as error:  # torch has errors of its own for a write that is cut short, and for its memory
             raise NotWritten(f"{type(error).__name__}: {error}") from error
         saved.seconds = time.monotonic() - saved.began
-        self.last, self._went_back_to = saved, None  # what was ahead of it is gone
+        self.last, self._resumed_from = saved, None  # what was ahead of it is gone
 
     def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
         temporary = _temporary(self.root)
@@ -666,7 +666,7 @@ class Writer:
 
         A run only goes forward: one that was passed over would be resumed next time, or push out one that is whole.
         """
-        reached = step if self._went_back_to is None else min(step, self._went_back_to)
+        reached = step if self._resumed_from is None else min(step, self._resumed_from)
         found = list_checkpoints(self.root)
         valid = [path for path in found if _step_of(path) <= reached or _step_of(path) == step]
         spared = valid[-self.keep_last :] + [path for path in _ranking(self.root) if path in valid][: self.keep_best]

@@ -36,22 +36,14 @@ def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:
 
 
 def check_seed(seed: int) -> int:
-    """Returns the seed.
-
-    Raises:
-        ValueError: not an int in [0, 2**32).
-    """
+    """Returns the seed; raises ``ValueError`` unless it is an int in [0, 2**32)."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: expected an int in [0, 2**32), such as 0")
     return seed
 
 
 def check_positive(name: str, value: int, example: int) -> int:
-    """Returns the value of an argument.
-
-    Raises:
-        ValueError: not a positive int.
-    """
+    """Returns the value of an argument; raises ``ValueError`` unless it is a positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}={value!r}: expected a positive int, such as {example}")
     return value

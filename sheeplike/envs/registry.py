@@ -1,4 +1,7 @@
-"""What makes each environment, its options, and the check of both before anything heavy is imported."""
+"""What makes each environment, its options, and the check of both before anything heavy is imported.
+
+Every function that takes the name of an environment raises :class:`InvalidOption` where there is none of it.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,7 @@ def list_envs() -> list[str]:
 
 
 def list_ids(name: str) -> tuple[str, ...]:
-    """The environments of a family that can be used as soon as it is installed; it may have others.
-
-    Raises:
-        ValueError: no such environment.
-    """
+    """The environments of a family that can be used as soon as it is installed; it may have others."""
     _find(name)
     return PLAYGROUND_IDS if name == "playground" else ()
 
@@ -50,20 +49,12 @@ def origins(name: str) -> list[str]:
 
 
 def task_options(name: str) -> dict[str, object]:
-    """The options of an environment and their defaults, such as ``{"episode_length": 125}``; its ``id`` apart.
-
-    Raises:
-        ValueError: no such environment.
-    """
+    """The options of an environment and their defaults, such as ``{"episode_length": 125}``; its ``id`` apart."""
     return {option: field.default for option, field in options_of(name).model_fields.items() if option != "id"}
 
 
 def options_of(name: str) -> type[Options]:
-    """The options of an environment, its ``id`` among them; those of a function are its keywords.
-
-    Raises:
-        ValueError: no such environment.
-    """
+    """The options of an environment, its ``id`` among them; those of a function are its keywords."""
     builder = _find(name)
     if _is_options(builder):
         return builder
@@ -76,20 +67,12 @@ def options_of(name: str) -> type[Options]:
 
 
 def takes_id(name: str) -> bool:
-    """Whether an environment is a family of which ``id`` names one.
-
-    Raises:
-        ValueError: no such environment.
-    """
+    """Whether an environment is a family of which ``id`` names one."""
     return "id" in options_of(name).model_fields
 
 
 def simulated(name: str) -> bool:
-    """Whether our own simulator steps and renders an environment: cameras can be chosen, for example.
-
-    Raises:
-        ValueError: no such environment.
-    """
+    """Whether our own simulator steps and renders an environment: cameras can be chosen, for example."""
     builder = _find(name)
     if _is_options(builder):
         return issubclass(builder, TaskOptions)
@@ -175,8 +158,8 @@ def make(
 
     Args:
         name: one of ``list_envs()``.
-        num_envs, device, image_size, seed: of every environment; ``cameras`` to ``textures``, ``randomization`` and
-            ``randomize``: of those that we simulate. See :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
+        num_envs, device, image_size, seed: of every environment. With ``cameras`` to ``textures``, ``randomization``
+            and ``randomize``, for those that we simulate, see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         **options: the environment's own, such as ``id`` of a family and ``episode_length``; see
             :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Any other keyword is refused.

@@ -44,12 +44,6 @@ class Rollout:
         self.age = torch.zeros(slots, num_envs, dtype=torch.int64, device=device)
         self.steps = 0
 
-    @staticmethod
-    def footprint(spec: Spec, num_envs: int, length: int, history: int = 0) -> int:
-        """Bytes that a rollout takes."""
-        step = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in spec.values()) + 8
-        return step * num_envs * (history + length + 1)
-
     @property
     def full(self) -> bool:
         """Whether the trajectory is complete, the step that bootstraps it included."""

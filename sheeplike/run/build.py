@@ -77,7 +77,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
                     meta, parts = _read(run_dir, replay=config.checkpoint.replay)
-                writer.went_back_to(meta["step"])
+                writer.resumed_from(meta["step"])
                 for difference in differences(meta, parts):
                     warn(difference)
         train_envs = build_envs(config, config.env.num_envs, fabric.device)

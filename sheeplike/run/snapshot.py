@@ -29,9 +29,9 @@ def take(
     recorder.flush()
     step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
     counters = {"policy_steps": state.policy_steps, "gradient_steps": state.gradient_steps, "seconds": recorder.seconds}
-    acting = agent.state_dict(replay=False)
+    learner = agent.state_dict(replay=False)
     parts = {
-        "agent": acting,
+        "agent": learner,
         "envs": envs.state_dict(),
         "loop": {"counters": counters, "step": step, "player": state.player.state_dict()},
         "monitor": {
@@ -43,8 +43,8 @@ def take(
     }
     if config.checkpoint.replay:
         # What the agent has seen is a part of its own, which an evaluation need not read.
-        learned = agent.state_dict(history=False)
-        parts["memory"] = {name: value for name, value in learned.items() if name not in acting}
+        whole = agent.state_dict(history=False)
+        parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
     meta = {"env": config.env.name, "agent": config.agent.name}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best

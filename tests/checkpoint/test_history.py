@@ -143,7 +143,7 @@ def test_after_going_back_nothing_of_the_future_that_was_left_is_used(root, lab,
     monkeypatch.setattr(checkpoint, "write_part", lambda *a: seen.append(list(lab.chunks(root))) or real(*a))
     lab.fill(again, 14, seed=2)
     with Writer(root, keep_last=9) as writer:
-        writer.went_back_to(1)
+        writer.resumed_from(1)
         writer.save(2, lab.parts_of(again), {}, again, wait=True)
     assert [name for name in seen[0] if not name.startswith(".tmp-")] == lab.needed(old)
     assert not newer.exists()
@@ -284,7 +284,7 @@ def test_a_kill_at_any_operation_leaves_the_last_checkpoint_or_the_new_one(tmp_p
         done = False
         with killed_at(operation):
             with Writer(root, keep_last=1) as writer:
-                writer.went_back_to(before)
+                writer.resumed_from(before)
                 writer.save(3, lab.parts_of(replay), {}, replay, wait=True)
             done = True
         with warnings.catch_warnings(action="ignore" if back else "error"):
@@ -294,7 +294,7 @@ def test_a_kill_at_any_operation_leaves_the_last_checkpoint_or_the_new_one(tmp_p
             lab.assert_same(replay, again)
         lab.fill(again, 17, seed=3)
         with Writer(root, keep_last=1) as writer:
-            writer.went_back_to(step)
+            writer.resumed_from(step)
             writer.save(4, lab.parts_of(again), {}, again, wait=True)
         lab.assert_same(again, lab.restore_ring(root))
         assert [path.name for path in root.iterdir()] == ["step_000000000004"]

@@ -237,11 +237,11 @@ def test_what_a_run_passed_over_goes_with_the_next_save_and_pushes_nothing_out(r
         save(root, step, part(), {} if score is None else {"score": score}, keep_last=9)
     with Writer(root, keep_last=9) as writer:
         writer.save(30, part(), {})
-        writer.went_back_to(10)
+        writer.resumed_from(10)
         assert steps(root) == [5, 10, 15, 18, 30]
         assert not writer.holds(30), "the run may come to this step again, in another state"
     with Writer(root, keep_last=2, keep_best=1) as writer:
-        writer.went_back_to(10)
+        writer.resumed_from(10)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoint, "write_part", fail(FULL))
             with pytest.raises(OSError, match="No space left"):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.dreamer_v3 import DreamerV3, Size
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.loop import LoopState, train
 from sheeplike.monitor.metrics import EpisodeStatistics
 
@@ -124,10 +124,12 @@ class Watch:
 def make_agent(kind: str, env) -> Agent:
     spaces = env.single_observation_space, env.single_action_space
     if kind == "ppo":
-        return PPO(*spaces, num_envs=3, observations=("state",), rollout_length=7, minibatches=1, epochs=1)
+        config = PPOConfig(observations=("state",), rollout_length=7, minibatches=1, epochs=1)
+        return PPO(*spaces, config, num_envs=3)
     size = Size(deter=16, hidden=8, classes=4, depth=2, units=8)
     batch = {"batch_size": 2, "batch_length": 4, "replay_size": 90, "replay_ratio": 0.2}
-    return DreamerV3(*spaces, num_envs=3, observations=("state",), size=size, **batch, imagination_length=2)
+    config = DreamerV3Config(observations=("state",), size=size, **batch, imagination_length=2)
+    return DreamerV3(*spaces, config, num_envs=3)
 
 
 @pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
@@ -154,7 +156,7 @@ def test_an_action_that_is_no_number_costs_one_episode_and_is_counted(kind, cart
     assert sick.tolist() == [True] + [False] * 13
     assert watch.steps[2].is_last.tolist() == [False, True, False]
     assert not watch.steps[2].is_terminal.any()
-    assert watch.statistics.flush()["health/nonfinite_worlds"] == 1
+    assert watch.statistics.take().read()["health/nonfinite_worlds"] == 1
     # The episode that ended early, the next one that ran its six steps, and all that came after.
     lasts = torch.stack([step.is_last for step in watch.steps])[:, 1]
     assert np.flatnonzero(lasts.numpy()).tolist() == [2, 9]

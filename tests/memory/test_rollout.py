@@ -191,25 +191,6 @@ def test_no_shift_and_a_shift_of_nothing_are_the_same() -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_frames_are_stored_once_as_bytes() -> None:
-    """20,480 steps of 64 x 64 x 3 in 1,024 worlds, and the step that bootstraps: a quarter of a gigabyte."""
-    spec = {
-        "pixels/front": ((64, 64, 3), torch.uint8),
-        **{name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")},
-        **{name: ((), torch.float32) for name in ("reward", "log_prob", "value")},
-        "raw_action": ((3,), torch.float32),
-    }
-    step = 64 * 64 * 3 + 3 * 1 + 3 * 4 + 3 * 4 + 8  # the last is the age
-    assert Rollout.footprint(spec, 1024, 20) == 21 * 1024 * step == 264_993_792
-    assert Rollout.footprint(spec, 1024, 20, history=3) == 24 * 1024 * step, "a stack of 4 costs 3 more steps, not 4x"
-    assert Rollout.footprint(spec, 1024, 20) == pytest.approx(0.25e9, rel=0.06)
-    rollout = Rollout(spec, num_envs=2, length=4, history=3)
-    assert rollout.storage["pixels/front"].dtype == torch.uint8
-    assert rollout.storage["pixels/front"].shape == (8, 2, 64, 64, 3)
-    taken = sum(x.untyped_storage().nbytes() for x in (*rollout.storage.values(), rollout.age))
-    assert taken == Rollout.footprint(spec, 2, 4, history=3) == 8 * 2 * step
-
-
 def test_adding_and_restarting_keep_all_memory_in_place() -> None:
     rollout = make(2, 3)
     book = Book(rollout)

@@ -119,25 +119,16 @@ class FamilyOptions(CommonOptions):
     any_spelling: ClassVar[bool] = True
 
     @classmethod
-    def find_package(cls) -> Path:
-        """The directory of the package.
-
-        Raises:
-            Unusable: it is not installed.
-        """
-        spec = find_module(cls.package)
-        if spec is None or not spec.submodule_search_locations:
-            raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
-        return Path(spec.submodule_search_locations[0])
-
-    @classmethod
     def list_ids(cls) -> tuple[str, ...]:
         """The ids that the files of the package tell.
 
         Raises:
             Unusable: the package is not installed.
         """
-        return _read_ids(cls.family, cls.find_package())
+        spec = find_module(cls.package)
+        if spec is None or not spec.submodule_search_locations:
+            raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
+        return _read_ids(cls.family, Path(spec.submodule_search_locations[0]))
 
     def check(self) -> None:
         self.resolve()

@@ -57,8 +57,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
-    - ``success`` (N,) bool: the environment said so in this episode, in its ``info["is_success"]`` or
-      ``info["success"]``; never where it does not tell;
+    - ``success`` (N,) bool: ``info["is_success"]`` or ``info["success"]`` was true in this episode;
     - ``reward_terms``: empty;
     - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32 in policy steps, ``success`` (N,) bool,
       ``reward_terms``}: running totals, final where the episode ends;
@@ -68,8 +67,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
       says. The world is truncated, shows its last good observation and has reward 0; its episode does not count.
 
     World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. Other people's
-    environments cannot be saved (``exact_resume`` is False): a state that is loaded begins new episodes in all worlds,
-    from seeds that no episode before had.
+    environments cannot be saved: a loaded state begins new episodes in all worlds, from seeds that no episode had.
 
     Args:
         make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
@@ -309,15 +307,11 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
 
 
 class Staging:
-    """Sends the same named arrays again and again, from the host to the device.
+    """Sends the same named arrays (shape and dtype) again and again, from the host to the device.
 
     On a GPU, each call packs all of them into one pinned buffer, from which one copy is queued that nobody waits for.
     The buffer is a new one while the last is still being read: torch's allocator of pinned memory hands out none whose
     copies have not finished. On a CPU, each array is copied once, out of the memory that its owner writes again.
-
-    Args:
-        arrays: name to shape and dtype.
-        device: where the tensors appear.
     """
 
     def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:
@@ -349,7 +343,7 @@ class Staging:
 def _inspect(
     make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
 ) -> tuple[MakeWorld, float]:
-    """Makes an environment to look at it; returns what makes its worlds, and the environment's steps a second.
+    """What makes the worlds, as one environment made here tells; and that environment's steps a second.
 
     Raises:
         Unusable: it cannot be made.
@@ -372,13 +366,15 @@ def _inspect(
         if limit is None:
             expected = f"a number of steps, since {options.id} has no limit of its own"
             raise InvalidOption("episode_length", None, expected, 1000)
-        options, shown = (
-            options.replace(episode_length=limit),
-            {"image_size": image_size, "action_repeat": action_repeat},
+        made = MakeWorld(
+            make=make,
+            options=options.replace(episode_length=limit),
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            image_size=image_size,
+            action_repeat=action_repeat,
         )
-        made = {"observation_space": env.observation_space, "action_space": env.action_space}
-        fps = float(env.metadata.get("render_fps") or UNKNOWN_FPS)
-        return MakeWorld(make=make, options=options, **made, **shown), fps
+        return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS)
     finally:
         env.close()
 

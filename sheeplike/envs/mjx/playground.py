@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import gymnasium
 import jax
@@ -158,12 +159,8 @@ class PlaygroundTask:
             given = {name: value for name in placed if (value := options.get(name)) is not None}
             return data.replace(**{name: value.reshape(getattr(data, name).shape) for name, value in given.items()})
 
-        own_model, own_make_data = self._env._mjx_model, self._library.make_data
-        self._env._mjx_model, self._library.make_data = model, make_data
-        try:
+        with mock.patch.multiple(self._library, make_data=make_data), mock.patch.object(self._env, "_mjx_model", model):
             yield
-        finally:
-            self._env._mjx_model, self._library.make_data = own_model, own_make_data
 
 
 def _import() -> tuple[Any, Any]:
@@ -211,8 +208,8 @@ def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str,
 
 @contextmanager
 def _assets(id: str, library: Any) -> Iterator[None]:
-    """A task whose meshes are not there says so, where Playground would clone a repository of gigabytes."""
-    ensure, place = library.ensure_menagerie_exists, library.MENAGERIE_PATH
+    """Raises ``Unusable`` where meshes are missing, where Playground would clone a repository of gigabytes."""
+    place = library.MENAGERIE_PATH
 
     def refuse() -> None:
         if not place.exists():
@@ -222,11 +219,8 @@ def _assets(id: str, library: Any) -> Iterator[None]:
                 f"{place} && git -C {place} checkout {library.MENAGERIE_COMMIT_SHA}"
             )
 
-    library.ensure_menagerie_exists = refuse
-    try:
+    with mock.patch.object(library, "ensure_menagerie_exists", refuse):
         yield
-    finally:
-        library.ensure_menagerie_exists = ensure
 
 
 @contextmanager
@@ -237,24 +231,22 @@ def _adapted() -> Iterator[None]:
     - Sites are not rendered. A target that is one, as of ``FingerTurnHard``, becomes a geom that touches nothing.
     - MuJoCo would write its warnings about these scenes to a file in the working directory.
     """
-    compile_spec, warn = mujoco.MjSpec.compile, mujoco.get_mju_user_warning()
+    spec_class, warn = mujoco.MjSpec, mujoco.get_mju_user_warning()
+    compile_spec, find_body = spec_class.compile, getattr(spec_class, "find_body", spec_class.body)
 
     def compile_with_targets(spec: mujoco.MjSpec) -> mujoco.MjModel:
         _show_sites(spec)
         return compile_spec(spec)
 
-    mujoco.MjSpec.compile = compile_with_targets
-    old_name = not hasattr(mujoco.MjSpec, "find_body")
-    if old_name:
-        mujoco.MjSpec.find_body = mujoco.MjSpec.body
     mujoco.set_mju_user_warning(lambda _: None)
     try:
-        yield
+        with (
+            mock.patch.object(spec_class, "compile", compile_with_targets),
+            mock.patch.object(spec_class, "find_body", find_body, create=True),
+        ):
+            yield
     finally:
         mujoco.set_mju_user_warning(warn)
-        mujoco.MjSpec.compile = compile_spec
-        if old_name:
-            del mujoco.MjSpec.find_body
 
 
 def _show_sites(spec: mujoco.MjSpec) -> None:

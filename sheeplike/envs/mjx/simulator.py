@@ -350,9 +350,8 @@ class Simulator:
             outcome, vectors = self._resets.outcome, self._resets.vectors
             memory = next_memory = outcome.memory
         else:
-            memory, next_memory, outcome, vectors = jax.eval_shape(
-                episode, jax.random.key(0), dict.fromkeys(self.settings.on_device, np.float32(0))
-            )
+            settings = dict.fromkeys(self.settings.on_device, np.float32(0))
+            memory, next_memory, outcome, vectors = jax.eval_shape(episode, jax.random.key(0), settings)
         variation = jax.eval_shape(self.randomization.sample, jax.random.key(0))
         vectors = jax.eval_shape(append_variation, vectors, variation)
         if changed:
@@ -376,12 +375,6 @@ class Resets:
 
     On a CPU the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that
     only a reset that is worth it is branched around; the others are made in every step.
-
-    Args:
-        task: one world.
-        model: the nominal model.
-        template: data as the simulator allocates them.
-        device: where the worlds live.
 
     Attributes:
         outcome, vectors: shapes of what ``advance`` returns.
@@ -408,13 +401,9 @@ class Resets:
     def begin(
         self, model: mjx.Model, clean: mjx.Data, key: jax.Array, due: jax.Array
     ) -> tuple[mjx.Data, Memory, dict[str, jax.Array]]:
-        """Data, memory and vectors at the beginning of an episode of one world; anything where it is not due.
+        """Data, memory and vectors at the beginning of an episode of one world; anything where it is not ``due``.
 
-        Args:
-            model: with this world's fields.
-            clean: data whose inputs stand at the model's defaults.
-            key: a typed PRNG key.
-            due: bool (), this world begins an episode.
+        ``model`` has this world's fields, ``clean`` inputs at their defaults; ``key`` is a typed PRNG key.
         """
         if self._branch:
             inputs, memory, vectors = jax.lax.cond(

@@ -122,15 +122,9 @@ def steps_itself(task: Task | SteppingTask) -> TypeGuard[SteppingTask]:
 def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTask:
     """The same task with each action held for ``repeat`` control steps, of which only the last is judged and rendered.
 
-    Repeating whole environment steps would render frames that nobody sees. The conversion between the two, which keeps
-    the simulated time of an episode and the number of transitions::
-
-        substeps'       = substeps x repeat
-        episode_length' = episode_length / repeat
-        total_steps'    = total_steps / repeat        left to whoever asks for it
-
-    The task's ``control`` runs once per action, so what it moves per action (the tip of an arm by 5 mm, say) it moves
-    once; rewards are judged, not summed. Settings are the task's own.
+    There are ``repeat`` times as many substeps and ``repeat`` times fewer steps in an episode, whose simulated time
+    stays the same. The task's ``control`` runs once per action, so what it moves per action (the tip of an arm by 5 mm,
+    say) it moves once; rewards are judged, not summed. Settings are the task's own.
 
     Raises:
         ValueError: ``repeat`` is not positive, or does not divide the episode's length.
@@ -159,11 +153,8 @@ def check_capacity(task: Task | SteppingTask) -> None:
     Raises:
         ValueError: fewer allocated than a known pose needs.
     """
-    contacts, constraints = least_capacity(task.model)
-    needs = {"contacts_per_world": contacts, "constraints_per_world": constraints}
-    for name, needed in needs.items():
-        allocated = getattr(task, name)
-        if allocated < needed:
+    for name, needed in zip(("contacts_per_world", "constraints_per_world"), least_capacity(task.model), strict=True):
+        if (allocated := getattr(task, name)) < needed:
             raise ValueError(f"{task.name}: {name}={allocated} is too few: expected at least {needed} for this scene")
 
 

@@ -254,8 +254,8 @@ def test_what_fits_is_padded_in_the_middle_and_stays_crisp(resize: str) -> None:
 
 def test_what_does_not_fit_is_refused_by_pad_and_averaged_otherwise() -> None:
     large = frame(128, 192)
-    told = "area, or larger images, as a frame of 128x192 does not fit into image_size=(64, 64); nearest: area"
-    with pytest.raises(InvalidOption, match=re.escape(f"resize='pad': expected {told}")):
+    told = "area, or larger images, as a frame of 128x192 does not fit into image_size=(64, 64); nearest: resize=area"
+    with pytest.raises(InvalidOption, match=re.escape(f"resize=pad: expected {told}")):
         images(resize="pad")(large, first=True)
     mean = large.reshape(64, 2, 64, 3, 3).mean((1, 3))
     for resize in ("auto", "area"):

@@ -165,8 +165,8 @@ def test_what_is_not_installed_is_no_accident(worlds: Make, failing: type) -> No
 def test_a_picture_that_does_not_fit_is_no_accident(worlds: Make, failing: type, vectorization: str) -> None:
     before = failing.made
     env = worlds(lambda *_: None, frames="render", image_size=8, resize="pad", vectorization=vectorization)
-    told = "resize='pad': expected area, or larger images, as a frame of 16x16 does not fit into image_size=(8, 8)"
-    with pytest.raises(Unusable, match=re.escape(f"{told}; nearest: area")):
+    told = "resize=pad: expected area, or larger images, as a frame of 16x16 does not fit into image_size=(8, 8)"
+    with pytest.raises(Unusable, match=re.escape(f"{told}; nearest: resize=area")):
         env.reset()
     assert failing.made == before + 2
     env.close()

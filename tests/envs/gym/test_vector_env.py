@@ -241,13 +241,16 @@ def test_actions_of_another_kind_are_refused(actions: torch.Tensor, message: str
         ({"image_size": (8, 8, 3)}, r"image_size=\(8, 8, 3\)"),
         ({"seed": -1}, r"seed=-1"),
         ({"device": "gpu"}, r"device='gpu'"),
-        ({"frames": "rendr"}, r"frames='rendr': expected one of auto, observation, render, none; nearest: render"),
-        ({"resize": "crop"}, r"resize='crop'"),
-        ({"vectorization": "thread"}, r"vectorization='thread'"),
-        ({"frame_stack": 0}, r"frame_stack=0: expected an integer of at least 1; nearest: 1"),
+        ({"frames": "rendr"}, r"frames=rendr: expected one of auto, observation, render, none; nearest: .*render"),
+        ({"resize": "crop"}, r"resize=crop"),
+        ({"vectorization": "thread"}, r"vectorization=thread"),
+        ({"frame_stack": 0}, r"frame_stack=0: expected an integer of at least 1; nearest: .*1"),
         ({"max_restarts": -1}, r"max_restarts=-1"),
         ({"episode_length": 2.5}, r"episode_length=2.5: expected an integer of at least 1, or null"),
-        ({"episode_length": None}, r"expected a number of steps, since Counter has no limit of its own; nearest: 1000"),
+        (
+            {"episode_length": None},
+            r"expected a number of steps, since Counter has no limit of its own; nearest: .*000",
+        ),
     ],
 )
 def test_bad_values_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -285,11 +288,11 @@ def test_worlds_in_processes_of_their_own_do_the_same() -> None:
 
 
 def test_an_environment_that_is_not_there() -> None:
-    with pytest.raises(InvalidOption, match=r"id='CartPol-v1'.*<module>:<id>.*nearest: CartPole-v1"):
+    with pytest.raises(InvalidOption, match=r"id=CartPol-v1.*<module>:<id>.*nearest: .*CartPole-v1"):
         sheeplike.envs.make("gym", id="CartPol-v1", num_envs=1)
-    with pytest.raises(ValueError, match=r"id=None: expected which of gym"):
+    with pytest.raises(ValueError, match=r"id=null: expected which of gym"):
         sheeplike.envs.make("gym", num_envs=1)
-    with pytest.raises(ValueError, match=r"cameras=\['a'\]: expected null, since gym renders its images itself"):
+    with pytest.raises(ValueError, match=r"cameras=\[a\]: expected null, since gym renders its images itself"):
         sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, cameras=["a"])
 
 

@@ -82,15 +82,14 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
     spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
     for index, (line, targets, least, most) in enumerate(reaches):
-        for field, rows, components in targets:
+        for target in targets:
+            field, at = target.field, target.at
             if field.path not in NOT_NEGATIVE:
                 continue
             if field.path not in spans:
-                value = np.float32(field.nominal).reshape(1 if field.elements is None else len(field.elements), -1)
+                value = np.float32(field.nominal).reshape(field.shape)
                 spans[field.path] = value.copy(), value.copy(), np.full(value.shape, -1)
             low, high, by = spans[field.path]
-            rows = np.arange(len(low)) if rows is None else rows
-            at = np.ix_(rows, np.arange(low.shape[1]) if components is None else components)
             a, b = low[at], high[at]
             if line.operation == "scale":
                 corners = a * least, a * most, b * least, b * most

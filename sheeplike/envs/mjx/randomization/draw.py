@@ -215,22 +215,18 @@ class Randomization:
             self._shown = set(range(self._scene.nmat))  # which may be anybody's
 
     def _target(self, line: Line, field: Field) -> Target:
-        if field.elements is None and line.of != ("*",):
-            raise line.invalid("of", list(line.of), f"nothing, since {field.path} is the whole scene's")
-        chosen = None if field.elements is None else rows(line.name, field, line.of)
-        components = np.arange(field.components) if line.component is None else np.array(line.component)
-        if components.max() >= field.components:
-            expected = f"indices below {field.components} for {field.path}"
+        components = np.arange(field.shape[1]) if line.component is None else np.array(line.component)
+        if components.max() >= field.shape[1]:
+            expected = f"indices below {field.shape[1]} for {field.path}"
             raise line.invalid("component", components.tolist(), expected)
-        return Target(field, chosen, components if field.vectors else None)
+        return Target(field, rows(line.name, field, line.of), components)
 
     def _check_scene(self, line: Line, target: Target) -> None:
         path, names = target.field.path, target.field.elements
         if path in ("geom_pos", "geom_quat", "body_pos", "body_quat"):
             for row in target.rows[fixed_to_world(target.field, self._scene)[target.rows]][:1]:
-                raise line.invalid(
-                    "of", names[row], f"what can move: {path} of what is fixed to the world is computed once"
-                )
+                expected = f"what can move: {path} of what is fixed to the world is computed once"
+                raise line.invalid("of", names[row], expected)
         for prefix, modes in (("cam_", self._scene.cam_mode), ("light_", self._scene.light_mode)):
             if path in (f"{prefix}pos", f"{prefix}quat", f"{prefix}dir"):
                 for row in [row for row in target.rows if modes[row] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED][:1]:
@@ -238,18 +234,16 @@ class Randomization:
         if path == "mat_rgba" and self._shown.isdisjoint(target.rows.tolist()):
             raise line.invalid("of", list(line.of), "a material whose colour is seen: no geom shows it")
         if path in KEPT and self.randomize:
-            self.remarks.append(
-                f"randomization.{line.name}: {path} changes, but {KEPT[path]} keep their nominal values"
-            )
+            kept = f"{KEPT[path]} keep their nominal values"
+            self.remarks.append(f"randomization.{line.name}: {path} changes, but {kept}")
 
 
 def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _Bound:
     """The shape of a line's draw, and its parameters as arrays."""
-    counts = {1 if target.rows is None else len(target.rows) for target in targets} or {1}
+    counts = {len(target.rows) for target in targets} or {1}
     if len(counts) > 1 and not line.shares("elements"):
-        expected = "fields of as many elements each, or shared: elements"
-        raise line.invalid("field", list(line.field), expected)
-    widths = {1 if target.components is None else len(target.components) for target in targets} or {1}
+        raise line.invalid("field", list(line.field), "fields of as many elements each, or shared: elements")
+    widths = {len(target.components) for target in targets} or {1}
     one_for_all = line.shares("components") or len(targets) > 1
     r = 1 if line.shares("elements") else max(counts)
     c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
@@ -277,10 +271,7 @@ def _neutral(line: Line, targets: tuple[Target, ...], shape: tuple[int, int]) ->
         return np.zeros(shape, np.float32)
     if line.operation == "scale":
         return np.ones(shape, np.float32)
-    field, chosen, components = targets[0]
-    value = np.float32(field.nominal)
-    value = value.reshape(1, -1) if chosen is None else value[chosen].reshape(len(chosen), -1)
-    value = value if components is None else value[:, components]
+    value = np.float32(targets[0].field.nominal).reshape(targets[0].field.shape)[targets[0].at]
     for axis in (0, 1):
         value = value.mean(axis, keepdims=True) if shape[axis] == 1 else value
     return value
@@ -312,21 +303,17 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
 
 def _changed(value: jax.Array, target: Target, operation: str, numbers: jax.Array, lights: jax.Array) -> jax.Array:
     """The field of a target after a line; ``lights`` (nlight, 3) are where they stand."""
-    field, chosen, components = target
-    part = value if chosen is None else value[chosen]
+    whole = value.reshape(target.field.shape)
     if operation == "rotate":
-        part = _rotated(part, jnp.broadcast_to(jnp.deg2rad(numbers), (len(chosen), 3)))
+        part = _rotated(whole[target.rows], jnp.broadcast_to(jnp.deg2rad(numbers), (len(target.rows), 3)))
     elif operation == "aim":
-        towards = numbers - lights[chosen]
+        towards = numbers - lights[target.rows]
         part = towards / jnp.maximum(jnp.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
     else:
-        numbers = numbers if chosen is not None else numbers[0]
-        numbers = numbers if field.vectors else numbers[..., 0]
-        old = part[..., components] if field.vectors else part
-        new = {"set": numbers, "add": old + numbers, "scale": old * numbers}[operation]
-        new = jnp.broadcast_to(new, old.shape).astype(part.dtype)
-        part = part.at[..., components].set(new) if field.vectors else new
-    return part if chosen is None else value.at[chosen].set(part)
+        old = whole[target.at]
+        part = {"set": numbers, "add": old + numbers, "scale": old * numbers}[operation]
+        part = jnp.broadcast_to(part, old.shape).astype(value.dtype)
+    return whole.at[target.at].set(part).reshape(value.shape)
 
 
 def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:

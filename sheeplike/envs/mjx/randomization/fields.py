@@ -79,22 +79,23 @@ class Field:
     elements: tuple[str, ...] | None
 
     @property
-    def vectors(self) -> bool:
-        """Whether there are several components, and hence an axis of them."""
-        return self.nominal.ndim > (self.elements is not None)
-
-    @property
-    def components(self) -> int:
-        """Length of the last axis of a field of vectors; 1 for a field of numbers."""
-        return self.nominal.shape[-1] if self.vectors else 1
+    def shape(self) -> tuple[int, int]:
+        """Elements and components, of each at least one: what the field is reshaped to, to change parts of it."""
+        rows = 1 if self.elements is None else len(self.elements)
+        return rows, self.nominal.shape[-1] if self.nominal.ndim > (self.elements is not None) else 1
 
 
 class Target(NamedTuple):
-    """What a line changes of a field: rows and components by index, or None where it has none to choose from."""
+    """What a line changes of a field: rows and components by index."""
 
     field: Field
-    rows: np.ndarray | None
-    components: np.ndarray | None
+    rows: np.ndarray
+    components: np.ndarray
+
+    @property
+    def at(self) -> tuple[np.ndarray, ...]:
+        """Where that is in the field, reshaped."""
+        return np.ix_(self.rows, self.components)
 
 
 def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field:
@@ -128,12 +129,15 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
 
 
 def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
-    """Indices of the elements that the patterns choose, in their order in the model.
+    """Indices of the elements that the patterns choose, in their order in the model; 0 of a field of the whole scene.
 
     Raises:
         InvalidOption: a pattern fits nothing, or nothing is left.
     """
-    assert field.elements is not None
+    if field.elements is None:
+        if tuple(patterns) != ("*",):
+            raise invalid(line, "of", list(patterns), f"nothing, since {field.path} is the whole scene's")
+        return np.zeros(1, np.int32)
     known = list(dict.fromkeys(field.elements))
     chosen: set[str] = set()
     if all(pattern.startswith("!") for pattern in patterns):

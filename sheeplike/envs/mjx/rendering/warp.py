@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +96,5 @@ def _side_effects_undeclared() -> Iterator[None]:
     def undeclared(*args: Any, has_side_effect: bool = False, **options: Any) -> Any:
         return declared(*args, **options)
 
-    ffi.jax_callable_variadic_tuple = undeclared
-    try:
+    with mock.patch.object(ffi, "jax_callable_variadic_tuple", undeclared):
         yield
-    finally:
-        ffi.jax_callable_variadic_tuple = declared

@@ -63,8 +63,7 @@ class Cartpole:
     contacts_per_world = 1
     constraints_per_world = 4
 
-    def __init__(self, options: CartpoleOptions | None = None) -> None:
-        options = options or CartpoleOptions()
+    def __init__(self, options: CartpoleOptions = CartpoleOptions()) -> None:  # noqa: B008, immutable
         self._reward_name = "swingup" if options.swing_up else "balance"
         self.name = f"cartpole_{self._reward_name}"
         self.episode_length = options.episode_length

@@ -87,8 +87,7 @@ class FrankaPick:
     contacts_per_world = 24
     constraints_per_world = 96
 
-    def __init__(self, options: FrankaPickOptions | None = None) -> None:
-        options = options or FrankaPickOptions()
+    def __init__(self, options: FrankaPickOptions = FrankaPickOptions()) -> None:  # noqa: B008, immutable
         self.settings = {"box_range": options.box_range}
         self.episode_length = options.episode_length
         self.picked_probability = options.picked_probability
