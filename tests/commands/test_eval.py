@@ -103,11 +103,6 @@ def test_a_run_that_is_not_there_or_not_whole(begun, refused):
         assert "mine/config.yaml" in refused("eval", "run=mine")
 
 
-def test_the_nearest_run_is_named(begun, refused):
-    begun({64: None}, "run_dir=logs/cartpole/seed_0")
-    assert refused("eval", "run=logs/cartpole/sed_0").endswith("nearest: run=logs/cartpole/seed_0\n")
-
-
 # What is asked for
 
 

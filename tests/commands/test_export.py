@@ -185,13 +185,3 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     tensors = load_file(weights)
     save_file(dict(list(tensors.items())[:-1]), weights)
     assert "was altered" in problem()
-
-
-def test_help(capfd: pytest.CaptureFixture[str]) -> None:
-    main(["export", "--help"])
-    text = capfd.readouterr().out
-    assert "  checkpoint " in text
-    assert "  to " in text
-    assert "never replaced" in text
-    main(["--help"])
-    assert "  export " in capfd.readouterr().out

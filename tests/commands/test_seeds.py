@@ -220,7 +220,3 @@ def _wait_for(condition, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def test_help_names_it(sheeplike):
-    assert "seeds=3" in sheeplike("--help").output

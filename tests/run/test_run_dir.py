@@ -209,12 +209,6 @@ def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike
     assert (DEFAULT / "checkpoints/step_000000000128").is_dir()
 
 
-def test_auto_follows_no_link_either(begun, refused, tmp_path):
-    begun(*JOB)
-    (DEFAULT / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert "is a link to" in refused(*JOB, "resume=auto")
-
-
 def test_auto_is_content_with_a_finished_run(begun, sheeplike):
     begun(*JOB, "total_steps=2000")
     (DEFAULT / "checkpoints/step_000000002000").mkdir()
