@@ -50,11 +50,11 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
     merged, overrides = Merged(), [parse(argument) for argument in arguments]
     merged.add(_read(path), path.name)
     keys = {key.path: key for key in all_keys()}
-    for override in overrides:
+    for argument, override in zip(arguments, overrides, strict=True):
         key = override.key_or_group
         if key in GROUPS or key.partition(".")[0] not in {*RESUMABLE, "seed"}:
             expected = ", ".join(sorted({*RESUMABLE, "seed"}))
-            raise CommandError(f"{override.input_line!r} cannot change when a run is resumed: expected {expected}")
+            raise CommandError(f"{argument!r} cannot change when a run is resumed: expected {expected}")
         check_key(override, keys)
         merged.set(key, override.value(), COMMAND_LINE)
     try:

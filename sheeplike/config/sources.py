@@ -72,7 +72,8 @@ class Sources:
     def _refuse_hidden(self, directory: Path) -> None:
         for group in GROUPS:
             for path in sorted((directory / group).glob("*.yaml")):
-                if path.stem in self._files(group):
+                built_in = [options.model_fields["name"].default for options in registry.built_in()]
+                if path.stem in self._files(group) or (group == "agent" and path.stem in built_in):
                     raise CommandError(
                         f"{path}: {group}={path.stem} exists already: expected a name of its own; "
                         f"nearest: {path.stem}_2.yaml"

@@ -182,7 +182,8 @@ class Experiment:
             OSError: it cannot be written, with ``wait``.
         """
         parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
-        self.writer.save(self.policy_steps, parts, meta, history, finite=("agent",), wait=wait)
+        finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from, and would be again
+        self.writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
         self.kept, self._touched = True, False
 
     def close(self) -> None:
@@ -377,7 +378,9 @@ class Experiment:
                 self.save(wait=False)
                 return
             except checkpoint.NonFinite as error:
-                problem = self._nonfinite = str(error)
+                problem = str(error)
+                if problem.startswith("agent"):  # what it has seen is gone with the next rollout
+                    self._nonfinite = problem
         self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {problem}")
 
     # --- how it ends ------------------------------------------------------------------------------------------------
