@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
     except CommandError as error:
         if os.environ.get("SHEEPLIKE_DEBUG") == "1":
             raise
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(error.status) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # as with `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(arguments: list[str]) -> None:

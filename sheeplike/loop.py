@@ -2,7 +2,7 @@
 
 One iteration takes one step in every world, then as many gradient steps as are due::
 
-    act ─► add ─► step the worlds ─► updates due? ─► learn ─► hooks (log, evaluate, save)
+    act ─► add ─► step the worlds ─► updates due? ─► learn ─► hooks (log, film, evaluate, save)
 
 The worlds follow next-step reset: a step that ends an episode is delivered with its true last frame, the action chosen
 on it is ignored, and the next step is the first of a new episode. ``sheeplike.agents.agent`` draws the time alignment.

@@ -75,7 +75,8 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
                 agents.append(registry.find(name).config)
     parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
     parts.append(
-        "the defaults are those before configs: show=config prints the values that a run gets, and their files"
+        "Defaults are those of the code. Files in configs/ change some: show=config prints the values of a run, and "
+        "the file that each comes from."
     )
     parts.append(explain_keys([*keys_of(Start), *(key for key in all_keys() if key.path != "agent")]))
     for options in dict.fromkeys(agents):

@@ -42,7 +42,7 @@ from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)
 PATHS = ("resume", "run", "run_dir", "out", "to")  # keys whose values are paths
-SECTIONS = {"agents": "agent", "profiles": "profile"}  # in a file, to the group that a name in it must be chosen from
+SECTIONS = {"agents": "agent", "profiles": "profile"}  # section of a file -> the group whose choices its names are
 
 
 class Composed(NamedTuple):
@@ -59,7 +59,8 @@ class Composed(NamedTuple):
     @property
     def files(self) -> list[str]:
         """What changed a value: files in the order in which they were merged, and the command line."""
-        return [source for source in dict.fromkeys(self.sources.values()) if "=" not in source]
+        sources = dict.fromkeys(self.sources.values())
+        return [source for source in sources if "=" not in source]  # agent=ppo is a choice, and no file
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Composed:
@@ -83,7 +84,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     if not any(part.startswith("profile=") for part in line):
         line.append(f"profile={_profile(changes)}")
     files, choices = _list_files(line, sources)
-    chosen_files = {file.choice for file in files}  # one that builds on another counts as that one too
+    chosen_files = {file.choice for file in files}  # an agent file that builds on dreamer_v3 counts as dreamer_v3 too
     chosen_files |= {f"agent/{name}" for file in files if (name := file.content.get("agent", {}).get("name"))}
     for group in ("env", "agent"):  # a file that names none is about what it is called itself
         merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
@@ -93,6 +94,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     with as_command_errors(ValueError):
         agent = registry.find(merged.data["agent"].get("name")).config
     known = {key.path: key for key in all_keys(*{*registry.built_in(), agent})}
+    for file in files:
+        _check_keys(file, known)
     for override in changes:
         check_key(override, known)
     if _value_of("dry_run", changes, merged.data) is True:
@@ -106,6 +109,13 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     except InvalidOption as error:
         if error.nearest is None:
             error.nearest = _default(error, before, known)
+        source = merged.sources.get(error.key, "")
+        if source == f"env={error.value}" and sources.find(f"env/{error.value}"):
+            raise CommandError(
+                f"env/{error.value}.yaml: expected what it builds on, as in 'defaults: [franka_pick]', or env.name"
+            ) from None
+        if source.endswith(".yaml"):
+            raise CommandError(f"{error} (in {source})") from None
         raise
     if config.run_dir is None:
         config = config.replace(run_dir=_run_dir(config, choices))
@@ -157,7 +167,8 @@ def parse(argument: str) -> Override:
         override = OverridesParser.create().parse_override(argument)
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {key}=\"'{value}'\"") from None
+        hint = "a bracket that is closed" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
+        raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {hint}") from None
     if override.is_delete():
         raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")
     if override.is_sweep_override():
@@ -300,17 +311,39 @@ def _check_file(file: _File, sources: Sources) -> None:
 
 
 def _check_choice(override: Override, sources: Sources) -> None:
+    """Raise for a choice there is not, and for a recipe whose keys would not be those of a run."""
     group, name = override.key_or_group, override.value()
     if name not in sources.choices(group):
         raise unknown(group, str(name), sources.choices(group))
+    path = sources.find(f"{group}/{name}")
+    if group == "exp" and path:
+        with _one_line(None):
+            text = path.read_text(encoding="utf-8")
+        if not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
+            raise CommandError(f"{path}: expected '# @package _global_' as its first line")
+
+
+def _check_keys(file: _File, known: Mapping[str, Key]) -> None:
+    """Raise for a key in a file that does not exist."""
+    for path, _ in flat({name: value for name, value in file.content.items() if name not in SECTIONS}):
+        try:
+            _check_path(path, known)
+        except CommandError as error:
+            raise CommandError(f"{file.source}: {error}") from None
+    for _, _, part in file.sections():
+        _check_keys(file._replace(content=part), known)
+
+
+def _check_path(path: str, known: Mapping[str, Key]) -> None:
+    parts = path.split(".")
+    above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
+    if path not in known and not any(key and key.is_open for key in above):
+        raise unknown_key(path, [*known.values(), *keys_of(Start)])
 
 
 def check_key(override: Override, known: Mapping[str, Key]) -> None:
     """Raise for a key that does not exist."""
-    parts = override.key_or_group.split(".")
-    above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
-    if override.key_or_group not in known and not any(key and key.is_open for key in above):
-        raise unknown_key(override.key_or_group, [*known.values(), *keys_of(Start)])
+    _check_path(override.key_or_group, known)
     if override.package:
         raise CommandError(f"{override.input_line!r}: expected key=value, without @{override.package}")
 
@@ -372,7 +405,7 @@ def _stored(sources: Sources) -> Iterator[None]:
         for group, name in names:
             store.store(name, contents[group](name), group, package="_global_" if group == "exp" else None)
         yield
-    finally:  # what stays would be taken for the schema of a file of that name
+    finally:  # left in the store, Hydra would use it as the schema of a later file with this name
         for group, name in names:
             store.repo[group].pop(f"{name}.yaml", None)
 
@@ -383,12 +416,20 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        missing = re.search(r"You must specify '([\w/]+)'", str(error))
-        if missing and sources:
+        if sources and (missing := re.search(r"You must specify '(\w+)'", str(error))):
             group = missing[1]
             raise CommandError(
                 f"{group}= is missing: expected one of {', '.join(sources.choices(group))}; "
-                "for example: python -m sheeplike exp=dreamer_v3 env=franka_pick"
+                f"for example {group}={'franka_pick' if group == 'env' else 'dreamer_v3'}"
+                + ", or '- override /agent: dreamer_v3' under the defaults of the recipe"
+                * (group == "agent")
+            ) from None
+        if sources and (lost := re.search(r"In '([^']+)': Could not \w+ '(\w+)/([^']+)'", str(error))):
+            where = "" if lost[1] == "config" else f"{lost[1]}.yaml: "
+            raise unknown(f"{where}{lost[2]}", lost[3], sources.choices(lost[2])) from None
+        if twice := re.search(r"Multiple values for (\w+)\.", str(error)):
+            raise CommandError(
+                f"{twice[1]} is chosen twice: expected '- override /{twice[1]}: <name>' in the file that changes it"
             ) from None
         text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
         raise CommandError(text) from None

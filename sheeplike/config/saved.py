@@ -52,10 +52,11 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
     keys = {key.path: key for key in all_keys()}
     for argument, override in zip(arguments, overrides, strict=True):
         key = override.key_or_group
+        if key not in GROUPS:
+            check_key(override, keys)
         if key in GROUPS or key.partition(".")[0] not in {*RESUMABLE, "seed"}:
             expected = ", ".join(sorted({*RESUMABLE, "seed"}))
-            raise CommandError(f"{argument!r} cannot change when a run is resumed: expected {expected}")
-        check_key(override, keys)
+            raise CommandError(f"'{argument}' cannot change when a run is resumed: expected {expected}")
         merged.set(key, override.value(), COMMAND_LINE)
     try:
         return Composed(validate(merged.data), merged.sources)

@@ -133,7 +133,8 @@ class Start(Options):
     """Keys of the command line alone; they are not saved with the run."""
 
     resume: str | None = Field(
-        None, description="a run directory to go on from, or auto: go on where run_dir holds this run, else begin it"
+        None,
+        description="a run directory to go on from, or auto: continue if run_dir already holds this run, otherwise begin it",
     )
     seeds: int | tuple[int, ...] | None = Field(
         None, description="train once per seed: how many, counted from seed, or a list of them"

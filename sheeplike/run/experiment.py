@@ -163,13 +163,18 @@ class Experiment:
         with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
             self._go_to(target)
         self.recorder.flush()
-        self._busy, self._touched = False, not self.finished  # whoever gets this may change the environments
+        self._busy, self._touched = (
+            False,
+            not self.finished,
+        )  # the caller may change the environments now: the end saves again
         return dict(self.recorder.latest)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
         self._touched = True
-        return self.recorder.evaluated(self.evaluator(), self.state)
+        with phase("evaluating"):
+            result = self.evaluator()
+        return self.recorder.evaluated(result, self.state)
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint of everything.
@@ -282,16 +287,17 @@ class Experiment:
     def _go_to(self, target: int) -> None:
         while self.policy_steps < target and not self.stop():
             if not self._compiled:
-                # The environments do not wait for the update to be compiled, nor for long to learn that it cannot be.
+                # Act first, so that the environments run at once; but compile after a minute at most, so that an
+                # update that does not fit into memory fails early.
                 self._train(min(self._compile_at, target))
                 if self.policy_steps >= self._compile_at and not self.over:
                     self._paused(self._compile_update)(self.state)
-                    self._compiled = self.kept = True
+                    self._compiled = self.kept = True  # the directory is kept from here on, even without a checkpoint
                 if self.policy_steps < self._compile_at:
                     continue
             self._train(target)
             if self._must_halt():
-                self._halt()
+                self._halt_if_still_nonfinite()
 
     def _train(self, total_steps: int) -> None:
         train(
@@ -336,7 +342,7 @@ class Experiment:
     def _must_halt(self) -> bool:
         return bool(self._nonfinite) or self.recorder.skipped >= self.config.max_skipped
 
-    def _halt(self) -> None:
+    def _halt_if_still_nonfinite(self) -> None:
         """Stop, with what the last update saw in a file; the newest checkpoint was written while numbers were finite.
 
         Not if updates have been good since: the record is an interval late.
@@ -389,7 +395,7 @@ class Experiment:
         steps = checkpoint_steps(self.run_dir)
         newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
         if steps:
-            self._halt()
+            self._halt_if_still_nonfinite()
         try:
             with phase("saving"), Watchdog(self.config.watchdog):
                 if self._touched or not self.writer.holds(self.policy_steps):

@@ -11,12 +11,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
@@ -92,11 +92,14 @@ def check(config: Config) -> Path:
     """
     path = Path(config.run_dir or "").expanduser()
     ancestor = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not ancestor.is_dir() or not os.access(ancestor, os.R_OK | os.W_OK | os.X_OK):
+    try:
+        with TemporaryDirectory(dir=ancestor):  # asking for permission is not enough: some file systems take no files
+            pass
+    except OSError:
         raise CommandError(
             f"run_dir={path}: expected a directory that can be written, and {ancestor} is none; "
             "nearest: leave run_dir out, for one below logs/"
-        )
+        ) from None
     taken = path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
     if taken and not (config.dry_run and _holds_dry_run(path)):
         free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
@@ -256,7 +259,7 @@ def _auto(composed: Composed) -> Plan | None:
     if refused:
         raise CommandError(
             f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "
-            f"that began it, changes of {', '.join(sorted(RESUMABLE))} apart, or another run_dir"
+            f"that began it (only {', '.join(sorted(RESUMABLE))} may differ), or another run_dir"
         )
     if not checkpoint_steps(path):
         return Plan(config, path, replace=True, files=composed.files)

@@ -145,7 +145,7 @@ class DreamerV3(Agent):
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.
 
-        None before ``learning_starts``, nor before the replay holds the steps of one batch; none is made up for later.
+        0 before ``learning_starts`` and while the replay holds less than a batch; nothing is caught up on later.
         """
         needed = min(self.config.batch_size * self.config.batch_length, self.replay.length * self.num_envs)
         if not self.replay.ready or len(self.replay) < needed:
@@ -332,8 +332,8 @@ class DreamerV3(Agent):
         return self.replay
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, without
-        ``history`` the ring is without what never changes."""
+        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, and
+        without ``history`` it lacks frames, actions and rewards, which are saved in files of their own."""
         state = {
             "modules": self.modules.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -10,8 +10,8 @@ from pydantic import Field
 from sheeplike.agents.config import AgentConfig
 from sheeplike.options import InvalidOption, Options
 
-CONTEXT = 1  # stored steps before each trained sequence; the last one supplies the latent to start from
-WRITE_HEAD = 1  # steps of each ring that no sequence may span
+CONTEXT = 1  # stored steps in front of each trained sequence, whose last latent is where it starts
+WRITE_HEAD = 1  # steps kept free where each world's ring is written: a sequence across would join old and new
 
 
 class Size(Options):
@@ -59,8 +59,9 @@ class DreamerV3Config(AgentConfig):
     )
     size: Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size = Field(
         "12m", description="preset, or the widths of the model"
-    )
+    )  # the authors' default is 200m
     replay_ratio: float = Field(0.0625, gt=0, description="gradient steps per policy step after learning_starts")
+    # 0.0625 x 16 x 64: each step is trained on 64 times. The authors' default is 32 times, for 5 million steps.
     learning_starts: int | None = Field(
         None, ge=0, description="policy steps before the first gradient step; null: when the replay holds a batch"
     )
