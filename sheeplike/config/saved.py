@@ -52,7 +52,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
     keys = {key.path: key for key in all_keys()}
     for argument, override in zip(arguments, overrides, strict=True):
         key = override.key_or_group
-        if key not in GROUPS:
+        if key not in GROUPS and not key.startswith("agent."):
             check_key(override, keys)
         if key in GROUPS or key.partition(".")[0] not in {*RESUMABLE, "seed"}:
             expected = ", ".join(sorted({*RESUMABLE, "seed"}))

@@ -134,7 +134,7 @@ class Start(Options):
 
     resume: str | None = Field(
         None,
-        description="a run directory to go on from, or auto: continue if run_dir already holds this run, otherwise begin it",
+        description="a run directory to go on from, or auto: continue if run_dir holds this run already, else begin it",
     )
     seeds: int | tuple[int, ...] | None = Field(
         None, description="train once per seed: how many, counted from seed, or a list of them"
