@@ -27,7 +27,7 @@ class Step:
 
     Attributes:
         obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 and ``depth/<camera>`` float32, NHWC; vectors float32.
-        action: what the player chose after ``obs``, as the environment received it.
+        action: what the player chose after ``obs``, as the environment received it; before that, its last one.
         reward: ``(N,)`` float32, for arriving at ``obs``.
         is_first, is_last, is_terminal: ``(N,)`` bool.
         extras: what the player wants stored beside the step (latents, log-probabilities, values).

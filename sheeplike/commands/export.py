@@ -166,11 +166,14 @@ def main(request: Request) -> None:
             os.rename(fresh, place)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+    shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting.items())
     print(
         f"saved: {place}\nload it:\n"
+        "  import torch\n"
         "  from sheeplike.commands.export import load_agent\n"
         f"  player = load_agent({str(place)!r}).player(num_envs=1)\n"
-        "  action = player.act(observations, is_first)"
+        f"  observations = {{{', '.join(shown)}}}\n"
+        "  action = player.act(observations, is_first=torch.tensor([True]))"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,22 +81,19 @@ def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
         assert tensors[name].dtype == value.dtype
         assert torch.equal(tensors[name], value), name
 
-    # As printed, in three lines; and without JAX, which a robot may not have.
-    *_, one, two, three = capfd.readouterr().out.splitlines()
-    names: dict[str, object] = {}
-    for line in (one, two.replace("num_envs=1", "num_envs=3")):
-        exec(line.strip(), names)
-    loaded, player = names["load_agent"](place), agent.player(3)
+    loaded = load_agent(place)
     assert loaded.keys.spaces == agent.keys.spaces
-    obs, is_first = experience(agent)
+    player, same = agent.player(3), loaded.player(3)
     for _ in range(3):
-        names |= {"observations": obs, "is_first": is_first}
-        torch.manual_seed(0)
-        exec(three.strip(), names)
-        torch.manual_seed(0)
-        assert torch.equal(names["action"], player.act(obs, is_first))
         obs, is_first = experience(agent)
-    code = f"import sys\n{one.strip()}\n{two.strip()}\nassert not {{'jax', 'mujoco', 'warp'}} & set(sys.modules)"
+        torch.manual_seed(0)
+        action = same.act(obs, is_first)
+        torch.manual_seed(0)
+        assert torch.equal(action, player.act(obs, is_first))
+
+    # As printed; and without JAX, which a robot may not have.
+    code = textwrap.dedent(capfd.readouterr().out.partition("load it:\n")[2])
+    code += "import sys\nassert len(action) == 1\nassert not {'jax', 'mujoco', 'warp'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
     model = json.loads((place / "model.json").read_text())

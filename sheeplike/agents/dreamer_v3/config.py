@@ -77,7 +77,7 @@ class DreamerV3Config(AgentConfig):
     unimix: float = Field(0.01, ge=0, lt=1, description="share of a uniform distribution in the latents")
     policy_unimix: float = Field(
         0.0, ge=0, lt=1, description="share of a uniform distribution in a discrete policy; the paper has 0.01"
-    )
+    )  # so has the authors' configuration, but their code does not apply it
     free_nats: float = Field(1.0, ge=0, description="nats of KL divergence that cost nothing")
     imagination_length: int = Field(15, ge=1, description="imagined time steps")
     horizon: float = Field(333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)")
