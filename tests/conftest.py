@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -23,6 +24,7 @@ import torch
 from sheeplike import entry_points, host
 from sheeplike.__main__ import main
 from sheeplike.run.run_dir import Plan
+from sheeplike.run.signals import SIGNALS
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,6 +35,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _takes_interrupts() -> None:
+    """Also behind ``&``, where a shell has them ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before(_takes_interrupts: None) -> Iterator[None]:
+    """A run that was stopped leaves its signal ignored: its process is about to end. Later tests send some too."""
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture

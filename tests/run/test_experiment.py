@@ -206,7 +206,6 @@ def test_weights_that_are_not_finite_are_never_saved(
 def test_ctrl_c_saves_and_says_how_to_go_on(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest behind & ignores it
     run, step = begin(*PPO, *GYM, "checkpoint.every=null"), GymVectorEnv.step
 
     def interrupted(self: GymVectorEnv, actions: torch.Tensor) -> tuple:

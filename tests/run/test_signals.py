@@ -18,16 +18,6 @@ from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stoppable, st
 HERE = os.getpid()
 
 
-@pytest.fixture(autouse=True)
-def _system_defaults():
-    """As in a fresh process, whatever runs the tests."""
-    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in SIGNALS}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
-
-
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Statuses with which the process would have ended at once."""
