@@ -117,8 +117,12 @@ def test_catch_goes_on_from_its_state(catch, pages):
 
 
 def test_catch_refuses_what_it_cannot_do(pages):
-    for options in ({"rows": 1}, {"columns": 1}, {"action_repeat": 2}):
-        with pytest.raises(ValueError, match="expected 1 \\+ a multiple of"):
+    for options, refusal in (
+        ({"rows": 1}, r"rows=1: expected 1 \+ a multiple of action_repeat=1"),
+        ({"columns": 1}, "columns=1: expected at least 2"),
+        ({"action_repeat": 2}, r"rows=10: expected 1 \+ a multiple of action_repeat=2"),
+    ):
+        with pytest.raises(ValueError, match=refusal):
             envs.make("catch", num_envs=1, **options)
     assert envs.make("catch", num_envs=1, action_repeat=3).episode_length == 3
     with pytest.raises(ValueError, match="depth=true: expected false, since catch renders its images itself"):
