@@ -66,20 +66,17 @@ def main(request: Request) -> None:
 
 
 def usage(arguments: Sequence[str], sources: Sources) -> str:
-    """The text of ``python -m sheeplike train --help``; with ``agent=<name>``, an agent of another package too."""
-    agents = registry.built_in()
-    for argument in arguments:
-        group, _, name = argument.partition("=")
-        if group in ("agent", "exp") and name in registry.list_agents():
-            with as_command_errors(ValueError):
-                agents.append(registry.find(name).config)
+    """The text of ``python -m sheeplike train --help``; with ``agent=<name>``, of that agent alone."""
+    named = {name for name in registry.list_agents() if {f"agent={name}", f"exp={name}"} & {*arguments}}
+    with as_command_errors(ValueError):
+        agents = [registry.find(name).config for name in named] or registry.built_in()
     parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
     parts.append(
         "Defaults are those of the code. Files in configs/ change some: show=config prints the values of a run, and "
         "the file that each comes from."
     )
     parts.append(explain_keys([*keys_of(Start), *(key for key in all_keys() if key.path != "agent")]))
-    for options in dict.fromkeys(agents):
+    for options in agents:
         name = options.model_fields["name"].default
         parts += ["", f"keys with agent.name={name}", explain_keys(keys_of(options, "agent."))]
     return "\n".join(parts)
