@@ -311,6 +311,8 @@ class Experiment:
         )
 
     def _iterated(self, state: LoopState) -> None:
+        if state.policy_steps >= self.config.total_steps:
+            self.recorder.flush()  # the last line shows the newest row
         self.progress.update(state.policy_steps)
         self.watchdog.beat()
 
