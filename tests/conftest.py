@@ -37,6 +37,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """What a test draws does not depend on the tests before it, which differ from run to run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _takes_interrupts() -> None:
     """Also behind ``&``, where a shell has them ignored."""
