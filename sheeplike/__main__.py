@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import sys
@@ -15,8 +16,14 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
+from sheeplike.run.signals import INTERRUPTED
+from sheeplike.terminal import info, warn
 
 COMMANDS = Path(commands.__file__).parent
+EX_SOFTWARE, EX_IOERR = 70, 74  # of sysexits.h
+# Errors that say that a place cannot be used, rather than that the program is wrong: a line is all there is to tell.
+_PLACES = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR")
+PLACES = {getattr(errno, name) for name in _PLACES if hasattr(errno, name)}
 FLAGS = {
     "--help": "this text",
     "--version": "the version",
@@ -32,37 +39,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ``SHEEPLIKE_DEBUG=1`` lets the exception through instead, with its traceback. Status 130 after Ctrl-C.
     """
     try:
-        dispatch(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
-    except CommandError as error:
-        if os.environ.get("SHEEPLIKE_DEBUG") == "1":
-            raise
-        print(f"sheeplike: {error}", file=sys.stderr)
-        raise SystemExit(error.status) from None
+        status = dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # as with `| head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = INTERRUPTED
+    except (CommandError, OSError, SystemExit) as error:
+        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or (isinstance(error, OSError) and error.errno not in PLACES):
+            raise
+        warn(_explain(error))
+        status = getattr(error, "status", EX_SOFTWARE if isinstance(error, SystemExit) else EX_IOERR)
+    if status:
+        raise SystemExit(status)
 
 
-def dispatch(arguments: list[str]) -> None:
-    """Run the command that the arguments name, ``train`` where they name none.
+def _explain(error: BaseException) -> str:
+    if isinstance(error, SystemExit):  # no command ends so: an environment, or something that it uses, does
+        return f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the disk'}: {error.strerror}"
+    return str(error)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run the command that the arguments name, ``train`` where they name none; returns the exit status.
 
     Raises:
         CommandError: the command does not exist, or it refuses the arguments.
     """
     if arguments in (["--help"], ["-h"]):
-        print(overview())
-        return
+        info(overview())
+        return 0
     if arguments == ["--version"]:
-        print(sheeplike.__version__)
-        return
+        info(sheeplike.__version__)
+        return 0
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):
         name, *arguments = arguments
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise unknown("command", name, list_commands())
-    importlib.import_module(f"sheeplike.commands.{name}").main(parse(arguments))
+    return importlib.import_module(f"sheeplike.commands.{name}").main(parse(arguments)) or 0
 
 
 def list_commands() -> dict[str, str]:

@@ -23,6 +23,8 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from sheeplike.terminal import warn
+
 # Warp tells processors apart by itself; the other two need a name for this one.
 VARIABLES = ("WARP_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
 _ROOT, _UNMAPPED = 0, 65534  # the latter: whoever owns the host's directories, as a container sees it
@@ -68,10 +70,9 @@ def _root() -> str | None:
     if not os.access(root, os.W_OK | os.X_OK):
         return None
     if danger := _danger(root):
-        print(
-            f"sheeplike: compiled code is not kept: {danger}, and code is run from there; nearest: "
-            "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>",
-            file=sys.stderr,
+        warn(
+            f"compiled code is not kept: {danger}, and code is run from there; nearest: "
+            "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>"
         )
         return _temporary()
     return root

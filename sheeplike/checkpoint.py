@@ -44,7 +44,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ _PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
 Parts = Mapping[str, Mapping[str, Any]]
+T = TypeVar("T")
 
 
 class Corrupt(Exception):
@@ -243,7 +244,14 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
         raise UnknownFormat(f"{path}: has format {written}{by}; {here}")
     try:
-        for name, kind in {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict}.items():
+        for name, kind in {
+            "step": int,
+            "files": dict,
+            "chunks": list,
+            "versions": dict,
+            "meta": dict,
+            "config": dict,
+        }.items():
             if type(manifest.get(name)) is not kind or (kind is int and manifest[name] < 0):
                 raise ValueError(f"{name} is {manifest.get(name)!r}")
         for name, entry in manifest["files"].items():
@@ -461,10 +469,17 @@ class Saved:
 
 
 def save(
-    root: Path | str, step: int, parts: Parts, meta: Mapping[str, Any], *, keep_last: int, keep_best: int = 1
+    root: Path | str,
+    step: int,
+    parts: Parts,
+    meta: Mapping[str, Any],
+    *,
+    keep_last: int,
+    keep_best: int = 1,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint at once, without a history; returns its directory. Raises what :class:`Writer` raises."""
-    with Writer(root, keep_last=keep_last, keep_best=keep_best) as writer:
+    with Writer(root, keep_last=keep_last, keep_best=keep_best, config=config) as writer:
         writer.save(step, parts, meta, finite=(), wait=True)
         return writer.last.path
 
@@ -477,7 +492,7 @@ class Writer:
             half-written. Chunks lie in ``replay`` beside it.
         keep_last, keep_best: newest checkpoints that are kept, at least 1, and those with the highest
             ``meta["score"]``, a finite number.
-        config, device: text of the run's configuration, whose SHA-256 goes into every manifest; what it computes on.
+        config, device: the run's configuration, which every manifest holds; what it computes on.
         report: is told, once for each kind of error, that a save in the background failed; by default a warning.
 
     Attributes:
@@ -493,7 +508,7 @@ class Writer:
         *,
         keep_last: int = 2,
         keep_best: int = 1,
-        config: str | None = None,
+        config: Mapping[str, Any] | None = None,
         device: str | None = None,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -501,8 +516,7 @@ class Writer:
             raise ValueError(f"keep_last={keep_last}, keep_best={keep_best}: expected at least 1 and at least 0")
         self.root, self.keep_last, self.keep_best = Path(root), keep_last, keep_best
         self.replay = _replay_of(self.root)
-        digest = None if config is None else hashlib.sha256(config.encode()).hexdigest()
-        self.extra = {"device": device, "config_sha256": digest}
+        self.extra = {"device": device, "config": dict(config or {})}
         self.last: Saved | None = None
         self._resumed_from: int | None = None
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
@@ -720,8 +734,8 @@ def load(
         only: names of the parts that are wanted; others are neither read nor verified. All by default.
 
     Returns:
-        ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device`` and
-        ``config_sha256``; and the parts by name, their tensors on ``map_location``. If a history was saved,
+        ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device`` and ``config``; and
+        the parts by name, their tensors on ``map_location``. If a history was saved,
         ``parts["history"]`` is a :class:`Stored`.
 
     Raises:
@@ -742,14 +756,14 @@ def load(
         parts = {name: _read_part(file, entries[name][0], map_location) for name, file in opened.items()}
     if HISTORY in parts:
         parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
-    written = {key: manifest.get(key) for key in ("step", "versions", "device", "config_sha256")}
+    written = {key: manifest.get(key) for key in ("step", "versions", "device", "config")}
     return {**manifest["meta"], **written}, parts
 
 
 def load_latest(
     root: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The newest checkpoint under ``root`` that is whole; warns of each damaged one that it passes over.
+    """:func:`load` the newest checkpoint under ``root`` that is whole; warns of each damaged one that it passes over.
 
     Another process may go on writing and removing checkpoints meanwhile.
 
@@ -758,6 +772,25 @@ def load_latest(
         Corrupt: there are checkpoints, and none of them is whole.
         UnknownFormat: the newest that is whole is of another format: going on from an older one would undo it.
     """
+    return _newest(root, lambda path: load(path, map_location=map_location, only=only))
+
+
+def newest_step(root: Path | str) -> int:
+    """Policy steps of the checkpoint that :func:`load_latest` would load, which is verified and not read."""
+    return _newest(root, _verify)
+
+
+def _verify(path: Path) -> int:
+    manifest = _read_manifest(path)
+    found = [(path / name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
+    place = _replay_of(path.absolute().parent)
+    for entry in [*found, *((place / chunk.name, chunk.bytes, chunk.sha256) for chunk in manifest["chunks"])]:
+        _open_verified(*entry).close()
+    return manifest["step"]
+
+
+def _newest(root: Path | str, read: Callable[[Path], T]) -> T:
+    """What ``read`` makes of the newest checkpoint in which it finds nothing corrupt."""
     damaged: set[tuple[int, int]] = set()
     deadline = time.monotonic() + 0.05
     while True:
@@ -770,13 +803,13 @@ def load_latest(
         if path is None:
             break
         try:
-            return load(path, map_location=map_location, only=only)
+            return read(path)
         except UnknownFormat:
             raise
         except Corrupt as error:
             if _identity(path) == found[path]:  # else it was removed or replaced meanwhile: nothing is wrong with it
                 damaged.add(found[path])
-                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=3)
     if not damaged:
         raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
     raise Corrupt(f"{root}: all {len(damaged)} checkpoints are damaged")

@@ -1,4 +1,7 @@
-"""Safe file access: no links or pipes, locks, atomic writes."""
+"""Reading what others have left, and writing where others may have been: no links, pipes or devices, all or nothing.
+
+A run's directory may come from anybody. Whatever a command reads from one, or writes into one, goes through here.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import contextlib
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import yaml
 
 try:
     import fcntl
@@ -16,22 +22,27 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
 
 CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # the directory of one; of a replaced one until the new is there
 REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
-_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # as far as the system has them
+YAML_BYTES, YAML_DEPTH = 2**20, 20  # of a configuration; one takes about three thousand, and has four sections deep
+_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")  # as far as the system has them
+_MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
 
-def open_regular(path: Path | str) -> BinaryIO:
-    """Open a file for reading that must be one itself: a link could lead anywhere, a pipe keep us waiting for ever.
+def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
+    """Open a file that must be one itself: a link could lead anywhere, a pipe keep us waiting for ever.
+
+    Args:
+        mode: ``"rb"``, or ``"ab"``, unbuffered, which creates a file that is not there.
 
     Raises:
         OSError: it cannot be opened, or is none.
     """
-    if os.path.islink(path):
-        raise OSError(0, "is a link, which is not followed", str(path))
-    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in _FLAGS))
+    if problem := _unusual(path):
+        raise OSError(0, problem, str(path))
+    descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "is no regular file", str(path))
-    return open(descriptor, "rb")
+    return open(descriptor, mode, buffering=0 if mode == "ab" else -1)
 
 
 def read_text(path: Path | str, limit: int) -> str:
@@ -46,6 +57,66 @@ def read_text(path: Path | str, limit: int) -> str:
     if len(content) > limit:
         raise OSError(0, f"has more than {limit:,} bytes", str(path))
     return content.decode()
+
+
+def read_yaml(path: Path | str) -> Any:
+    """The plain values in a YAML file: no tags, which make objects; no references, which multiply; nothing deep.
+
+    Raises:
+        OSError: as of :func:`read_text`.
+        ValueError: it is no such file; the text says where.
+    """
+    text = read_text(path, YAML_BYTES)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                found = f"the reference {event.anchor!r}"
+            elif getattr(event, "tag", None):
+                found = f"the tag {event.tag!r}"
+            elif isinstance(event, yaml.ScalarEvent) and "${" in event.value:
+                found = f"the interpolation {event.value!r}"
+            elif depth > YAML_DEPTH:
+                found = f"more than {YAML_DEPTH} sections in each other"
+            else:
+                continue
+            raise ValueError(
+                f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved"
+            )
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def find_unusual(root: Path | str, below: str = "") -> str | None:
+    """What in ``root/below`` is neither a file nor a directory of ``root`` itself, or None.
+
+    A link will do where it leads to something within ``root``.
+    """
+    inside = os.path.join(os.path.realpath(root), "")
+    top = os.path.join(root, below)
+    found = [top] if below else []
+    for folder, directories, names in os.walk(top):
+        found += (os.path.join(folder, name) for name in (*directories, *names))
+    for path in found:
+        target = os.path.realpath(path)
+        if os.path.islink(path) and not target.startswith(inside):
+            return f"{path} is a link to {target}"
+        if os.path.exists(path) and not os.path.isdir(path) and (problem := _unusual(target)):
+            return f"{path} {problem}"
+    return None
+
+
+def _unusual(path: Path | str) -> str | None:
+    """Why nothing should be read from or written to ``path``; None where it is a file, or where there is nothing."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return None
+    if stat.S_ISLNK(mode):
+        return "is a link, which is not followed"
+    return None if stat.S_ISREG(mode) else "is no regular file"
 
 
 def lock(descriptor: int) -> bool:
@@ -72,9 +143,11 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
     """Write a file that is whole or absent, whatever ends the process or the power: beside its place, then renamed.
 
     Raises:
-        OSError: it cannot be written; what was there before is untouched.
+        OSError: it cannot be written, or what is there is no regular file; that is untouched.
     """
     path = Path(path)
+    if problem := _unusual(path):
+        raise OSError(0, problem, str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # of an attempt that was killed; opened as it is, it could be a link
@@ -105,3 +178,19 @@ def make_directory(path: Path) -> None:
     for place in reversed(missing):
         with contextlib.suppress(OSError):  # a directory that may be written need not be readable
             sync_directory(place.parent)
+
+
+def check_writable(directory: Path) -> None:
+    """Find out whether files can be made in a directory, or in the nearest one above it that exists.
+
+    Asking for permission is not enough: some file systems take no files whatever it says.
+
+    Raises:
+        OSError: they cannot; ``filename`` is the directory that exists.
+    """
+    above = next(place for place in (directory, *directory.absolute().parents) if os.path.lexists(place))
+    try:
+        with tempfile.TemporaryDirectory(dir=above):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or "cannot be written", str(above)) from None

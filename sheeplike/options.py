@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from sheeplike.terminal import one_line
+
 _SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
 T = TypeVar("T", bound="Options")
@@ -31,7 +33,7 @@ class CommandError(Exception):
     status = 2
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().split())
+        return one_line(super().__str__())
 
 
 class InvalidOption(CommandError, ValueError):
@@ -50,7 +52,7 @@ class InvalidOption(CommandError, ValueError):
 
     def __str__(self) -> str:
         hint = "" if self.nearest is None else f"; nearest: {self.key}={show(self.nearest)}"
-        return " ".join(f"{self.key}={show(self.value)}: expected {self.expected}{hint}".split())
+        return one_line(f"{self.key}={show(self.value)}: expected {self.expected}{hint}")
 
 
 class UnknownOption(InvalidOption):
@@ -61,7 +63,7 @@ class MissingOption(InvalidOption):
     """An option without a default is missing."""
 
     def __str__(self) -> str:
-        return f"{self.key} is missing: expected {self.expected}"
+        return one_line(f"{self.key} is missing: expected {self.expected}")
 
 
 class Options(BaseModel):

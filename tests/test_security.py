@@ -21,8 +21,9 @@ from sheeplike.__main__ import main
 from sheeplike.checkpoint import Corrupt
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
+from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
-from sheeplike.run.run_dir import create
+from sheeplike.run.run_dir import Claim
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance", "profile=cpu", "dry_run=true")
 USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train resume=mine")
@@ -36,8 +37,10 @@ pytestmark = pytest.mark.usefixtures("workplace")
 def run_dir() -> Path:
     """The directory ``mine`` of a run with one checkpoint."""
     config = load([*JOB, "run_dir=mine"], Sources()).config
-    create(Path("mine"), config).close()
-    checkpoint.save(Path("mine/checkpoints"), 64, {part: {"x": torch.zeros(3)} for part in PARTS}, {}, keep_last=9)
+    with Claim(Path("mine"), config):
+        pass
+    parts = {part: {"x": torch.zeros(3)} for part in PARTS}
+    checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))
     return Path("mine")
 
 

@@ -16,9 +16,10 @@ from sheeplike.__main__ import main
 from sheeplike.commands.export import load_agent
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
+from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import create
+from sheeplike.run.run_dir import Claim
 
 PARTS = ("agent", "envs", "loop")
 USES = (
@@ -48,8 +49,10 @@ pytestmark = pytest.mark.usefixtures("workplace")
 def run_dir(workplace: Path) -> Path:
     """A run with one checkpoint, beside code that must not run: in the run, and announced by metadata within it."""
     config = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "run_dir=mine"], Sources()).config
-    create(Path("mine"), config).close()
-    checkpoint.save(Path("mine/checkpoints"), 64, {part: {"x": torch.zeros(3)} for part in PARTS}, {}, keep_last=9)
+    with Claim(Path("mine"), config):
+        pass
+    parts = {part: {"x": torch.zeros(3)} for part in PARTS}
+    checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))
     info = workplace / "mine/bomb-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bomb\nVersion: 1\n")

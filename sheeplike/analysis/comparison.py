@@ -27,6 +27,7 @@ from sheeplike.analysis.statistics import (
     success_interval,
 )
 from sheeplike.monitor.progress import format_seconds
+from sheeplike.terminal import one_line
 
 MIN_SEEDS = 3  # with fewer, an interval over seeds would say nothing
 GRID = 200  # most points of a group's curve
@@ -126,10 +127,12 @@ def to_markdown(comparison: Comparison) -> str:
         for axis, name in AXES.items():
             columns[f"{name} to {number(threshold)}"] = [_reach(group.curves, axis, threshold) for group in groups]
     rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    table = ["| " + " | ".join(one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
-    lists = ["\n".join(f"- {line}" for line in lines) for lines in (verdicts, [*comparison.notes, *READING], paths)]
+    lists = [
+        "\n".join(f"- {one_line(line)}" for line in lines) for lines in (verdicts, [*comparison.notes, *READING], paths)
+    ]
     return "\n\n".join(["\n".join(table), *lists]) + "\n"
 
 

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
-from sheeplike.files import open_regular, read_text
+from sheeplike.files import open_regular, read_yaml
 from sheeplike.options import nearest
+from sheeplike.terminal import one_line
 
 CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
+LARGEST = 1e100  # of a number that is taken for finite: sums of squares of such are numbers too
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
-LARGEST_CONFIG = 2**20  # bytes; one takes about three thousand
 # Keys and sections that do not make another experiment.
 INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
 INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
@@ -200,18 +199,24 @@ def _walk(place: Path) -> Iterator[Path]:
 def _config(path: Path) -> dict[str, Any] | None:
     """The configuration of a run as plain data, or None where there is none of ours."""
     try:
-        text = read_text(path, LARGEST_CONFIG)
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            return None  # which we never write; a few lines of it can stand for more than any memory holds
-        data = yaml.safe_load(text)
+        data = read_yaml(path)
         required = data["exp"], data["agent"]["name"], data["env"]["name"]
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
-    return data if all(isinstance(name, str) for name in required) else None
+    return _in_lines(data) if all(isinstance(name, str) for name in required) else None
+
+
+def _in_lines(data: Any) -> Any:
+    """Plain values whose texts are one line each: they become names in tables, figures and files."""
+    if isinstance(data, dict):
+        return {one_line(key): _in_lines(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_in_lines(value) for value in data]
+    return one_line(data) if isinstance(data, str) else data
 
 
 def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any]]:
@@ -242,10 +247,12 @@ def _rows(path: Path) -> Rows:
             if not isinstance(row, dict):
                 raise TypeError
             step, seconds = float(row.pop("step")), float(row.pop("seconds"))
+            if not (abs(step) <= LARGEST and abs(seconds) <= LARGEST):
+                raise ValueError
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             if not line.endswith(b"\n"):  # the last one
                 return
-            raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds") from None
+            raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds, numbers") from None
         row.pop("gradient_steps", None)
         yield step, seconds, row
 
@@ -279,7 +286,7 @@ def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[
         metrics.update(row)
         for name in row.keys() & wanted:
             value = row[name]
-            if isinstance(value, int | float) and abs(value) <= sys.float_info.max:  # JSON's integers have no limit
+            if isinstance(value, int | float) and abs(value) <= LARGEST:  # JSON's integers have no limit
                 points[name][step] = (seconds, value)
             else:
                 nonfinite[name] += 1
@@ -330,4 +337,4 @@ def _label(run: Run, keys: Sequence[str]) -> str:
             value = json.dumps(run.settings[key], separators=(",", ":"), ensure_ascii=False, default=str)
             short = name if names.count(name) == 1 and not key.startswith("randomization.") else key
             texts.append(f"{short}={value}".replace('"', ""))
-    return ", ".join(texts)
+    return one_line(", ".join(texts))

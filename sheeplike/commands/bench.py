@@ -30,10 +30,11 @@ from sheeplike.config.errors import as_command_errors, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.files import write_atomically
-from sheeplike.monitor.progress import format_seconds, info, phase
+from sheeplike.monitor.progress import format_seconds, phase
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
 from sheeplike.run.signals import stops_at_once
+from sheeplike.terminal import info
 
 PARTS = {
     "physics": "the jitted simulation without rendering",
@@ -75,13 +76,13 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met.
     """
     if request.help:
-        print(f"{EXAMPLE} [key=value ...]", "", explain_keys(keys_of(BenchOptions)), "", "parts", sep="\n")
-        print(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "", sep="\n")
-        print("Further keys are those of the run: python -m sheeplike train --help lists them.")
+        info(f"{EXAMPLE} [key=value ...]", "", explain_keys(keys_of(BenchOptions)), "", "parts")
+        info(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "")
+        info("Further keys are those of the run: python -m sheeplike train --help lists them.")
         return
     asked, composed = compose(request.arguments, Sources(request.config_dirs))
     if asked.show:
-        print(explain(composed))
+        info(explain(composed))
         return
     config = composed.config
     check_accelerator(config)
@@ -98,7 +99,7 @@ def main(request: Request) -> None:
         with explain_oom(config), as_command_errors(OSError, envs.Unusable):
             bench = Bench(config, asked, shlex.join(["python", "-m", "sheeplike", "bench", *request.arguments]))
             bench.measure()
-    print("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json", sep="\n")
+    info("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json")
 
 
 def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, Composed]:

@@ -14,13 +14,16 @@ from pydantic import Field
 
 from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors, unknown, validated
+from sheeplike.files import find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
+from sheeplike.terminal import info, one_line
 
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
 Compares all runs in and below the directories, those of train and other tools' TensorBoard events.
 Runs that differ in nothing but their seed are one group.
 """
+DIRECTORY = "compare"  # for the files, in the first of the directories of runs
 EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
 
 
@@ -41,7 +44,7 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met; nothing was written.
     """
     if request.help:
-        print(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}", sep="\n")
+        info(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
         return
     if request.config_dirs:
         raise CommandError("--config-dir: expected only directories of runs, which hold their whole configuration")
@@ -50,7 +53,9 @@ def main(request: Request) -> None:
     if threshold is not None and metrics[0].endswith("_rate") and not 0 <= threshold <= 1:
         close = min(max(threshold / 100 if threshold > 1 else threshold, 0), 1)
         raise InvalidOption("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
-    out = Path(asked.out).expanduser() if asked.out else places[0] / "compare"
+    out = Path(asked.out).expanduser() if asked.out else places[0] / DIRECTORY
+    if not asked.out and (found := find_unusual(places[0], DIRECTORY)):  # somebody else may have prepared it
+        raise CommandError(f"{found}: expected files and directories alone; nearest: out=<a directory of your own>")
 
     # Help and mistakes on the command line do without NumPy, unreadable runs without SciPy and Matplotlib.
     from sheeplike.analysis.runs import RunError, group_runs, read_runs
@@ -64,7 +69,7 @@ def main(request: Request) -> None:
 
     with as_command_errors(RunError):
         comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
-    task = comparison.env or places[0].resolve().name
+    task = one_line(comparison.env or places[0].resolve().name)
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
     table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log")
     files = {
@@ -76,10 +81,11 @@ def main(request: Request) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
-            path.write_bytes(content)
+            write_atomically(path, content)
     except OSError as error:
-        raise CommandError(f"out={out}: expected a directory that can be written; {error.strerror}") from None
-    print(f"{title}\n\n{table}", *files, sep="\n")
+        where = error.filename or out
+        raise CommandError(f"out={out}: expected a directory that can be written; {where}: {error.strerror}") from None
+    info(f"{title}\n\n{table}", *files)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
+from sheeplike.terminal import info, warn
 
 
 class EvalOptions(Options):
@@ -52,14 +52,8 @@ def main(request: Request) -> None:
         CommandError: there is nothing to evaluate, or not in this way; nothing was written.
     """
     if request.help:
-        print(
-            "python -m sheeplike eval run=<run_dir> [key=value ...]",
-            "",
-            explain_keys(keys_of(EvalOptions)),
-            "",
-            sep="\n",
-        )
-        print("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
+        info("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
+        info("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
         return
     asked = load_options(EvalOptions, request.about_run())
     run_dir, config = open_run(asked.run, "eval")
@@ -70,7 +64,7 @@ def main(request: Request) -> None:
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
     path = choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
-    print("loading torch and JAX", flush=True)
+    info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 
 
@@ -141,7 +135,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         place.mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
             write_atomically(place / file, content)
-    print(f"saved: {place}")
+    info(f"saved: {place}")
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
@@ -165,7 +159,7 @@ def _accelerator(asked: EvalOptions, config: Config) -> str:
     if problem and asked.accelerator != "auto":
         raise InvalidOption("accelerator", asked.accelerator, f"a GPU, but {problem}", "cpu")
     if problem:
-        print(f"sheeplike: on the CPU although the run was trained on a GPU: {problem}", file=sys.stderr)
+        warn(f"on the CPU although the run was trained on a GPU: {problem}")
     return "cpu" if wanted == "cpu" or problem else "cuda"
 
 

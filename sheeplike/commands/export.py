@@ -26,9 +26,10 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, validated
-from sheeplike.files import read_text, write_atomically
+from sheeplike.files import check_writable, open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
+from sheeplike.terminal import info
 
 if TYPE_CHECKING:
     import torch
@@ -106,9 +107,9 @@ def main(request: Request) -> None:
         CommandError: there is nothing to export, or the directory is taken; nothing was written.
     """
     if request.help:
-        print(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
-        print(f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
-        print("safetensors.torch.load_file reads the weights alone.")
+        info(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
+        info(f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
+        info("safetensors.torch.load_file reads the weights alone.")
         return
     asked = load_options(ExportOptions, request.about_run())
     run_dir, config = open_run(asked.run, "export")
@@ -116,7 +117,7 @@ def main(request: Request) -> None:
     place = None if asked.to is None else Path(asked.to).expanduser()
     if place is not None:
         _check_free(place)
-    print("loading torch and JAX", flush=True)
+    info("loading torch and JAX")
     import torch
     from safetensors.torch import save
 
@@ -167,7 +168,7 @@ def main(request: Request) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting.items())
-    print(
+    info(
         f"saved: {place}\nload it:\n"
         "  import torch\n"
         "  from sheeplike.commands.export import load_agent\n"
@@ -201,7 +202,8 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         described = model.observations | model.only_for_learning
         seen = spaces.Dict({key: _space(one) for key, one in described.items()})
         agent = _build(config, seen, _space(model.actions), model.precision, num_envs, torch.device(device))
-        content = (place / WEIGHTS).read_bytes()
+        with open_regular((place / WEIGHTS).resolve()) as file:
+            content = file.read()
         if hashlib.sha256(content).hexdigest() != model.sha256:
             raise CommandError(f"{place / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
         tensors = load(content)
@@ -239,6 +241,11 @@ def _load(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> No
 
 
 def _check_free(place: Path) -> None:
+    """Raise where something is already, or where nothing can be written."""
+    with as_command_errors(OSError):
+        check_writable(place.parent)
+    if os.path.islink(place):
+        raise CommandError(f"{place} is a link: expected to=<another directory>")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         beside = (place.with_name(f"{place.name}_{count}") for count in itertools.count(2))
         free = next(path for path in beside if not path.exists())

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sheeplike.agents import registry
@@ -17,22 +19,26 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
-from sheeplike.monitor.progress import info
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
+from sheeplike.terminal import info, warn
+
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def main(request: Request) -> None:
+def main(request: Request) -> int:
     """Check the request as far as that is possible without torch and JAX, then train.
+
+    Returns:
+        The exit status: 0, or once the run is saved 130 after Ctrl-C and 75 after another signal.
 
     Raises:
         CommandError: the request cannot be met; nothing was created.
-        SystemExit: once the run is saved, status 130 after Ctrl-C and 75 after another signal.
     """
     sources = Sources(request.config_dirs)
     if request.help:
-        print(usage(request.arguments, sources))
-        return
+        info(usage(request.arguments, sources))
+        return 0
     from sheeplike.config.compose import explain, load, start_of  # Hydra, which help does without
     from sheeplike.config.saved import load_saved
     from sheeplike.run import run_dir
@@ -41,18 +47,16 @@ def main(request: Request) -> None:
     if start.show == "config":
         resumed = start.resume not in (None, "auto")  # then all values are in its directory
         file = run_dir.config_file(Path(start.resume).expanduser(), "resume") if resumed else None
-        print(explain(load_saved(file, rest) if file else load(rest, sources)))
-        return
+        info(explain(load_saved(file, rest) if file else load(rest, sources)))
+        return 0
     if start.seeds is not None:
-        train_seeds(start, rest, request.config_dirs)
-        return
+        return train_seeds(start, rest, request.config_dirs)
     with as_command_errors(OSError):  # a path that is too long, or may not be looked at
         planned = run_dir.plan(start, rest, sources)
-    if planned.finished:
-        steps = run_dir.checkpoint_steps(planned.run_dir)[-1]
+    if steps := planned.finished_at():
         if start.resume == "auto":
             info(f"finished before: {planned.run_dir}, at policy step {steps:,}")
-            return
+            return 0
         raise CommandError(
             f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps="
         )
@@ -60,9 +64,9 @@ def main(request: Request) -> None:
     with stops_at_once():
         from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
-    if status:
-        raise SystemExit(status)
-    info(f"finished: {planned.run_dir}")
+    if not status:
+        info(f"finished: {planned.run_dir}")
+    return status
 
 
 def usage(arguments: Sequence[str], sources: Sources) -> str:
@@ -82,14 +86,16 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
     return "\n".join(parts)
 
 
-def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[str]) -> None:
+def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[str]) -> int:
     """Train once per seed, each in a process of its own, which gives all memory back.
 
     The same command line, given again, goes on where it stopped: a finished run is skipped, a stopped one resumed.
 
+    Returns:
+        The exit status: 0, or that of the run that was stopped or failed; those behind it were not started.
+
     Raises:
         CommandError: one of the runs can neither begin nor go on; none was started.
-        SystemExit: the status of the run that was stopped or failed; those behind it were not started.
     """
     from sheeplike.config.compose import load, start_of
     from sheeplike.run import run_dir
@@ -112,8 +118,9 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
             "on the command line"
         )
     for planned in plans.values():
-        if planned.resume or planned.replace:
+        if planned.resume or planned.again:
             run_dir.lock(planned.run_dir).close()  # refuses one that is going on
+    tie = _tied_to_this_process()
     signals: list[int] = []
     child: subprocess.Popen | None = None
 
@@ -133,7 +140,7 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
             status = None
             if not signals:
                 command = [sys.executable, "-m", "sheeplike", "train", *flags, *line]
-                child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+                child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=tie)
                 if signals:  # it came while the process was being made
                     child.send_signal(signals[-1])
                 status = child.wait()
@@ -141,14 +148,32 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
             if stopped or status in (INTERRUPTED, PREEMPTED):
                 again = shlex.join(["python", "-m", "sheeplike", *flags, *arguments, f"seeds={_typed(start.seeds)}"])
                 info(f"stopped at seed {seed} ({number} of {len(lines)}); go on with all that is left: {again}")
-                raise SystemExit(INTERRUPTED if signals[:1] == [signal.SIGINT] or status == INTERRUPTED else PREEMPTED)
+                return INTERRUPTED if signals[:1] == [signal.SIGINT] or status == INTERRUPTED else PREEMPTED
             if status:
-                info(f"sheeplike: seed {seed} failed; the seeds behind it were not started", file=sys.stderr)
-                raise SystemExit(status if status > 0 else 128 - status)
+                warn(f"seed {seed} failed; the seeds behind it were not started")
+                return status if status > 0 else 128 - status
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
     info(f"finished: {len(lines)} seeds in {plans[seed].run_dir.parent}")
+    return 0
+
+
+def _tied_to_this_process() -> Callable[[], None] | None:
+    """What a child process does first, to be asked to stop when this one ends in whatever way.
+
+    Linux alone knows that. Elsewhere a run that has lost its parent goes on, and its lock names it.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def tie() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(PREEMPTED)
+
+    return tie
 
 
 def _seeds(asked: int | tuple[int, ...], first: int, given: bool) -> list[int]:

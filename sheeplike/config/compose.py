@@ -14,7 +14,6 @@ No other module knows Hydra.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -38,6 +37,7 @@ from sheeplike.config.errors import as_command_errors, unknown, unknown_key, val
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
 from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of, show
+from sheeplike.terminal import warn
 
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)
@@ -359,7 +359,7 @@ def _profile(changes: Iterable[Override]) -> str:
     if asked in ("cpu", "cuda", "gpu"):
         return "cpu" if asked == "cpu" else "gpu"
     if host.gpu_count() and host.gpu_problem():
-        print(f"sheeplike: profile=cpu although there is a GPU: {host.gpu_problem()}", file=sys.stderr)
+        warn(f"profile=cpu although there is a GPU: {host.gpu_problem()}")
     return "cpu" if host.gpu_problem() else "gpu"
 
 

@@ -5,7 +5,6 @@ A run's directory may come from elsewhere. Nothing in it is composed, interpolat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import yaml
 from sheeplike.config.compose import COMMAND_LINE, Composed, Merged, check_key, flat, parse
 from sheeplike.config.schema import Config, all_keys, to_data, validate
 from sheeplike.config.sources import GROUPS
-from sheeplike.files import read_text
+from sheeplike.files import find_unusual, read_yaml
 from sheeplike.options import CommandError, InvalidOption, show
 
 FORMAT = 1  # of config.yaml
@@ -31,8 +30,6 @@ RESUMABLE = {
     "max_skipped",
     "logger",
 }
-LIMIT = 2**20  # bytes of a configuration; one takes about three thousand
-DEPTH = 20  # of sections in each other; there are four
 SHOWN = 8  # changes, at most
 
 
@@ -54,7 +51,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         key = override.key_or_group
         if key not in GROUPS and not key.startswith("agent."):
             check_key(override, keys)
-        if key in GROUPS or key.partition(".")[0] not in {*RESUMABLE, "seed"}:
+        if key in GROUPS or not may_change(key):
             expected = ", ".join(sorted({*RESUMABLE, "seed"}))
             raise CommandError(f"'{argument}' cannot change when a run is resumed: expected {expected}")
         merged.set(key, override.value(), COMMAND_LINE)
@@ -66,6 +63,11 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         raise CommandError(f"{error} (in {path})") from None
     except CommandError as error:
         raise CommandError(f"{error} (in {path})") from None
+
+
+def may_change(key: str) -> bool:
+    """Whether a key may have another value when a run goes on."""
+    return key.partition(".")[0] in {*RESUMABLE, "seed"}
 
 
 def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
@@ -81,21 +83,17 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(texts[:SHOWN] + more)
 
 
-def refuse_links(run_dir: Path, key: str) -> None:
-    """Refuse a directory of a run in which a link leads out of it: what is written there would be written elsewhere.
+def refuse_unusual(run_dir: Path, key: str) -> None:
+    """Refuse a run in whose directory there are links out of it, pipes or devices: they would be read and written to.
 
     Raises:
         CommandError: there is one.
     """
-    inside = os.path.join(os.path.realpath(run_dir), "")
-    for folder, directories, files in os.walk(run_dir):
-        for name in (*directories, *files):
-            path = os.path.join(folder, name)
-            if os.path.islink(path) and not os.path.realpath(path).startswith(inside):
-                raise CommandError(
-                    f"{key}={run_dir}: {path} is a link to {os.path.realpath(path)}: expected everything of a run "
-                    "within its directory; nearest: put there what the link leads to"
-                )
+    if found := find_unusual(run_dir):
+        raise CommandError(
+            f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
+            "a link leads to"
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -105,35 +103,13 @@ def _read(path: Path) -> dict[str, Any]:
         CommandError: the file cannot be read, or holds what :func:`to_yaml` never writes.
     """
     try:
-        text = read_text(path, LIMIT)
-        _refuse_unusual(text)
-        data = yaml.safe_load(text)
+        data = read_yaml(path)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CommandError(f"{path}: is no text") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except ValueError as error:
         raise CommandError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise CommandError(f"{path}: expected the configuration of a run")
     if data.pop("format", None) != FORMAT:
         raise CommandError(f"{path}: was written by another version of sheeplike, expected format {FORMAT}; start anew")
     return data
-
-
-def _refuse_unusual(text: str) -> None:
-    """Refuse tags, which make objects; interpolations, which look into the environment; references, which multiply."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            found = f"the reference {event.anchor!r}"
-        elif getattr(event, "tag", None):
-            found = f"the tag {event.tag!r}"
-        elif isinstance(event, yaml.ScalarEvent) and "${" in event.value:
-            found = f"the interpolation {event.value!r}"
-        elif depth > DEPTH:
-            found = f"more than {DEPTH} sections in each other"
-        else:
-            continue
-        raise ValueError(f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved")

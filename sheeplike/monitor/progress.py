@@ -5,16 +5,15 @@ In a terminal the progress line is rewritten in place; in a file or a pipe plain
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TextIO
 
-_CLEAR = "\r\x1b[2K"
+from sheeplike.terminal import info, is_terminal, write
+
 _SHOWN = {
     "rollout/return_mean": "return {:.4g}",
     "rollout/success_rate": "success {:.0%}",
@@ -57,7 +56,7 @@ class Progress:
         self.total_steps = total_steps
         self._file = file
         self._clock = clock
-        self._interval = interval if interval is not None else (0.5 if _is_terminal(file) else 10.0)
+        self._interval = interval if interval is not None else (0.5 if is_terminal(file) else 10.0)
         self._begun = clock()
         self._seen = initial_steps  # policy steps, at the last call of update
         self._measured = (self._begun, initial_steps)  # where the speed was last measured
@@ -75,10 +74,10 @@ class Progress:
         self._written = now
         self._measure(now, step)
         line = self._line(step)
-        if _is_terminal(self._file):
-            _write(self._file, _CLEAR + line[: shutil.get_terminal_size().columns - 1])
+        if is_terminal(self._file):
+            write(line[: shutil.get_terminal_size().columns - 1], self._file, in_place=True)
         else:
-            _write(self._file, line + "\n")
+            write(line + "\n", self._file)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Have newer metrics in the next lines, of which return, success and speeds are shown."""
@@ -94,12 +93,12 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
-        _write(self._file, (_CLEAR if _is_terminal(self._file) else "") + text + "\n")
+        write(text + "\n", self._file, in_place=is_terminal(self._file))
 
     def close(self) -> None:
         """Leave the last line standing."""
-        if self._written is not None and _is_terminal(self._file):
-            _write(self._file, "\n")
+        if self._written is not None and is_terminal(self._file):
+            write("\n", self._file)
         self._written = None
 
     def _measure(self, now: float, step: int) -> None:
@@ -136,10 +135,10 @@ def phase(name: str, *, after: float = 2.0, file: TextIO | None = None) -> Itera
     Args:
         file: standard output by default.
     """
-    terminal, start, over, announced = _is_terminal(file), time.monotonic(), threading.Event(), False
+    terminal, start, over, announced = is_terminal(file), time.monotonic(), threading.Event(), False
 
     def announce(ending: str) -> None:
-        _write(file, f"{_CLEAR}{name} {ending}" if terminal else f"{name} {ending}\n")
+        write(f"{name} {ending}" + "\n" * (not terminal), file, in_place=terminal)
 
     def watch() -> None:
         nonlocal announced
@@ -171,39 +170,3 @@ def format_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit} {seconds % size // part:02d} {part_unit}"
     return f"{seconds} s"
-
-
-def info(text: str, *, file: TextIO | None = None) -> None:
-    """Print a line that nobody has to read: a reader that has gone away does not end the run."""
-    _write(file, text + "\n")
-
-
-def warn(text: str) -> None:
-    """Print a line to stderr that says what a user should know, and need not stop for."""
-    info(f"sheeplike: {text}", file=sys.stderr)
-
-
-def _is_terminal(file: TextIO | None) -> bool:
-    try:
-        return (file or sys.stdout).isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
-        return False
-
-
-def _write(file: TextIO | None, text: str) -> None:
-    """Write and flush; a reader that has gone away, or an encoding without ``…``, does not end the run."""
-    file = file or sys.stdout
-    if file is None:  # as under pythonw, or with standard output closed
-        return
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    try:
-        file.write(text.encode(encoding, "replace").decode(encoding))
-        file.flush()
-    except BrokenPipeError:
-        # Or Python would try again when it exits, fail, and end with a status of its own.
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, file.fileno())
-            os.close(nowhere)
-    except (OSError, ValueError):
-        pass

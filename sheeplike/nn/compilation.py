@@ -15,7 +15,6 @@ import ctypes
 import gc
 import importlib.util
 import shutil
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Hashable
@@ -26,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from sheeplike.terminal import warn
 
 EAGER_CALLS = 3  # of a step, before it is captured
 MODES = ("auto", "off", "inductor", "graph")
@@ -58,7 +59,7 @@ class Compilation:
         if mode != "off" and (missing := _missing_backend(device)):
             if mode != "auto":
                 raise ValueError(f"compile={mode}: {missing}; nearest: off")
-            print(f"sheeplike: not compiling, runs eagerly: {missing}", file=sys.stderr, flush=True)
+            warn(f"not compiling, runs eagerly: {missing}")
             self.mode = "off"
         if self.mode == "auto":
             self.mode = "graph" if device.type == "cuda" else "inductor"

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +23,14 @@ from sheeplike import checkpoint, envs
 from sheeplike.agents import registry
 from sheeplike.agents.agent import Agent
 from sheeplike.config.errors import as_command_errors
-from sheeplike.config.saved import to_yaml
-from sheeplike.config.schema import Config
+from sheeplike.config.saved import changes, describe_changes, may_change
+from sheeplike.config.schema import Config, to_data, validate
 from sheeplike.loop import first_step
-from sheeplike.monitor.progress import info, phase, warn
+from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import CHECKPOINTS, lock
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock
+from sheeplike.terminal import info, warn
 
 INEXACT = (
     "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
@@ -47,6 +48,8 @@ class RunComponents(NamedTuple):
     Attributes:
         step_seconds: that one step of all environments takes.
         parts: of the checkpoint to go on from, or None.
+        start: policy steps of that checkpoint, or None.
+        changed: keys whose values differ from those that the checkpoint was made with.
         writer: of the next checkpoints, of a run that goes on.
     """
 
@@ -54,8 +57,10 @@ class RunComponents(NamedTuple):
     agent: Agent
     device: torch.device
     step_seconds: float
-    parts: dict[str, Any] | None
-    writer: checkpoint.Writer | None
+    parts: dict[str, Any] | None = None
+    start: int | None = None
+    changed: Collection[str] = ()
+    writer: checkpoint.Writer | None = None
 
 
 def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> RunComponents:
@@ -67,7 +72,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
-    parts = writer = None
+    resumed: dict[str, Any] = {}
     with explain_oom(config):
         fabric = launch(config)
         torch.manual_seed(config.seed)
@@ -77,9 +82,13 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
                     meta, parts = _read(run_dir, replay=config.checkpoint.replay)
+                changed = changes_since(meta, config)
+                if changed:
+                    info(f"changed: {describe_changes(changed)}")
                 writer.resumed_from(meta["step"])
                 for difference in differences(meta, parts):
                     warn(difference)
+                resumed = {"parts": parts, "start": meta["step"], "changed": changed, "writer": writer}
         train_envs = build_envs(config, config.env.num_envs, fabric.device)
         stack.callback(train_envs.close)
         if resume and not getattr(train_envs, "exact_resume", True):
@@ -95,7 +104,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
             step_seconds = time_envs(train_envs)
         with phase("compiling the policy"):
             compile_policy(agent, train_envs)
-    return RunComponents(train_envs, agent, fabric.device, step_seconds, parts, writer)
+    return RunComponents(train_envs, agent, fabric.device, step_seconds, **resumed)
 
 
 def make_agent(config: Config, envs: VectorEnv, fabric: Fabric) -> Agent:
@@ -126,12 +135,27 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
             run_dir / CHECKPOINTS,
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
-            config=to_yaml(config),
+            config=to_data(config),
             device="cuda" if config.fabric.accelerator == "cuda" else "cpu",
             report=warn,
         )
     stack.callback(writer.close)
     return writer
+
+
+def changes_since(meta: Mapping[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
+    """What differs between the configuration that a checkpoint was made with and the one that it goes on with.
+
+    Raises:
+        CommandError: a change that makes another run of it: ``config.yaml`` was edited.
+    """
+    changed = changes(validate(meta["config"]), config)
+    if refused := {key: values for key, values in changed.items() if not may_change(key)}:
+        raise CommandError(
+            f"{config.run_dir}: {CONFIG_FILE} was edited since its newest checkpoint: {describe_changes(refused)}; "
+            "expected the values that the run has had; nearest: a new run with these"
+        )
+    return changed
 
 
 def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:

@@ -17,25 +17,25 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from types import TracebackType
-from typing import Any
 
 from sheeplike import checkpoint
 from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.config.compose import start_of
-from sheeplike.config.saved import describe_changes, to_yaml
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.progress import Progress, banner, format_seconds, info, phase
+from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
-from sheeplike.run.build import build, describe_device, explain_oom, make_writer, of_this_agent
+from sheeplike.run.build import RunComponents, build, describe_device, explain_oom, make_writer, of_this_agent
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_dir import Plan, checkpoint_steps, create, discard, plan, update
+from sheeplike.run.run_dir import Claim, Plan, checkpoint_steps, plan, update
 from sheeplike.run.signals import StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
+from sheeplike.terminal import info
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 LAST_BATCH = "nonfinite_batch.pt"  # in the run directory: what the last skipped update saw
@@ -102,8 +102,6 @@ class Experiment:
 
     def __init__(self, planned: Plan, *, building: Callable[[], AbstractContextManager] = nullcontext) -> None:
         self.config, self.run_dir = planned.config, planned.run_dir
-        if planned.changed:
-            info(f"changed: {describe_changes(planned.changed)}")
         self.kept = planned.resume  # whether there is anything worth keeping in the directory
         self._compiled = self._touched = self._halted = False
         self._nonfinite: str | None = None  # what cannot be saved, since it is not finite
@@ -116,10 +114,10 @@ class Experiment:
             # From here on nothing ends this process without leaving the run in order.
             self.stop: StopRequest = stack.enter_context(stoppable())
             if not planned.resume:
-                stack.enter_context(create(self.run_dir, self.config, replace=planned.replace))
+                claim = stack.enter_context(Claim(self.run_dir, self.config, again=planned.again))
+                stack.callback(lambda: self.kept or claim.discard())
             self.writer = built.writer or make_writer(self.config, self.run_dir, stack)
-            stack.callback(self._discard_if_nothing_is_kept)
-            self._begin(built.parts, planned, stack)
+            self._begin(built, planned, stack)
             self._ending = stack.pop_all()
 
     # --- what a program drives --------------------------------------------------------------------------------------
@@ -215,10 +213,10 @@ class Experiment:
 
     # --- how it begins ----------------------------------------------------------------------------------------------
 
-    def _begin(self, parts: dict[str, Any] | None, planned: Plan, stack: ExitStack) -> None:
+    def _begin(self, built: RunComponents, planned: Plan, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
-        config = self.config
-        start = self._resumed_from = None if parts is None else parts["loop"]["counters"]["policy_steps"]
+        config, parts = self.config, built.parts
+        start = self._resumed_from = built.start
         self.progress = Progress(config.total_steps, initial_steps=start or 0)
         stack.callback(self.progress.close)
         self.recorder = Recorder(self.agent, self.envs, self.progress)
@@ -229,13 +227,15 @@ class Experiment:
             with of_this_agent(self.run_dir):
                 self.state = snapshot.restore(parts, self.agent, self.envs, self.recorder)
             parts.clear()  # or part of it would be in memory twice
-            if "seed" in planned.changed:
+            if "seed" in built.changed:
                 snapshot.seed_everything(config.seed)
                 self.agent.generator.manual_seed(config.seed)
             update(self.run_dir, config)
         # Only now: what an earlier attempt wrote after its last checkpoint is dropped.
         tensorboard = config.logger.tensorboard
-        self.recorder.logger = logger = RunLogger(self.run_dir, tensorboard=tensorboard, purge_step=start)
+        self.recorder.logger = logger = RunLogger(
+            self.run_dir, tensorboard=tensorboard, purge_step=-1 if planned.again else start
+        )
         stack.callback(logger.close)
         stack.callback(self._last_row)
         soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.envs.num_envs
@@ -408,10 +408,6 @@ class Experiment:
     def _last_row(self) -> None:
         with suppress(RuntimeError):  # a device that has failed keeps it
             self.recorder.flush()
-
-    def _discard_if_nothing_is_kept(self) -> None:
-        if not (self.kept or checkpoint_steps(self.run_dir)):
-            discard(self.run_dir)
 
 
 def _describe_observations(keys: ObservationKeys, names: Iterable[str]) -> str:

@@ -11,32 +11,32 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import MappingProxyType
-from typing import Any, NamedTuple, TextIO
-
-import yaml
+from typing import BinaryIO, NamedTuple, Self
 
 from sheeplike import host
 from sheeplike.config.compose import Composed, load
-from sheeplike.config.errors import nearest
-from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_links, to_yaml
+from sheeplike.config.errors import as_command_errors, nearest
+from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_unusual, to_yaml
 from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
-from sheeplike.files import CHECKPOINT, REPLAY, write_atomically
+from sheeplike.files import CHECKPOINT, REPLAY, check_writable, open_regular, read_text, read_yaml, write_atomically
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
+from sheeplike.terminal import warn
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
-LEFTOVERS = {CONFIG_FILE, CHECKPOINTS, REPLAY, "metrics.jsonl"}  # of a run that came to no checkpoint
+OURS = {CONFIG_FILE, CHECKPOINTS, REPLAY, LOCK_FILE, "metrics.jsonl", "eval", "nonfinite_batch.pt"}  # what a run makes
 
 
 class Plan(NamedTuple):
@@ -45,22 +45,34 @@ class Plan(NamedTuple):
     Attributes:
         run_dir: of a new run, or of the one that goes on.
         resume: it goes on from its newest checkpoint.
-        replace: the directory holds a run without a checkpoint, which is deleted first.
-        changed: keys whose values differ from those that the run has had, with both.
+        again: the directory holds this run, which came to no checkpoint and begins anew.
         files: configs that changed a value, for the banner.
     """
 
     config: Config
     run_dir: Path
     resume: bool = False
-    replace: bool = False
-    changed: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+    again: bool = False
     files: Sequence[str] = ()
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run has made its ``total_steps`` already, by the name of its newest checkpoint."""
-        return self.resume and checkpoint_steps(self.run_dir)[-1] >= self.config.total_steps
+    def finished_at(self) -> int | None:
+        """The policy step at which the run has made its ``total_steps`` already, or None where it would go on.
+
+        What a name says is not enough: a run whose newest checkpoint is damaged goes on from the one before.
+        """
+        total = self.config.total_steps
+        if not self.resume or checkpoint_steps(self.run_dir)[-1] < total:
+            return None
+        from sheeplike import checkpoint  # torch takes seconds
+
+        with as_command_errors(checkpoint.Corrupt, FileNotFoundError), warnings.catch_warnings(record=True) as passed:
+            warnings.simplefilter("always")
+            steps = checkpoint.newest_step(self.run_dir / CHECKPOINTS)
+        if steps < total:
+            return None  # what was passed over is told when the run goes on
+        for warning in passed:
+            warn(str(warning.message))
+        return steps
 
 
 def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
@@ -91,18 +103,18 @@ def check(config: Config) -> Path:
         CommandError: the directory is in use or cannot be written.
     """
     path = Path(config.run_dir or "").expanduser()
-    ancestor = next(place for place in (path, *path.absolute().parents) if place.exists())
     try:
-        with TemporaryDirectory(dir=ancestor):  # asking for permission is not enough: some file systems take no files
-            pass
-    except OSError:
+        check_writable(path)
+        if path.is_symlink() and not path.is_dir():
+            raise OSError(0, "is a link that leads nowhere", str(path))
+    except OSError as error:
         raise CommandError(
-            f"run_dir={path}: expected a directory that can be written, and {ancestor} is none; "
-            "nearest: leave run_dir out, for one below logs/"
+            f"run_dir={path}: expected a directory that can be written, and {error.filename} is none: "
+            f"{error.strerror}; nearest: leave run_dir out, for one below logs/"
         ) from None
     taken = path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
     if taken and not (config.dry_run and _holds_dry_run(path)):
-        free = next(name for count in range(2, 10_000) if not (name := path.with_name(f"{path.name}_{count}")).exists())
+        free = _free(path)
         what = "holds a run already" if (path / CONFIG_FILE).exists() else "is not empty"
         resume = f"{shlex.quote(f'resume={path}')} to continue it, or " if checkpoint_steps(path) else ""
         if what == "holds a run already" and not resume:
@@ -111,40 +123,59 @@ def check(config: Config) -> Path:
     return path
 
 
-def create(run_dir: Path, config: Config, *, replace: bool = False) -> TextIO:
-    """Create what :func:`plan` allowed, with the configuration in it; returns the lock (see :func:`lock`).
+class Claim:
+    """A run directory as one start of a run holds it: locked, and with what this start has made in it.
 
     Args:
-        replace: a run in it that has no checkpoint makes room, as a dry run does for another.
+        again: a run in it that has no checkpoint begins anew.
 
     Raises:
         CommandError: another process took the directory meanwhile, or it cannot be written.
     """
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        locked = lock(run_dir)
-        if config.dry_run and _holds_dry_run(run_dir):
-            _empty(run_dir, lambda name: name != LOCK_FILE)
-        elif replace and not checkpoint_steps(run_dir):
-            _empty(run_dir, lambda name: name in LEFTOVERS or name.startswith(EVENTS))
-        if (run_dir / CONFIG_FILE).exists():
-            raise FileExistsError
-        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # without it no checkpoint is of any use
-        return locked
-    except FileExistsError:
-        raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another directory") from None
-    except OSError as error:
-        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+
+    def __init__(self, run_dir: Path, config: Config, *, again: bool = False) -> None:
+        self.run_dir = run_dir
+        self._made = [place for place in (run_dir, *run_dir.absolute().parents) if not place.exists()]
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._before = {entry.name for entry in run_dir.iterdir()}
+            self._lock = lock(run_dir)
+            if config.dry_run and _holds_dry_run(run_dir):  # another one takes its place
+                self._remove(self._before - {LOCK_FILE})
+                self._before = set()
+            elif CONFIG_FILE in self._before and not (again and not checkpoint_steps(run_dir)):
+                raise FileExistsError
+            write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # without it no checkpoint is of any use
+        except FileExistsError:
+            raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one") from None
+        except OSError as error:
+            raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
+
+    def discard(self) -> None:
+        """Remove what this start has made, and nothing else: the same command line can then be given again."""
+        with suppress(OSError):
+            self._remove({entry.name for entry in self.run_dir.iterdir()} - self._before)
+            for place in self._made:  # the innermost first
+                place.rmdir()
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = self.run_dir / name
+            if name not in OURS and not name.startswith(EVENTS):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
-def discard(run_dir: Path) -> None:
-    """Remove what :func:`create` began, and nothing else: the same command line can then be given again."""
-    with suppress(OSError):
-        _empty(run_dir, lambda name: name in {*LEFTOVERS, LOCK_FILE} or name.startswith(EVENTS))
-        run_dir.rmdir()
-
-
-def lock(run_dir: Path) -> TextIO:
+def lock(run_dir: Path) -> BinaryIO:
     """Claim a run directory until the file that is returned is closed, or the process ends in whatever way.
 
     Where the file system knows no locks, two processes are not kept apart.
@@ -152,28 +183,43 @@ def lock(run_dir: Path) -> TextIO:
     Raises:
         CommandError: another process has it.
     """
+    path = run_dir / LOCK_FILE
     try:
-        file = (run_dir / LOCK_FILE).open("a", encoding="utf-8")
+        file = open_regular(path, "ab")
     except OSError as error:
-        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+        problem = f"{error.filename}: {error.strerror}"
+        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {problem}") from None
     try:
         lock_file(file.fileno())
     except BlockingIOError:
         file.close()
+        with suppress(OSError, ValueError):
+            number = int(read_text(path, 100))
+            raise CommandError(
+                f"run_dir={run_dir} is in use by process {number}: wait for it, or stop it first (kill {number})"
+            ) from None
         raise CommandError(f"run_dir={run_dir} is in use by another process: wait for it, or stop it first") from None
+    with suppress(OSError):  # the disk is full: then nobody is told who has it
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
     return file
 
 
 def update(run_dir: Path, config: Config) -> None:
-    """Save the configuration of a resumed run, so that the next one to resume it keeps what has changed."""
-    write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
+    """Save the configuration of a resumed run, so that the next one to resume it keeps what has changed.
+
+    Raises:
+        CommandError: it cannot be written.
+    """
+    with as_command_errors(OSError):
+        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
 
 
 def config_file(run_dir: Path, key: str) -> Path:
     """The configuration of the run that ``key=<run_dir>`` names.
 
     Raises:
-        CommandError: there is no such run, or a link in it leads elsewhere.
+        CommandError: there is no such run, or there is something else in it than files and directories.
     """
     file = run_dir / CONFIG_FILE
     if not file.is_file():
@@ -181,7 +227,7 @@ def config_file(run_dir: Path, key: str) -> Path:
         match = nearest(str(run_dir), runs)
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
-    refuse_links(run_dir, key)
+    refuse_unusual(run_dir, key)
     return file
 
 
@@ -243,9 +289,8 @@ def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
             "that began it again, with resume=auto"
         )
     composed = load_saved(file, arguments)
-    changed = changes(load_saved(file).config, composed.config)
     config = composed.config.replace(run_dir=str(run_dir))  # it may have been moved
-    return Plan(config, run_dir, resume=True, changed=changed, files=composed.files)
+    return Plan(config, run_dir, resume=True, files=composed.files)
 
 
 def _auto(composed: Composed) -> Plan | None:
@@ -261,9 +306,8 @@ def _auto(composed: Composed) -> Plan | None:
             f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "
             f"that began it (only {', '.join(sorted(RESUMABLE))} may differ), or another run_dir"
         )
-    if not checkpoint_steps(path):
-        return Plan(config, path, replace=True, files=composed.files)
-    return Plan(config, path, resume=True, changed=changed, files=composed.files)
+    resume = bool(checkpoint_steps(path))
+    return Plan(config, path, resume=resume, again=not resume, files=composed.files)
 
 
 def check_accelerator(config: Config) -> None:
@@ -278,19 +322,16 @@ def check_accelerator(config: Config) -> None:
         )
 
 
-def _empty(run_dir: Path, chosen: Callable[[str], bool]) -> None:
-    """Remove what an attempt has left that is not worth keeping, by its name."""
-    for entry in run_dir.iterdir():
-        if not chosen(entry.name):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def _free(path: Path) -> Path:
+    """The next name that nothing has yet."""
+    if path.name in ("", ".."):
+        path = path.resolve()
+    stem = path.name or "run"  # the root directory has no name
+    return next(name for count in itertools.count(2) if not (name := path.parent / f"{stem}_{count}").exists())
 
 
 def _holds_dry_run(path: Path) -> bool:
     try:
-        return yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))["dry_run"] is True
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return read_yaml(path / CONFIG_FILE)["dry_run"] is True
+    except (OSError, ValueError, KeyError, TypeError):
         return False

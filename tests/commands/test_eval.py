@@ -15,7 +15,7 @@ from PIL import Image
 from sheeplike import checkpoint, host
 from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
-from sheeplike.run.run_dir import create, lock
+from sheeplike.run.run_dir import Claim, lock
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 COMMAND = [sys.executable, "-m", "sheeplike"]
@@ -31,7 +31,8 @@ def begun(sheeplike):
 
     def call(checkpoints: dict[int, float | None], *arguments: str) -> Path:
         (run,) = sheeplike(*JOB, "run_dir=mine", *arguments).runs
-        create(run.run_dir, run.config).close()
+        with Claim(run.run_dir, run.config):
+            pass
         for step, score in checkpoints.items():
             meta = {} if score is None else {"score": score}
             checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, meta, keep_last=9)

@@ -23,7 +23,7 @@ from sheeplike.config.compose import load
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.run_dir import create
+from sheeplike.run.run_dir import Claim
 
 AGENTS = {
     "dreamer_v3": ["exp=dreamer_v3", "agent.observations=[pixels/*,state]"],
@@ -39,7 +39,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = load(arguments, Sources()).config
     envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
     agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
-    create(run_dir, config).close()
+    with Claim(run_dir, config):
+        pass
     for step in (64, 128):
         with torch.no_grad():
             for tensor in agent.state_dict(replay=False)["modules"].values():

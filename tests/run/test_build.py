@@ -20,11 +20,12 @@ from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.config.compose import load
 from sheeplike.config.errors import as_command_errors
+from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.memory import SequenceReplay
 from sheeplike.options import CommandError
 from sheeplike.run.build import explain_oom, is_out_of_memory, make_agent, make_envs
-from sheeplike.run.run_dir import create
+from sheeplike.run.run_dir import Claim
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
 JOB += ["profile=cpu", "dry_run=true"]
@@ -66,8 +67,10 @@ def run_dir(trouble: dict[str, Exception], tmp_path: Path) -> Path:
     config = load([*JOB, f"run_dir={run_dir}"], Sources()).config
     envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
     agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
-    create(run_dir, config).close()
-    checkpoint.save(run_dir / "checkpoints", 64, {"agent": agent.state_dict(replay=False)}, {}, keep_last=1)
+    with Claim(run_dir, config):
+        pass
+    parts = {"agent": agent.state_dict(replay=False)}
+    checkpoint.save(run_dir / "checkpoints", 64, parts, {}, keep_last=1, config=to_data(config))
     return run_dir
 
 

@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from sheeplike.config.saved import describe_changes
+from sheeplike import checkpoint
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import create, lock, update
+from sheeplike.run.run_dir import Claim, lock, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")
@@ -21,7 +22,7 @@ def begun(sheeplike):
 
     def call(*arguments: str, checkpoint: bool = True):
         (run,) = sheeplike(*arguments).runs
-        create(run.run_dir, run.config)
+        Claim(run.run_dir, run.config)
         if checkpoint:
             (run.run_dir / "checkpoints/step_000000000128").mkdir(parents=True, exist_ok=True)
         return run
@@ -75,9 +76,9 @@ def test_two_runs_that_start_at_once(sheeplike):
     assert (first.run_dir, first.resume, DEFAULT.exists()) == (DEFAULT, False, False)
     DEFAULT.mkdir(parents=True)  # empty, it will do
     (second,) = sheeplike(*JOB).runs
-    create(first.run_dir, first.config)
+    Claim(first.run_dir, first.config)
     with pytest.raises(CommandError, match="was taken by another run"):
-        create(second.run_dir, second.config)
+        Claim(second.run_dir, second.config)
 
 
 def test_resume_takes_the_saved_configuration(begun, sheeplike):
@@ -154,7 +155,7 @@ def test_resume_needs_the_same_kind_of_device(begun, refused):
 
 def test_auto_begins_a_run_and_goes_on_with_it(begun, sheeplike):
     (first,) = sheeplike(*JOB, "resume=auto", "run_dir=mine").runs
-    assert (first.resume, first.replace, first.run_dir) == (False, False, Path("mine"))
+    assert (first.resume, first.again, first.run_dir) == (False, False, Path("mine"))
     begun(*JOB, "run_dir=mine")
     result = sheeplike(*JOB, "resume=auto", "run_dir=mine")
     assert (result.runs[0].resume, result.runs[0].config) == (True, first.config)
@@ -163,14 +164,12 @@ def test_auto_begins_a_run_and_goes_on_with_it(begun, sheeplike):
     assert shown == sheeplike(*JOB, "run_dir=x", "show=config").output.replace("run_dir: x", "run_dir: mine")
 
 
-def test_auto_shows_and_takes_what_may_change(begun, sheeplike):
+def test_auto_takes_what_may_change(begun, sheeplike):
     begun(*JOB)
     (run,) = sheeplike(*JOB, "resume=auto", "total_steps=2_000_000", "checkpoint.every=null", "log_every=7").runs
-    assert run.config.total_steps == 2_000_000
-    for change in ("total_steps 1000000 -> 2000000", "checkpoint.every 20000 -> null", "log_every 500 -> 7"):
-        assert change in describe_changes(run.changed)
+    assert (run.config.total_steps, run.config.checkpoint.every, run.config.log_every) == (2_000_000, None, 7)
     (run,) = sheeplike(f"resume={DEFAULT}", "eval.every=null").runs
-    assert describe_changes(run.changed) == "eval.every 10000 -> null"
+    assert run.config.eval.every is None
 
 
 def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
@@ -193,11 +192,13 @@ def test_auto_begins_again_where_there_was_no_checkpoint(begun, sheeplike, refus
     (DEFAULT / "replay").mkdir()
     (DEFAULT / "notes.txt").touch()
     (again,) = sheeplike(*JOB, "resume=auto", "log_every=7").runs
-    assert (again.resume, again.replace) == (False, True)
-    assert (DEFAULT / "metrics.jsonl").exists(), "until everything is built"
-    create(again.run_dir, again.config, replace=again.replace).close()
-    assert sorted(path.name for path in DEFAULT.iterdir()) == [".lock", "config.yaml", "notes.txt"]
-    assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
+    assert (again.resume, again.again) == (False, True)
+    there = {path.name for path in DEFAULT.iterdir()}
+    with Claim(again.run_dir, again.config, again=again.again) as claim:
+        assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
+        (DEFAULT / "checkpoints").mkdir()
+        claim.discard()
+    assert {path.name for path in DEFAULT.iterdir()} == there
 
 
 def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike):
@@ -205,17 +206,31 @@ def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike
     (again,) = sheeplike(*JOB, "resume=auto").runs
     (DEFAULT / "checkpoints/step_000000000128").mkdir(parents=True)
     with pytest.raises(CommandError, match="was taken by another run"):
-        create(again.run_dir, again.config, replace=again.replace)
+        Claim(again.run_dir, again.config, again=again.again)
     assert (DEFAULT / "checkpoints/step_000000000128").is_dir()
 
 
-def test_auto_is_content_with_a_finished_run(begun, sheeplike):
-    begun(*JOB, "total_steps=2000")
-    (DEFAULT / "checkpoints/step_000000002000").mkdir()
-    result = sheeplike(*JOB, "total_steps=2000", "resume=auto")
-    assert (result.status, result.runs) == (0, [])
-    assert f"finished before: {DEFAULT}" in result.output
+def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheeplike):
+    run = begun(*JOB, "total_steps=2000", checkpoint=False)
+    root = run.run_dir / "checkpoints"
+    job = (*JOB, "total_steps=2000", "resume=auto")
+    for step in (1000, 2000):
+        checkpoint.save(root, step, {"agent": {"x": torch.zeros(3)}}, {}, keep_last=9)
+    result = sheeplike(*job)
+    assert (result.status, result.runs, result.error) == (0, [], "")
+    assert f"finished before: {DEFAULT}, at policy step 2,000" in result.output
+    assert "finished at 2000 policy steps" in sheeplike(f"resume={DEFAULT}").error
     assert sheeplike(*JOB, "total_steps=3000", "resume=auto").runs[0].resume
+
+    (root / "step_000000003000").mkdir()  # a name is not enough
+    result = sheeplike(*job)
+    assert (result.status, result.runs) == (0, [])
+    assert "passing over a damaged checkpoint" in result.error
+
+    file = root / "step_000000002000/agent.pt"
+    os.truncate(file, file.stat().st_size - 1)
+    assert sheeplike(*job).runs[0].resume
+    assert sheeplike(f"resume={DEFAULT}").runs[0].resume
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
@@ -231,6 +246,6 @@ def test_a_file_system_without_locks_will_do(begun, sheeplike, monkeypatch, code
 
 def test_a_directory_is_one_process_s(begun):
     run = begun(*JOB)
-    with lock(run.run_dir), pytest.raises(CommandError, match="is in use by another process"):
+    with lock(run.run_dir), pytest.raises(CommandError, match=f"is in use by process {os.getpid()}: "):
         lock(run.run_dir)
     lock(run.run_dir).close()

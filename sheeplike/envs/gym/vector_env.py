@@ -3,7 +3,6 @@
 import math
 import multiprocessing
 import multiprocessing.connection
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -28,6 +27,7 @@ from sheeplike.envs.gym.observations import choose_frames, parts_of
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.envs.gym.world import MakeEnv, MakeWorld, derive_seed, first_line
 from sheeplike.options import InvalidOption
+from sheeplike.terminal import warn
 
 Observations = dict[str, torch.Tensor]
 
@@ -260,7 +260,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         host["nonfinite"][:] = info.get("_nonfinite", none)
         host["restarted"][:] = info.get("_restarted", none)
         for world in np.flatnonzero(host["restarted"]):
-            _warn(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
+            warn(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
 
     def _deliver(
@@ -293,7 +293,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         status = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
         if self._deaths > self._options.max_restarts:
             raise RuntimeError(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {status}")
-        _warn(f"all worlds of {self.name} were restarted, since a process has died: {status}")
+        warn(f"all worlds of {self.name} were restarted, since a process has died: {status}")
         self._worlds = self._make_worlds()
         self._restarts += len(dead)
         self._generation += 1
@@ -357,7 +357,7 @@ def _inspect(
     try:
         for part in parts_of(env.observation_space)[2]:
             if not isinstance(part.space, spaces.Text):
-                _warn(f"{options.id}: the observation {part.name or part.space} is left out: it has no fixed size")
+                warn(f"{options.id}: the observation {part.name or part.space} is left out: it has no fixed size")
         if options.frames != (frames := choose_frames(options.frames, env)):
             options = options.replace(frames=frames)
         limits = [options.episode_length, env.spec.max_episode_steps if env.spec else None]
@@ -377,9 +377,3 @@ def _inspect(
         return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS)
     finally:
         env.close()
-
-
-def _warn(text: str) -> None:
-    """Prints a line on stderr; a reader that has gone away does not end the run."""
-    with suppress(OSError, ValueError):
-        print(f"sheeplike: {text}", file=sys.stderr, flush=True)

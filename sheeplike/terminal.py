@@ -1,0 +1,68 @@
+"""Every text that a command shows: in lines, and without characters that a terminal would obey, whoever wrote it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+_CLEAR = "\r\x1b[2K"
+# Control characters but for tabs and line breaks, marks of direction, and halves of characters.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def one_line(text: object) -> str:
+    """Text of whatever origin as one line that :func:`visible` leaves as it is."""
+    return visible(" ".join(str(text).split()))
+
+
+def visible(text: str) -> str:
+    """Text in which control characters, line breaks apart, are shown as escapes such as ``\\x1b``.
+
+    So are lone surrogates, which no file takes, and marks that change the direction of writing, with which one name can
+    pass for another.
+    """
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def info(*lines: object, file: TextIO | None = None) -> None:
+    """Print lines that nobody has to read: a reader that has gone away does not end the run."""
+    write("\n".join(map(str, lines)) + "\n", file)
+
+
+def warn(text: str) -> None:
+    """Print a line to stderr that says what a user should know, and need not stop for."""
+    info(f"sheeplike: {one_line(text)}", file=sys.stderr)
+
+
+def is_terminal(file: TextIO | None = None) -> bool:
+    """Whether somebody watches the file, standard output by default."""
+    try:
+        return (file or sys.stdout).isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> None:
+    """Write and flush, to standard output by default; an encoding without ``…`` does not end the run either.
+
+    Args:
+        in_place: over what stands in the terminal's last line.
+    """
+    file = file or sys.stdout
+    if file is None:  # as under pythonw, or with standard output closed
+        return
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    try:
+        file.write(_CLEAR * in_place + visible(text).encode(encoding, "replace").decode(encoding))
+        file.flush()
+    except BrokenPipeError:
+        # Or Python would try again when it exits, fail, and end with a status of its own.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, file.fileno())
+            os.close(nowhere)
+    except (OSError, ValueError):
+        pass
