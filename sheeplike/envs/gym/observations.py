@@ -121,7 +121,7 @@ class Observer:
             earlier: an observation of which, pixel by pixel, the brighter is taken, or None.
 
         Raises:
-            ValueError: an image is not what the space says.
+            ValueError: something is not what the space says.
         """
         seen: dict[str, np.ndarray] = {}
         for camera, part in self._cameras.items():
@@ -132,7 +132,11 @@ class Observer:
         vectors = {name: _vector(part.space, part.of(observation)) for name, part in self._vectors.items()}
         if self._joined:
             vectors["state"] = np.concatenate(list(vectors.values()))
-        return seen | vectors
+        seen |= vectors
+        for key, value in seen.items():
+            if value.shape != self.space[key].shape:
+                raise ValueError(f"{key} has shape {value.shape}: expected {self.space[key].shape}, as its space says")
+        return seen
 
 
 def _walk(space: spaces.Space, names: tuple[str, ...], path: tuple[Any, ...]) -> Iterator[Part]:

@@ -6,7 +6,6 @@ No torch and no JAX: with ``vectorization=async`` this runs in processes of thei
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from sheeplike.envs.contract import Unusable
 from sheeplike.envs.gym.observations import Observer, translate
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
+from sheeplike.terminal import warn
 
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -109,7 +109,9 @@ class World(gymnasium.Env):
                 observation = self._observe(raw, self._env.render, first=True)
                 if not self._finite(observation):
                     raise FloatingPointError("the first observation of an episode is not finite")
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # also SystemExit, as of a viewer whose window is closed
                 self._discard(error)
                 continue
             self._unseeded, self._steps = False, 0
@@ -120,7 +122,9 @@ class World(gymnasium.Env):
         """One action, held for ``action_repeat`` steps or until the episode ends; raises as :meth:`reset` does."""
         try:
             outcome = self._advance(self._to_env(action))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._discard(error)
             return self._last, 0.0, False, True, self._with_failures({})
         self._last, _, terminated, truncated, info = outcome
@@ -129,10 +133,15 @@ class World(gymnasium.Env):
         return outcome
 
     def close(self) -> None:
-        """Closes the environment."""
+        """Closes the environment; that it fails at that harms nobody."""
         env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        try:
+            if env is not None:
+                env.close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            warn(f"{self._options.id}: closing it failed: {type(error).__name__}: {first_line(error)}")
 
     def _advance(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         options, env = self._options, self._env
@@ -145,6 +154,8 @@ class World(gymnasium.Env):
             if terminated or truncated or self._steps >= options.episode_length:
                 truncated = bool(truncated) or not terminated
                 break
+        with np.errstate(over="ignore"):
+            reward = float(np.float32(reward))  # as it is delivered: more than 3.4e38 is infinite there
         observation = self._observe(raw, env.render, first=False, earlier=earlier if options.pool_frames else None)
         if not (self._finite(observation) and np.isfinite(reward)):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
@@ -162,7 +173,7 @@ class World(gymnasium.Env):
             observation[key] = np.zeros_like(observation[key])
         return False
 
-    def _discard(self, error: Exception) -> None:
+    def _discard(self, error: BaseException) -> None:
         """Closes the environment that raised ``error``, so that a reset makes another one; raises as reset does."""
         # What is not installed, or does not fit, will not the next time either.
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
@@ -173,8 +184,7 @@ class World(gymnasium.Env):
             # Any other type may not survive the way out of another process; OSError says there that one has died.
             row = f"the environment failed {self._in_a_row} times in a row (max_restarts)"
             raise RuntimeError(f"{self._failures[-1]}; {row}") from error
-        with suppress(Exception):
-            self.close()
+        self.close()
         self._unseeded, self._restarts = True, self._restarts + 1
 
     def _with_failures(self, info: dict[str, Any]) -> dict[str, Any]:

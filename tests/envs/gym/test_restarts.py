@@ -202,3 +202,78 @@ def test_an_evaluation_counts_whole_episodes_only(worlds: Make) -> None:
     assert env.counters == {"env/restarts": 1.0}
     assert (result.lengths.tolist(), result.returns.tolist()) == ([4] * 3, [4] * 3)
     env.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit()])
+@pytest.mark.parametrize("call", ["reset", "step", "render"])
+def test_an_environment_cannot_end_the_program(
+    worlds: Make, call: str, error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = worlds(once(call, 0 if call == "reset" else 2, error), frames="render" if call == "render" else "none")
+    restarted = env.reset(seed=0)[1]["restarted"].any()
+    for _ in range(4):
+        restarted |= env.step(torch.zeros(1, dtype=torch.int64))[4]["restarted"].any()
+    assert restarted
+    assert f"was restarted: {type(error).__name__}" in capsys.readouterr().err
+
+
+def test_whoever_asks_to_stop_is_heard(worlds: Make) -> None:
+    env = worlds(once("step", 1, KeyboardInterrupt()))
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(torch.zeros(1, dtype=torch.int64))
+
+
+def test_an_environment_that_cannot_be_closed_is_left_alone(
+    worlds: Make, failing: type, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = worlds(once("step", 1, Broken()))
+    env.reset()
+
+    def close(self: Any) -> None:
+        raise SystemExit("no")
+
+    monkeypatch.setattr(failing, "close", close)
+    assert env.step(torch.zeros(1, dtype=torch.int64))[4]["restarted"].all()
+    env.step(torch.zeros(1, dtype=torch.int64))  # in a new one
+    env.close()
+    assert capsys.readouterr().err.count("closing it failed: SystemExit: no\n") == 2
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 2), ()])
+def test_what_is_not_as_its_space_says_is_a_failure_of_that_world(
+    worlds: Make, failing: type, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shape: Any
+) -> None:
+    env = worlds(lambda call, count, env: None, num_envs=2)
+    env.reset()
+    whole = failing._seen
+    sick: list[Any] = []
+
+    def seen(self: Any) -> np.ndarray:
+        sick[:] = sick or [self]
+        return np.ones(shape, np.float32) if self.count == 2 and self is sick[0] else whole(self)
+
+    monkeypatch.setattr(failing, "_seen", seen)
+    env.step(torch.zeros(2, dtype=torch.int64))
+    obs, _, _, truncated, info = env.step(torch.zeros(2, dtype=torch.int64))
+    assert truncated.tolist() == info["restarted"].tolist() == [True, False]
+    assert obs["state"][:, 0].tolist() == [1, 2]
+    assert f"state has shape ({int(np.prod(shape))},): expected (2,), as its space says" in capsys.readouterr().err
+    assert not env.step(torch.zeros(2, dtype=torch.int64))[3].any()
+
+
+@pytest.mark.parametrize("reward", [3.5e38, -1e300, np.float64(1e39), float("inf")])
+def test_a_reward_is_finite_where_float32_is(
+    worlds: Make, failing: type, monkeypatch: pytest.MonkeyPatch, reward: float
+) -> None:
+    env = worlds(lambda call, count, env: None)
+    env.reset()
+    step = failing.step
+    monkeypatch.setattr(failing, "step", lambda self, action: (step(self, action)[0], reward, False, False, {}))
+    _, given, terminated, truncated, info = env.step(torch.zeros(1, dtype=torch.int64))
+    assert (given.item(), terminated.item(), truncated.item(), info["nonfinite"].item()) == (0, False, True, True)
+    reward = 3.4e38
+    env.step(torch.zeros(1, dtype=torch.int64))
+    _, given, _, truncated, info = env.step(torch.zeros(1, dtype=torch.int64))
+    assert given.item() == np.float32(3.4e38)
+    assert not (truncated | info["nonfinite"]).any()
