@@ -164,8 +164,8 @@ class _HashingFile:
 
 
 def write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a state dict and flush it to the disk; returns its ``bytes`` and ``sha256``."""
-    with open(path, "wb") as file:
+    """Write a state dict to a new file and flush it to the disk; returns its ``bytes`` and ``sha256``."""
+    with open(path, "xb") as file:
         hashing = _HashingFile(file)
         try:
             torch.save(part, hashing)

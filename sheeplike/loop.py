@@ -30,12 +30,14 @@ class LoopState:
         gradient_steps: updates made.
         player: acts in the training worlds.
         step: the current step of all worlds; its action is chosen at the start of the next iteration.
+        due: gradient steps that a stop left undone; they come first when the run goes on.
     """
 
     player: Player
     step: Step
     policy_steps: int = 0
     gradient_steps: int = 0
+    due: int = 0
 
     @classmethod
     def begin(cls, agent: Agent, envs: VectorEnv, seed: int) -> LoopState:
@@ -81,27 +83,32 @@ def train(
     """
     hooks = list(hooks)
     while state.policy_steps < total_steps and not stop():
-        # Act in every world on what was just seen, and add both to memory.
-        step = state.step
-        step.action = state.player.act(step.obs, step.is_first)
-        step.extras = state.player.extras
-        agent.add(step)
-        state.policy_steps += envs.num_envs
+        if not state.due:
+            # Act in every world on what was just seen, and add both to memory.
+            step = state.step
+            step.action = state.player.act(step.obs, step.is_first)
+            step.extras = state.player.extras
+            agent.add(step)
+            state.policy_steps += envs.num_envs
 
-        # Where the episode has ended (is_last), the worlds ignore the action and begin a new one.
-        obs, reward, terminated, truncated, info = envs.step(step.action)
-        state.step = Step(
-            obs, step.action, reward, is_first=step.is_last, is_last=terminated | truncated, is_terminal=terminated
-        )
-        observer.stepped(state.step, info)
+            # Where the episode has ended (is_last), the worlds ignore the action and begin a new one.
+            obs, reward, terminated, truncated, info = envs.step(step.action)
+            state.step = Step(
+                obs, step.action, reward, is_first=step.is_last, is_last=terminated | truncated, is_terminal=terminated
+            )
+            observer.stepped(state.step, info)
+            state.due = agent.updates_due(state.policy_steps)
 
-        # Learn as often as the agent says: by a replay ratio, or when a rollout is complete.
-        for _ in range(agent.updates_due(state.policy_steps)):
+        # Learn as often as the agent says: by a replay ratio, or when a rollout is complete. At the end of the run, all
+        # that is due is done: nobody would come back for the rest.
+        while state.due and not (stop() and state.policy_steps < total_steps):
             observer.learned(agent.update())
             state.gradient_steps += 1
+            state.due -= 1
 
-        for hook in hooks:
-            hook(state)
+        if not state.due:
+            for hook in hooks:
+                hook(state)
     return state
 
 

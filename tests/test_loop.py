@@ -195,6 +195,28 @@ def test_the_loop_stops_between_iterations_when_told_to() -> None:
     assert len(agent.steps) == 3
 
 
+@pytest.mark.parametrize("made", range(1, 5))
+def test_a_stop_between_two_updates_leaves_the_others_for_later(made: int) -> None:
+    """And the hooks of that step; but a run that has made all its steps also makes all their updates."""
+    logs = []
+    for stops in (False, True):
+        agent, envs = Scribe(due=lambda steps: 5 if steps in (4, 6) else 0), Corridor([3, 2])
+        hook = Every(2, lambda state, log=agent.log: log.append(f"hook {state.policy_steps} {state.gradient_steps}"))
+        state, observer = LoopState.begin(agent, envs, seed=0), Observer(agent.log)
+        if stops:
+            stop = lambda state=state: state.gradient_steps >= made  # noqa: E731
+            train(agent, envs, state, total_steps=6, observer=observer, hooks=[hook], stop=stop)
+            assert (state.policy_steps, state.gradient_steps, state.due) == (4, made, 5 - made)
+            assert "hook 4" not in " ".join(agent.log)
+            stop = lambda: "due at 6?" in agent.log  # noqa: B023, E731
+            train(agent, envs, state, total_steps=6, observer=observer, hooks=[hook], stop=stop)
+        else:
+            train(agent, envs, state, total_steps=6, observer=observer, hooks=[hook])
+        assert (state.policy_steps, state.gradient_steps, state.due) == (6, 10, 0)
+        logs.append(agent.log)
+    assert logs[0] == logs[1]
+
+
 def test_a_loop_continued_is_a_loop_uninterrupted() -> None:
     whole, _, _ = run([3, 2], 9)
     agent, envs = Scribe(), Corridor([3, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -34,7 +35,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         if group.band is not None:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
         marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
-        axes.plot(group.x / unit, group.mean, label=_label(group), linewidth=2.2, marker=marker, **style)
+        axes.plot(group.x / unit, group.mean, label=_plain(_label(group)), linewidth=2.2, marker=marker, **style)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -46,7 +47,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     if any(curve.along(comparison.x)[-1] > comparison.end for curve in curves):
         axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":", label="compared up to here")
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
-    axes.set_ylabel(NAMES.get(comparison.metric, comparison.metric), fontsize=11)
+    axes.set_ylabel(_plain(NAMES.get(comparison.metric, comparison.metric)), fontsize=11)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     if not log:
@@ -54,7 +55,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     axes.tick_params(labelsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=13, loc="left", fontweight="bold")
+    axes.set_title(_plain(title), fontsize=13, loc="left", fontweight="bold")
     # Of fewer than four seeds, no quarter can be left out.
     mean = "mean" if all(len(group.runs) < 4 for group in comparison.groups) else "interquartile mean"
     band = " · band: 95 % interval" * any(group.band is not None for group in comparison.groups)
@@ -69,9 +70,15 @@ def encode(figure: Figure, kind: str) -> bytes:
     """The figure as ``"png"`` or ``"svg"``; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     # Names inside an SVG come from this salt, or else from chance; the date would differ as well.
-    with matplotlib.rc_context({"svg.hashsalt": "sheeplike"}):
+    with matplotlib.rc_context({"svg.hashsalt": "sheeplike"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of characters that the font lacks: they are drawn as boxes
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
+
+
+def _plain(text: str) -> str:
+    """Text that is no formula, whatever signs it has."""
+    return text.replace("$", "\\$")
 
 
 def _label(group: Group) -> str:

@@ -29,7 +29,7 @@ from sheeplike.config.compose import Composed, explain, load, load_options
 from sheeplike.config.errors import as_command_errors, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
-from sheeplike.files import write_atomically
+from sheeplike.files import check_writable, write_atomically
 from sheeplike.monitor.progress import format_seconds, phase
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
@@ -61,8 +61,10 @@ class BenchOptions(Options):
 
     parts: tuple[Literal[*PARTS], ...] = Field(tuple(PARTS), min_length=1, description="what is measured; see below")
     modes: tuple[Literal[*MODES], ...] = Field(tuple(MODES), min_length=1, description="ways to make an update")
-    seconds: float = Field(5.0, gt=0, description="for each measurement, over its rounds")
-    rounds: int = Field(8, ge=1, description="of each measurement; fewer, but three, where a single call takes long")
+    seconds: float = Field(5.0, gt=0, le=3600, description="for each measurement, over its rounds")
+    rounds: int = Field(
+        8, ge=1, le=1000, description="of each measurement; fewer, but three, where a single call takes long"
+    )
     out: str | None = Field(
         None, min_length=1, description="where bench.md and bench.json go; null: bench/<env>_<agent>_<time>"
     )
@@ -88,10 +90,11 @@ def main(request: Request) -> None:
     check_accelerator(config)
     name = re.sub(r"[^\w.-]+", "_", f"{config.env.task} {config.agent.name} {datetime.now():%Y-%m-%d_%H-%M-%S}")
     asked = asked.replace(out=asked.out or f"bench/{name}")
-    place = Path(asked.out).expanduser().absolute()
-    above = next(directory for directory in (place, *place.parents) if directory.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise CommandError(f"out={asked.out}: expected a directory that can be written, and {above} is none")
+    try:
+        check_writable(Path(asked.out).expanduser())
+    except OSError as error:
+        problem = f"{error.filename} is none: {error.strerror}"
+        raise CommandError(f"out={asked.out}: expected a directory that can be written, and {problem}") from None
     info("loading torch and JAX")
     with stops_at_once():  # what has been measured is saved: there is nothing to wait for after Ctrl-C
         from sheeplike.run.build import explain_oom

@@ -17,7 +17,7 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
-from sheeplike.files import write_atomically
+from sheeplike.files import check_writable, write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
 from sheeplike.terminal import info, warn
@@ -32,7 +32,7 @@ class EvalOptions(Options):
     )
     episodes: int = Field(100, ge=1, le=2**16, description="episodes to play")
     num_envs: int | None = Field(
-        None, ge=1, description="worlds side by side; null: one per episode, at most as many as the run has"
+        None, ge=1, le=2**16, description="worlds side by side; null: one per episode, at most as many as the run has"
     )
     sample: bool = Field(True, description="sample the policy's actions, or take its mode")
     randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
@@ -64,6 +64,8 @@ def main(request: Request) -> None:
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
     path = choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
+    with as_command_errors(OSError):
+        check_writable(run_dir / "eval")
     info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 

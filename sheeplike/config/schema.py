@@ -29,7 +29,7 @@ class Env(Options):
     id: str | None = Field(
         None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
     )
-    num_envs: int = Field(16, ge=1, description="worlds simulated side by side")
+    num_envs: int = Field(16, ge=1, le=2**20, description="worlds simulated side by side")
     image_size: Side | tuple[Side, Side] | ByCamera = Field(
         48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
     )
@@ -44,7 +44,7 @@ class Env(Options):
     segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
     shadows: bool = Field(False, description="render the shadows of lights that cast any")
     textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
-    action_repeat: int = Field(1, ge=1, description="control steps for which an action is held")
+    action_repeat: int = Field(1, ge=1, le=1000, description="control steps for which an action is held")
     options: dict[str, Any] = Field({}, description="further arguments of the task, by name")
 
     @property
@@ -55,9 +55,9 @@ class Env(Options):
 
 class Eval(Options):
     every: int | None = Field(20_000, ge=1, description="policy steps between two evaluations; null: none")
-    episodes: int = Field(16, ge=1, description="episodes of one evaluation")
+    episodes: int = Field(16, ge=1, le=2**16, description="episodes of one evaluation")
     num_envs: int | None = Field(
-        None, ge=1, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
+        None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
     )
     sample: bool = Field(True, description="sample the policy's actions, as published scores do, or take its mode")
     randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
@@ -79,7 +79,7 @@ class Fabric(Options):
     )
     precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="floating-point precision of training")
     threads: int | None = Field(
-        None, ge=1, description="torch's threads on a CPU; null: all cores but one, which the simulation has"
+        None, ge=1, le=2**12, description="torch's threads on a CPU; null: all cores but one, which the simulation has"
     )
     deterministic: bool = Field(
         False, description="the same bits in every run on a GPU too, where that costs speed; a CPU gives them anyway"

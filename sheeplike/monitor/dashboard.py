@@ -82,7 +82,7 @@ OUTCOMES = ("eval/return_mean", "eval/success_rate", "rollout/return_mean", "tim
 
 
 def layout(metrics: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """The charts for an agent that writes ``metrics``, as ``SummaryWriter.add_custom_scalars`` takes them."""
+    """The charts for an agent that writes ``metrics``, as ``custom_scalars`` of torch's TensorBoard takes them."""
     metrics = list(metrics)
     chosen: dict[str, dict[str, list[Any]]] = {}
     for category, charts in CATEGORIES.items():

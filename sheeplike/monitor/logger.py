@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
 import json
 import math
 import os
 import queue
+import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +23,7 @@ from sheeplike.files import open_regular, write_atomically
 from sheeplike.monitor.dashboard import layout, table_entry
 from sheeplike.monitor.video import check_video, encode_gif
 
-_FLUSH_SECONDS = 5
+_NUMBERS = itertools.count()  # of the event files of this process
 
 
 class RunLogger:
@@ -43,14 +47,9 @@ class RunLogger:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
-        self._writer = None
-        if tensorboard:
-            # Importing it takes seconds, which a run without TensorBoard need not pay.
-            from torch.utils.tensorboard import SummaryWriter
-
-            # TensorBoard hides the step that it is given as well; metrics.jsonl keeps it.
-            purge = None if purge_step is None else purge_step + 1
-            self._writer = SummaryWriter(self.run_dir, purge_step=purge, flush_secs=_FLUSH_SECONDS)
+        # TensorBoard hides the step that it is given as well; metrics.jsonl keeps it.
+        purge = None if purge_step is None else purge_step + 1
+        self._events = EventFile(self.run_dir, purge_step=purge) if tensorboard else None
         self._failed: set[str] = set()
         self._closed = False
         # When videos come faster than they are encoded, log_video waits: none is lost and memory stays bounded.
@@ -74,8 +73,8 @@ class RunLogger:
         values = {name: float(value) for name, value in metrics.items()}
         row = axes | {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._guard("metrics.jsonl"):
-            _append(self._rows, row)
-        self._tensorboard(lambda writer: [writer.add_scalar(name, value, step) for name, value in values.items()])
+            _append(self._rows, json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._tensorboard(lambda events: events.add_scalars(values, step))
 
     def log_video(self, name: str, video: Tensor, *, step: int, fps: float) -> None:
         """Show a video as an animated GIF under TensorBoard's images; returns before it is encoded.
@@ -87,30 +86,30 @@ class RunLogger:
             TypeError, ValueError: another dtype or shape.
         """
         check_video(video, name)
-        if self._writer is not None and not self._closed:
+        if self._events is not None and not self._closed:
             frames = video.detach().to("cpu", copy=True)
-            self._videos.put(lambda writer: _write_gif(writer, name, frames, step, fps))
+            self._videos.put(lambda events: events.add_video(name, frames, step, fps))
 
     def log_text(self, name: str, text: str, step: int = 0) -> None:
         """Show Markdown under TensorBoard's text."""
-        self._tensorboard(lambda writer: writer.add_text(name, text, step))
+        self._tensorboard(lambda events: events.add_text(name, text, step))
 
     def log_hyperparameters(self, config: Mapping[str, Any]) -> None:
         """Enter the run into TensorBoard's table of runs (see :func:`~sheeplike.monitor.dashboard.table_entry`)."""
-        self._tensorboard(lambda writer: [writer.file_writer.add_summary(part) for part in table_entry(config)])
+        self._tensorboard(lambda events: [events.add(part) for part in table_entry(config)])
 
     def log_layout(self, metrics: Iterable[str]) -> None:
         """Arrange the curves in charts, for an agent that writes ``metrics``; once is enough."""
-        self._tensorboard(lambda writer: writer.add_custom_scalars(layout(metrics)))
+        self._tensorboard(lambda events: events.add_layout(layout(metrics)))
 
     def close(self) -> None:
-        """Finish the videos that are waiting, flush and close all writers. Calling it again does nothing."""
+        """Finish the videos that are waiting, and close all files. Calling it again does nothing."""
         if self._closed:
             return
         self._closed = True
         self._videos.put(None)
         self._encoder.join()
-        self._tensorboard(lambda writer: writer.close())
+        self._tensorboard(lambda events: events.close())
         with self._guard("metrics.jsonl"):
             self._rows.close()
 
@@ -121,9 +120,9 @@ class RunLogger:
                 self._tensorboard(write)
 
     def _tensorboard(self, write: Callable[[Any], object]) -> None:
-        if self._writer is not None:
+        if self._events is not None:
             with self._guard("TensorBoard"):
-                write(self._writer)
+                write(self._events)
 
     @contextlib.contextmanager
     def _guard(self, writer: str) -> Iterator[None]:
@@ -136,13 +135,69 @@ class RunLogger:
                 warnings.warn(problem, RuntimeWarning, stacklevel=4)
 
 
-def _write_gif(writer: Any, name: str, video: Tensor, step: int, fps: float) -> None:
-    from tensorboard.compat.proto.summary_pb2 import Summary
+class EventFile:
+    """TensorBoard's event file, written by whoever adds to it, an event at a time, each whole or absent.
 
-    # SummaryWriter.add_video needs moviepy, and with moviepy 2 writes nothing; an image may just as well be a GIF.
-    height, width = video.shape[1:3]
-    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encode_gif(video, fps))
-    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+    ``SummaryWriter`` writes in a thread that ends at the first error: after a disk that was full for a moment, nothing
+    would come any more.
+
+    Args:
+        purge_step: from here on, what other files of the directory say is hidden.
+
+    Raises:
+        OSError: the file cannot be created, or (of the methods) an event cannot be written; the next ones may be.
+    """
+
+    def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:
+        # Importing it takes seconds, which a run without TensorBoard need not pay.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        self._event, self._summary, session = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._file, self._lock = open_regular(run_dir / name, "ab"), threading.Lock()
+        self._write(self._event(file_version="brain.Event:2"))
+        if purge_step is not None:
+            self._write(self._event(step=purge_step, session_log=session(status=session.START)))
+
+    def add(self, summary: Any, step: int = 0) -> None:
+        """Add a ``Summary``."""
+        self._write(self._event(summary=summary, step=step))
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add a point to each curve."""
+        value = self._summary.Value
+        self.add(self._summary(value=[value(tag=name, simple_value=number) for name, number in values.items()]), step)
+
+    def add_text(self, name: str, text: str, step: int) -> None:
+        """Add Markdown."""
+        from torch.utils.tensorboard.summary import text as summary
+
+        self.add(summary(name, text), step)
+
+    def add_layout(self, layout: Mapping[str, Any]) -> None:
+        """Arrange the curves in charts; see :func:`~sheeplike.monitor.dashboard.layout`."""
+        from torch.utils.tensorboard.summary import custom_scalars
+
+        self.add(custom_scalars(layout))
+
+    def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None:
+        """Add an animated GIF: to TensorBoard, that is an image."""
+        height, width = video.shape[1:3]
+        image = self._summary.Image(height=height, width=width, colorspace=3)
+        image.encoded_image_string = encode_gif(video, fps)
+        self.add(self._summary(value=[self._summary.Value(tag=name, image=image)]), step)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        event.wall_time = time.time()
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        with self._lock:  # videos come from a thread of their own
+            _append(self._file, record.getvalue())
 
 
 def _open_rows(path: Path, purge_step: int | None) -> Any:
@@ -153,7 +208,7 @@ def _open_rows(path: Path, purge_step: int | None) -> Any:
         kept = [line for line in lines if _keep(line, purge_step)]
         if len(kept) != len(lines):
             write_atomically(path, b"".join(kept))
-    return open(path, "ab", buffering=0)
+    return open_regular(path, "ab")
 
 
 def _keep(line: bytes, purge_step: int | None) -> bool:
@@ -164,13 +219,12 @@ def _keep(line: bytes, purge_step: int | None) -> bool:
         return False
 
 
-def _append(file: Any, row: dict[str, Any]) -> None:
-    """One whole line or nothing."""
-    line = json.dumps(row, allow_nan=False).encode() + b"\n"
+def _append(file: Any, data: bytes) -> None:
+    """All of it or nothing."""
     start = file.seek(0, os.SEEK_END)
     try:
-        if file.write(line) != len(line):
-            raise OSError("the row was cut short: is the disk full?")
+        if file.write(data) != len(data):
+            raise OSError("it was cut short: is the disk full?")
     except OSError:
         file.truncate(start)
         raise

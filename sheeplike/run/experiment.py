@@ -161,10 +161,8 @@ class Experiment:
         with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
             self._go_to(target)
         self.recorder.flush()
-        self._busy, self._touched = (
-            False,
-            not self.finished,
-        )  # the caller may change the environments now: the end saves again
+        self._busy = False
+        self._touched = not self.finished  # the caller may change the environments now: the end saves again
         return dict(self.recorder.latest)
 
     def evaluate(self) -> dict[str, float]:
@@ -254,7 +252,9 @@ class Experiment:
             (config.eval.every, self._paused(lambda state: self.evaluate())),
             (config.checkpoint.every, self._paused(lambda state: self._save_if_sound())),
         ]
-        self._hooks = [Every(n, hook, self.policy_steps // n) for n, hook in hooks if n is not None]
+        # A stop in the middle of learning came before the hooks of that step.
+        done = self.policy_steps - self.envs.num_envs * bool(self.state.due)
+        self._hooks = [Every(n, hook, done // n) for n, hook in hooks if n is not None]
 
     def _describe(self, files: Sequence[str]) -> dict[str, str]:
         """What is about to happen, name to text."""
@@ -289,7 +289,8 @@ class Experiment:
             if not self._compiled:
                 # Act first, so that the environments run at once; but compile after a minute at most, so that an
                 # update that does not fit into memory fails early.
-                self._train(min(self._compile_at, target))
+                if self.policy_steps < self._compile_at:
+                    self._train(min(self._compile_at, target))
                 if self.policy_steps >= self._compile_at and not self.over:
                     self._paused(self._compile_update)(self.state)
                     self._compiled = self.kept = True  # the directory is kept from here on, even without a checkpoint
@@ -372,8 +373,8 @@ class Experiment:
         path = self.run_dir / LAST_BATCH
         try:
             batch = {name: value.cpu() for name, value in self.agent.last_batch().items()}
-            checkpoint.write_part(path.with_suffix(".tmp"), batch)
-            path.with_suffix(".tmp").replace(path)
+            path.unlink(missing_ok=True)
+            checkpoint.write_part(path, batch)
         except Exception as error:  # the disk is full, or the device: neither may hide why the run halts
             return f"what the last one saw cannot be saved: {error}"
         return f"what the last one saw is in {path}"

@@ -28,7 +28,8 @@ def take(
     """
     recorder.flush()
     step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
-    counters = {"policy_steps": state.policy_steps, "gradient_steps": state.gradient_steps, "seconds": recorder.seconds}
+    counters = {name: getattr(state, name) for name in ("policy_steps", "gradient_steps", "due")}
+    counters["seconds"] = recorder.seconds
     learner = agent.state_dict(replay=False)
     parts = {
         "agent": learner,
@@ -77,7 +78,8 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
     counters = loop["counters"]
     set_random_state(parts["rng"])
     recorder.started = time.monotonic() - counters["seconds"]
-    return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"])
+    due = counters["due"] if "memory" in parts else 0  # there is nothing to learn from
+    return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"], due)
 
 
 def seed_everything(seed: int) -> None:

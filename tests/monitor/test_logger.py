@@ -233,13 +233,27 @@ def test_a_full_disk_warns_once_and_rows_stay_whole(tmp_path, recwarn):
     assert [row["step"] for row in rows(tmp_path)] == [1, 4]
 
 
+def test_curves_go_on_when_a_full_disk_has_room_again(tmp_path):
+    run = RunLogger(tmp_path)
+    run._events._file = disk = FullDisk(run._events._file)
+    log(run, 1)
+    disk.full = True
+    with pytest.warns(RuntimeWarning, match="TensorBoard in .* cannot be written, training goes on"):
+        log(run, 2)
+    disk.full = False
+    log(run, 3)
+    run.close()
+    assert [event.step for event in events(tmp_path).Scalars("loss/dyn")] == [1, 3]
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
+
+
 def test_tensorboard_that_fails_warns_once_and_the_rows_go_on(tmp_path, monkeypatch, recwarn):
     run = RunLogger(tmp_path)
 
     def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run._writer.file_writer.event_writer, "add_event", fail)
+    monkeypatch.setattr(run._events, "_write", fail)
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         log(run, 1)
     log(run, 2)

@@ -17,11 +17,11 @@ WRITE_HEAD = 1  # steps kept free where each world's ring is written: a sequence
 class Size(Options):
     """Widths of the model."""
 
-    deter: int = Field(ge=8, multiple_of=8, description="width of the recurrent state")
-    hidden: int = Field(ge=1, description="width of the recurrent model's hidden layers")
+    deter: int = Field(ge=8, le=2**16, multiple_of=8, description="width of the recurrent state")
+    hidden: int = Field(ge=1, le=2**16, description="width of the recurrent model's hidden layers")
     classes: int = Field(ge=2, le=256, description="classes of each of the 32 categorical latents")
-    depth: int = Field(ge=2, multiple_of=2, description="base channels of the convolutions")
-    units: int = Field(ge=1, description="width of the encoder's, decoder's and heads' layers")
+    depth: int = Field(ge=2, le=1024, multiple_of=2, description="base channels of the convolutions")
+    units: int = Field(ge=1, le=2**16, description="width of the encoder's, decoder's and heads' layers")
 
 
 SIZES = {
@@ -60,14 +60,16 @@ class DreamerV3Config(AgentConfig):
     size: Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size = Field(
         "12m", description="preset, or the widths of the model"
     )  # the authors' default is 200m
-    replay_ratio: float = Field(0.0625, gt=0, description="gradient steps per policy step after learning_starts")
+    replay_ratio: float = Field(
+        0.0625, gt=0, le=1000, description="gradient steps per policy step after learning_starts"
+    )
     # 0.0625 x 16 x 64: each step is trained on 64 times. The authors' default is 32 times, for 5 million steps.
     learning_starts: int | None = Field(
         None, ge=0, description="policy steps before the first gradient step; null: when the replay holds a batch"
     )
-    replay_size: int = Field(500_000, ge=1, description="policy steps kept for replay, over all worlds")
-    batch_size: int = Field(16, ge=1, description="sequences per gradient step")
-    batch_length: int = Field(64, ge=2, description="time steps per sequence")
+    replay_size: int = Field(500_000, ge=1, le=10**12, description="policy steps kept for replay, over all worlds")
+    batch_size: int = Field(16, ge=1, le=2**16, description="sequences per gradient step")
+    batch_length: int = Field(64, ge=2, le=2**16, description="time steps per sequence")
     learning_rate: float = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
     warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
@@ -79,7 +81,7 @@ class DreamerV3Config(AgentConfig):
         0.0, ge=0, lt=1, description="share of a uniform distribution in a discrete policy; the paper has 0.01"
     )  # so has the authors' configuration, but their code does not apply it
     free_nats: float = Field(1.0, ge=0, description="nats of KL divergence that cost nothing")
-    imagination_length: int = Field(15, ge=1, description="imagined time steps")
+    imagination_length: int = Field(15, ge=1, le=1000, description="imagined time steps")
     horizon: float = Field(333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)")
     return_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the lambda-returns")
     entropy_scale: float = Field(3e-4, ge=0, description="weight of the policy's entropy")

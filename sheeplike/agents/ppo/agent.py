@@ -32,6 +32,7 @@ from sheeplike.nn.optimizers import adam, load_in_place
 # How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
 MEASURABLE_KL = 1e-6  # nats
+LEARNING = ("order", "advantage", "target", "mask", "stopped")  # what the updates on one rollout share
 
 
 class PPO(Agent):
@@ -91,6 +92,7 @@ class PPO(Agent):
         # What the updates on one rollout share. It stays where it is: a captured update reads it there.
         self.advantage, self.target, self.mask = torch.zeros(3, num_envs * length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
+        self.order = torch.arange(num_envs * length, device=self.device)  # in which an epoch takes the steps
         self.updates = 0  # made on the current rollout
         self.unknown = config.frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
         self.skips = SkipCounter(self.device)
@@ -166,7 +168,7 @@ class PPO(Agent):
         minibatches = self.config.minibatches
         turn = self.updates % minibatches
         if turn == 0:
-            self.order = torch.randperm(self.mask.numel(), generator=self.generator, device=self.device)
+            self.order.copy_(torch.randperm(self.mask.numel(), generator=self.generator, device=self.device))
         self._last_index = self.order.view(minibatches, -1)[turn]
         metrics = self._learn(self._last_index)
         self.updates += 1
@@ -274,20 +276,19 @@ class PPO(Agent):
         """None: a rollout is small, and part of the state."""
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay`` a new rollout begins.
-
-        Raises:
-            RuntimeError: in the middle of a rollout's updates, whose order and advantages are not part of it.
-        """
-        if self.updates:
-            raise RuntimeError(f"state_dict() after {self.updates} of a rollout's updates: make all that are due first")
+        """Everything that a continuation needs; without ``replay`` a new rollout begins."""
         state = {
             "modules": self.networks.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "shift": self.shift,
         } | self.skips.state_dict()
-        return state | ({"rollout": self.rollout.state_dict()} if replay else {})
+        if not replay:
+            return state
+        learning = {"updates": self.updates}
+        if self.updates:  # in the middle of a rollout's updates
+            learning |= {name: getattr(self, name) for name in LEARNING}
+        return state | {"rollout": self.rollout.state_dict(), "learning": learning}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -298,6 +299,12 @@ class PPO(Agent):
         self.skips.load_state_dict(state)
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])
+            self.updates = state["learning"]["updates"]
+            if self.updates:
+                for name in LEARNING:
+                    getattr(self, name).copy_(state["learning"][name])
+                turn = (self.updates - 1) % self.config.minibatches
+                self._last_index = self.order.view(self.config.minibatches, -1)[turn]
         self.unknown = 0 if "rollout" in state else self.config.frame_stack - 1
 
 

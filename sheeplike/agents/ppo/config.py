@@ -13,7 +13,7 @@ from pydantic import Field
 from sheeplike.agents.config import AgentConfig
 from sheeplike.options import InvalidOption, Options
 
-Width = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class Vision(Options):
@@ -48,9 +48,9 @@ class PPOConfig(AgentConfig):
     distribution: Literal["auto", "tanh_normal", "clipped_normal", "categorical"] = Field(
         "auto", description="action distribution; auto: tanh_normal, or categorical where actions are discrete"
     )
-    rollout_length: int = Field(20, ge=1, description="steps of every world between two updates")
-    minibatches: int = Field(8, ge=1, description="parts of a rollout, one gradient step each")
-    epochs: int = Field(8, ge=1, description="passes over a rollout")
+    rollout_length: int = Field(20, ge=1, le=2**20, description="steps of every world between two updates")
+    minibatches: int = Field(8, ge=1, le=2**20, description="parts of a rollout, one gradient step each")
+    epochs: int = Field(8, ge=1, le=1000, description="passes over a rollout")
     discount: float = Field(0.99, ge=0, lt=1, description="of future rewards")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, description="factor of all rewards")

@@ -41,9 +41,9 @@ class CommonOptions(Options):
 
     id: str = Field(description="which environment of the family")
     episode_length: int | None = Field(
-        None, ge=1, description="steps after which an episode is truncated; null: the environment's own limit"
+        None, ge=1, le=10**9, description="steps after which an episode is truncated; null: the environment's own limit"
     )
-    frame_stack: int = Field(1, ge=1, description="newest frames in one image, oldest first in its channels")
+    frame_stack: int = Field(1, ge=1, le=64, description="newest frames in one image, oldest first in its channels")
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="sync: one world after another; async: each in a process of its own"
     )

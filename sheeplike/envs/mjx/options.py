@@ -30,7 +30,7 @@ class CartpoleOptions(TaskOptions):
     swing_up: ClassVar[bool] = False
     """Start with the pole hanging, instead of near upright."""
 
-    episode_length: int = Field(125, ge=1, description="control steps of 80 ms")
+    episode_length: int = Field(125, ge=1, le=10**9, description="control steps of 80 ms")
 
 
 class CartpoleSwingupOptions(CartpoleOptions):
@@ -44,7 +44,7 @@ class FrankaPickOptions(TaskOptions):
 
     task: ClassVar[str] = "sheeplike.envs.mjx.tasks.franka_pick:FrankaPick"
 
-    episode_length: int = Field(200, ge=1, description="control steps of 50 ms")
+    episode_length: int = Field(200, ge=1, le=10**9, description="control steps of 50 ms")
     picked_probability: float = Field(
         0.05, ge=0, le=1, description="part of the episodes that start with the box grasped, as a help to exploration"
     )
@@ -59,7 +59,9 @@ class PlaygroundOptions(TaskOptions):
     task: ClassVar[str] = "sheeplike.envs.mjx.playground:PlaygroundTask"
 
     id: str = Field(description="name in Playground's registry, such as CheetahRun")
-    episode_length: int | None = Field(None, ge=1, description="control steps; null: as Playground configures it")
+    episode_length: int | None = Field(
+        None, ge=1, le=10**9, description="control steps; null: as Playground configures it"
+    )
     overrides: dict[str, Any] | None = Field(
         None, description="of Playground's configuration of the task, such as {ctrl_dt: 0.02}; keys nested or dotted"
     )

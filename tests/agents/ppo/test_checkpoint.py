@@ -69,6 +69,28 @@ def test_training_goes_on_bit_for_bit(
     assert all(torch.equal(a, b) for a, b in buffers)
 
 
+@pytest.mark.parametrize("made", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_learning_goes_on_bit_for_bit(
+    kind: str, made: int, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]], snapshot: Callable[..., Any]
+) -> None:
+    """A run that is stopped between two updates on one rollout makes the others when it goes on."""
+    agent, resumed = make_ppo(**KINDS[kind]), make_ppo(**KINDS[kind], seed=99)
+    fill(agent, last={(4, 0)})
+    left = agent.updates_due(0) - made
+    for _ in range(made):
+        agent.update()
+    resumed.load_state_dict(through_a_file(agent.state_dict()))
+    assert all(torch.equal(value, resumed.last_batch()[key]) for key, value in agent.last_batch().items())
+    random, metrics = torch.get_rng_state(), []
+    for one in (agent, resumed):
+        torch.set_rng_state(random)
+        metrics.append([{k: v.item() for k, v in one.update().items()} for _ in range(left)])
+    assert metrics[0] == metrics[1]
+    assert not snapshot(agent).changed(snapshot(resumed))
+    assert (agent.updates, agent.rollout.full) == (resumed.updates, resumed.rollout.full) == (0, False)
+
+
 def test_without_replay_a_new_rollout_begins_and_everything_learnt_is_kept(
     make_ppo: Callable[..., PPO],
     fill: Callable[..., list[Step]],

@@ -25,17 +25,6 @@ def test_no_update_before_the_rollout_is_complete(
         agent.update()
 
 
-def test_no_state_in_the_middle_of_a_rollouts_updates(
-    make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
-) -> None:
-    agent = make_ppo()
-    fill(agent)
-    agent.state_dict()
-    agent.update()
-    with pytest.raises(RuntimeError, match="after 1 of a rollout's updates"):
-        agent.state_dict()
-
-
 def test_an_overflow_on_an_ignored_step_stops_nobody(
     make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]], snapshot: Callable[..., Any]
 ) -> None:
