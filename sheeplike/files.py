@@ -180,13 +180,16 @@ def make_directory(path: Path) -> None:
             sync_directory(place.parent)
 
 
-def check_writable(directory: Path) -> None:
+def check_writable(directory: Path, *names: str) -> None:
     """Find out whether files can be made in a directory, or in the nearest one above it that exists.
 
     Asking for permission is not enough: some file systems take no files whatever it says.
 
+    Args:
+        names: of files that are to be written there with :func:`write_atomically`.
+
     Raises:
-        OSError: they cannot; ``filename`` is the directory that exists.
+        OSError: they cannot; ``filename`` is what is in the way.
     """
     above = next(place for place in (directory, *directory.absolute().parents) if os.path.lexists(place))
     try:
@@ -194,3 +197,6 @@ def check_writable(directory: Path) -> None:
             pass
     except OSError as error:
         raise OSError(error.errno, error.strerror or "cannot be written", str(above)) from None
+    for name in names:
+        if problem := _unusual(directory / name):
+            raise OSError(0, problem, str(directory / name))

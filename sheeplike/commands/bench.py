@@ -91,7 +91,7 @@ def main(request: Request) -> None:
     name = re.sub(r"[^\w.-]+", "_", f"{config.env.task} {config.agent.name} {datetime.now():%Y-%m-%d_%H-%M-%S}")
     asked = asked.replace(out=asked.out or f"bench/{name}")
     try:
-        check_writable(Path(asked.out).expanduser())
+        check_writable(Path(asked.out).expanduser(), "bench.md", "bench.json")
     except OSError as error:
         problem = f"{error.filename} is none: {error.strerror}"
         raise CommandError(f"out={asked.out}: expected a directory that can be written, and {problem}") from None

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors, unknown, validated
-from sheeplike.files import find_unusual, write_atomically
+from sheeplike.files import check_writable, find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.terminal import info, one_line
 
@@ -81,6 +81,7 @@ def main(request: Request) -> None:
         out / f"{name}.md": f"# {title}\n\n![{title}]({name}.png)\n\n{table}".encode(),
     }
     try:
+        check_writable(out, *(path.name for path in files))
         out.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_atomically(path, content)

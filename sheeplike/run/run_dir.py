@@ -262,22 +262,24 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
     """
     if name == "last":
         return None
+    steps = checkpoint_steps(run_dir)
+    step = name.removeprefix("step_")
+    if name != "best":
+        expected = f"best, last, or one of {', '.join(map(str, steps))}"
+        if not step.isdecimal():
+            raise InvalidOption("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
+        if int(step) not in steps:
+            raise InvalidOption("checkpoint", name, expected, min(steps, key=lambda other: abs(other - int(step))))
     from sheeplike.checkpoint import best, list_checkpoints  # torch takes seconds
 
-    steps = checkpoint_steps(run_dir)
-    found = list_checkpoints(run_dir / CHECKPOINTS)
     if name == "best":
         path = best(run_dir / CHECKPOINTS)
         if path is None:
             raise InvalidOption("checkpoint", name, "one that was saved after an evaluation; here is none", "last")
         return path
-    expected = f"best, last, or one of {', '.join(map(str, steps))}"
-    step = name.removeprefix("step_")
-    if not step.isdecimal():
-        raise InvalidOption("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
-    if int(step) not in steps:
-        raise InvalidOption("checkpoint", name, expected, min(steps, key=lambda other: abs(other - int(step))))
-    return next(path for path in found if int(path.name.rpartition("_")[2]) == int(step))
+    return next(
+        path for path in list_checkpoints(run_dir / CHECKPOINTS) if int(path.name.rpartition("_")[2]) == int(step)
+    )
 
 
 def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:

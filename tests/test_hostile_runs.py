@@ -1,0 +1,212 @@
+"""Directories that somebody else has prepared, and every command that reads or writes one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from sheeplike import checkpoint
+from sheeplike.__main__ import list_commands, main
+from sheeplike.config.compose import load
+from sheeplike.config.saved import load_saved
+from sheeplike.config.schema import to_data
+from sheeplike.config.sources import Sources
+from sheeplike.run.run_dir import Claim
+
+pytestmark = pytest.mark.usefixtures("workplace")
+
+JOB = ("exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "total_steps=100")
+# Each command at work in the directory "mine". A new one belongs here: it goes through all that follows.
+COMMANDS = {
+    "train": ("train", "resume=mine", "total_steps=200"),
+    "eval": ("eval", "run=mine"),
+    "export": ("export", "run=mine"),
+    "compare": ("compare", "mine"),
+    "bench": ("bench", *JOB[:3], "out=mine", "parts=[update]"),
+}
+AUTO = (*JOB, "run_dir=mine", "resume=auto")  # train once more: it composes a configuration and looks into run_dir
+# What a command reads or writes there, and at which name somebody else could have put something.
+NAMES = {
+    "train": (".lock", "config.yaml", "metrics.jsonl", "checkpoints", "replay", "nonfinite_batch.pt", "eval/x.json"),
+    "eval": ("config.yaml", "checkpoints", "checkpoints/step_000000000064/agent.pt", "eval", "eval/x/result.json"),
+    "export": ("config.yaml", "checkpoints/step_000000000064/manifest.json", "export", "export/step_000000000064"),
+    "compare": ("metrics.jsonl", "compare", "compare/eval_return_mean_by_steps.md", "compare/x"),
+    "bench": ("bench.md", "bench.json"),
+}
+KINDS = ("link", "pipe", "socket")
+ESCAPES = "\x1b]0;pwn\x07\x1b[31m\u202ered\x9b2J"
+
+
+def test_no_command_escapes() -> None:
+    assert set(COMMANDS) == set(NAMES) == set(list_commands())
+
+
+@pytest.fixture
+def mine() -> Path:
+    """A run with one checkpoint and one row."""
+    config = load([*JOB, "run_dir=mine"], Sources()).config
+    with Claim(Path("mine"), config):
+        pass
+    parts = {part: {"x": torch.zeros(3)} for part in ("agent", "envs", "loop", "memory", "monitor", "rng")}
+    checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))
+    row = '{"step": %d, "gradient_steps": 0, "seconds": %d, "eval/return_mean": 1.0}\n'
+    Path("mine/metrics.jsonl").write_text("".join(row % (step, step) for step in (1, 2)))
+    return Path("mine")
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs a command line to its end; whoever waits for a pipe is woken up, which is a failure."""
+
+    def hung(*_: object) -> None:
+        pytest.fail("the command hangs")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        signal.alarm(120)
+        status = 0
+        try:
+            main(list(arguments))
+        except SystemExit as stop:
+            status = stop.code
+        finally:
+            signal.alarm(0)
+        return (status, *capfd.readouterr())
+
+    before = signal.signal(signal.SIGALRM, hung)
+    yield run
+    signal.signal(signal.SIGALRM, before)
+
+
+def plant(path: Path, kind: str) -> None:
+    """Something that is neither a file nor a directory, in place of whatever is there; a link leads to ``victim``."""
+    victim = Path("victim")
+    if path.is_dir():
+        path.rename(victim)
+    elif path.exists():
+        victim.write_bytes(path.read_bytes())
+        path.unlink()
+    else:
+        victim.write_text("precious")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "link":
+        path.symlink_to(victim.resolve())
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(str(path))
+
+
+def content(place: Path) -> dict[str, bytes]:
+    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("command", "name"), [(command, name) for command in NAMES for name in NAMES[command]])
+def test_what_is_no_file_and_no_directory_is_refused(
+    mine: Path, call: Callable[..., tuple[int, str, str]], command: str, name: str, kind: str
+) -> None:
+    """Before anything is written, in one line, and without waiting for anybody."""
+    plant(mine / name, kind)
+    before = content(Path("victim")), content(mine)
+    lines = [COMMANDS[command], *([AUTO] if command == "train" and name != "config.yaml" else [])]
+    for line in lines:
+        status, _, error = call(*line)
+        assert status == 2, error
+        assert sum(text.startswith("sheeplike: ") for text in error.splitlines()) == 1, error
+        assert str(name).split("/")[0] in error
+        assert "Traceback" not in error
+        assert (content(Path("victim")), content(mine)) == before
+
+
+@pytest.mark.parametrize("text", [ESCAPES, "x\ntouch PWNED; return 0 #", "$\\frac{$", "a|b", "\ud83d"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_names_from_files_are_shown_and_nothing_more(
+    mine: Path, call: Callable[..., tuple[int, str, str]], command: str, text: str
+) -> None:
+    """No character of theirs reaches a terminal that would obey it, and no line of theirs a file."""
+    config = yaml.safe_load((mine / "config.yaml").read_text())
+    config |= {"exp": text, "dry_run": False, text: 1, "env": config["env"] | {"name": f"e{text}", "id": text}}
+    (mine / "config.yaml").write_text(yaml.safe_dump(config))
+    with (mine / "metrics.jsonl").open("a") as file:
+        file.write(
+            f'{{"step": 3, "gradient_steps": 0, "seconds": 3, "eval/return_mean": 1, "eval/{hex(len(text))}": 1}}\n'
+        )
+    status, output, error = call(*COMMANDS[command])
+    assert status == (0 if command == "compare" else 2), error
+    for written in (output, error, *(file.read_text() for file in Path("mine/compare").glob("*.[mc]*"))):
+        assert not any(sign in written for sign in "\x1b\x07\x9b\u202e")
+        assert not any(line.startswith("touch PWNED") for line in written.splitlines())
+    assert "Traceback" not in error
+
+
+def nested(depth: int) -> str:
+    return "x: " + "[" * depth + "]" * depth + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(5000),
+        "a: &a [1]\nb: *a\n",
+        "!!python/object/apply:os.system [touch PWNED]",
+        "x" * 2**21,
+        "\0",
+        "[",
+        "- 1",
+    ],
+    ids=["deep", "reference", "tag", "large", "binary", "open", "list"],
+)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_monstrous_configurations_are_refused(
+    mine: Path, call: Callable[..., tuple[int, str, str]], command: str, text: str
+) -> None:
+    (mine / "config.yaml").write_text(text)
+    lines = [COMMANDS[command], *([AUTO] if command == "train" else [])]
+    for line in lines:
+        status, _, error = call(*line)
+        assert status == 2, error
+        assert error.count("\n") == 1, error
+        assert "config.yaml" in error
+    assert not Path("PWNED").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run with a real checkpoint."""
+    place = tmp_path_factory.mktemp("trained") / "mine"
+    job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", "profile=cpu", "dry_run=true", "compile=off")
+    main([*job, "total_steps=100", f"run_dir={place}"])
+    return place
+
+
+@pytest.mark.parametrize("part", ["agent", "loop", "envs", "monitor", "rng", "memory"])
+def test_a_whole_checkpoint_that_holds_something_else(
+    trained: Path, call: Callable[..., tuple[int, str, str]], part: str
+) -> None:
+    config = load_saved(trained / "config.yaml").config
+    shutil.copytree(trained, "mine")
+    root = Path("mine/checkpoints")
+    meta, parts = checkpoint.load_latest(root)
+    status, _, error = call("train", "resume=mine", f"total_steps={meta['step'] + 20}")
+    assert (status, error.count("sheeplike: ")) == (0, 1), error  # that it is approximate
+    whole = parts[part]
+    nothing = [{}] * (part != "memory")  # an agent may have seen nothing
+    for value in (*nothing, [1], {name: "x" for name in whole}, {name: {} for name in whole}):
+        shutil.rmtree(root)
+        checkpoint.save(root, meta["step"], parts | {part: value}, {}, keep_last=9, config=to_data(config))
+        status, _, error = call("train", "resume=mine", "total_steps=200")
+        assert status == 2, (value, error)
+        assert "Traceback" not in error
+        assert "the checkpoint is not of the agent and the environments in its config.yaml" in error
