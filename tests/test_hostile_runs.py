@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -17,7 +21,7 @@ import yaml
 from sheeplike import checkpoint
 from sheeplike.__main__ import list_commands, main
 from sheeplike.config.compose import load
-from sheeplike.config.saved import load_saved
+from sheeplike.config.saved import load_saved, to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.run_dir import Claim
@@ -25,13 +29,15 @@ from sheeplike.run.run_dir import Claim
 pytestmark = pytest.mark.usefixtures("workplace")
 
 JOB = ("exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "total_steps=100")
+GYM = ("exp=ppo", "env=gym", "env.id=CartPole-v1", "profile=cpu", "compile=off", "env.num_envs=4", "eval.every=null")
+GYM += ("agent.rollout_length=8", "agent.minibatches=2", "agent.epochs=2", "log_every=8")
 # Each command at work in the directory "mine". A new one belongs here: it goes through all that follows.
 COMMANDS = {
     "train": ("train", "resume=mine", "total_steps=200"),
-    "eval": ("eval", "run=mine"),
+    "eval": ("eval", "run=mine", "episodes=2", "video=false"),
     "export": ("export", "run=mine"),
     "compare": ("compare", "mine"),
-    "bench": ("bench", *JOB[:3], "out=mine", "parts=[update]"),
+    "bench": ("bench", *GYM, "out=mine", "parts=[envs]", "seconds=0.1"),
 }
 AUTO = (*JOB, "run_dir=mine", "resume=auto")  # train once more: it composes a configuration and looks into run_dir
 # What a command reads or writes there, and at which name somebody else could have put something.
@@ -186,8 +192,7 @@ def test_monstrous_configurations_are_refused(
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run with a real checkpoint."""
     place = tmp_path_factory.mktemp("trained") / "mine"
-    job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", "profile=cpu", "dry_run=true", "compile=off")
-    main([*job, "total_steps=100", f"run_dir={place}"])
+    main([*GYM, "total_steps=100", f"run_dir={place}"])
     return place
 
 
@@ -210,3 +215,79 @@ def test_a_whole_checkpoint_that_holds_something_else(
         assert status == 2, (value, error)
         assert "Traceback" not in error
         assert "the checkpoint is not of the agent and the environments in its config.yaml" in error
+
+
+def test_an_edited_configuration_is_noticed(trained: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    shutil.copytree(trained, "mine")
+    file = Path("mine/config.yaml")
+    text = file.read_text()
+    file.write_text(text.replace("discount: 0.99", "discount: 0.1"))
+    status, _, error = call("train", "resume=mine", "total_steps=200")
+    assert status == 2
+    assert "config.yaml was edited since its newest checkpoint: agent.discount 0.99 -> 0.1" in error
+    file.write_text(text.replace("log_every: 8", "log_every: 16"))
+    status, output, _ = call("train", "resume=mine", "total_steps=120")
+    assert status == 0
+    assert "changed: total_steps 100 -> 120, log_every 8 -> 16" in output
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_a_full_disk_is_one_line(
+    trained: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    shutil.copytree(trained, "mine")
+    before = content(Path("mine"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    arguments = (*COMMANDS[command], *(("metric=rollout/return_mean",) if command == "compare" else ()))
+    status, _, error = call(*arguments)
+    assert status in (2, 74), error
+    lines = [line for line in error.splitlines() if "No space left on device" in line]
+    assert len(lines) == 1, error
+    assert "Traceback" not in error
+    assert content(Path("mine")) == before
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])
+def test_whether_files_can_be_written_is_found_out_first(
+    trained: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    shutil.copytree(trained, "mine")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", read_only)
+    arguments = (*COMMANDS[command], *(("metric=rollout/return_mean",) if command == "compare" else ()))
+    assert "Read-only file system" in refused(*arguments)
+
+
+class Exits(gymnasium.Env):
+    """Ends the program, which its user must not take for the end of the run."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        raise SystemExit(0)
+
+
+def test_a_program_that_something_ends_has_not_succeeded(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Exits-v0", entry_point=Exits, max_episode_steps=9)
+    monkeypatch.setitem(gymnasium.registry, "Exits-v0", spec)
+    Path("mine").mkdir()
+    Path("mine/notes.txt").touch()
+    (Path("mine/config.yaml")).write_text(
+        to_yaml(load(["exp=ppo", "env=gym", "env.id=Exits-v0", "profile=cpu", "run_dir=mine"], Sources()).config)
+    )
+    before = content(Path("mine"))
+    job = ("exp=ppo", "env=gym", "env.id=Exits-v0", "profile=cpu", "run_dir=mine", "resume=auto")
+    status, _, error = call(*job)
+    assert status == 70, error
+    assert "something in the run called sys.exit(0)" in error
+    assert content(Path("mine")) == before

@@ -115,6 +115,8 @@ def main(request: Request) -> None:
     run_dir, config = open_run(asked.run, "export")
     path = choose_checkpoint(run_dir, asked.checkpoint)  # None: the newest that is whole
     place = None if asked.to is None else Path(asked.to).expanduser()
+    with as_command_errors(OSError):
+        check_writable(run_dir / "export" if place is None else place.parent)
     if place is not None:
         _check_free(place)
     info("loading torch and JAX")
@@ -241,9 +243,7 @@ def _load(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> No
 
 
 def _check_free(place: Path) -> None:
-    """Raise where something is already, or where nothing can be written."""
-    with as_command_errors(OSError):
-        check_writable(place.parent)
+    """Raise where something is already."""
     if os.path.islink(place):
         raise CommandError(f"{place} is a link: expected to=<another directory>")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):

@@ -36,7 +36,7 @@ TINY = ("profile=cpu", "dry_run=true", "compile=off", "rounds=3", "seconds=0.1")
         ((*JOB, "parts=[updates,act]"), ["parts=[updates,act]", "of physics, envs", "nearest: parts=[update,acting]"]),
         ((*JOB, "parts=[]"), ["parts=[]: expected a list of one or more of physics"]),
         ((*JOB, "modes=[grph]"), ["modes=[grph]", "of off, inductor, graph", "nearest: modes=[graph]"]),
-        ((*JOB, "rounds=0"), ["rounds=0: expected an integer of at least 1", "nearest: rounds=1"]),
+        ((*JOB, "rounds=0"), ["rounds=0: expected an integer from 1 to 1000", "nearest: rounds=1"]),
         ((*JOB, "seconds=0"), ["seconds=0: expected a number above 0", "nearest: seconds=5"]),
         ((*JOB, "fabric.accelerator=cuda"), ["expected a GPU, but this machine shows no NVIDIA GPU"]),
         ((*JOB, f"out={sys.executable}/here"), ["/here: expected a directory that can be written"]),

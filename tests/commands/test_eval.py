@@ -165,13 +165,13 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     for part in run_dir.glob("checkpoints/*/*.pt"):
         if part.name != "agent.pt":
             part.unlink()
-    before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*") if path.is_file())
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     training = {row["step"]: row for row in rows if "eval/return_mean" in row}
     assert training.keys() == {64, 128}
     arguments = ["eval", f"run={run_dir}", "checkpoint=best", "episodes=2"]
 
     with lock(run_dir):
+        before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*") if path.is_file())
         done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         (place,) = (run_dir / "eval").iterdir()

@@ -16,7 +16,7 @@ import yaml
 
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.config.sources import CONFIGS
-from sheeplike.run.run_dir import CHECKPOINTS, checkpoint_steps, create, lock
+from sheeplike.run.run_dir import CHECKPOINTS, Claim, checkpoint_steps, lock
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
@@ -31,7 +31,8 @@ def begun(sheeplike):
 
     def call(*arguments: str, step: int | None = 64) -> Path:
         (run,) = sheeplike(*arguments).runs
-        create(run.run_dir, run.config).close()
+        with Claim(run.run_dir, run.config):
+            pass
         if step is not None:
             (run.run_dir / CHECKPOINTS / f"step_{step:012d}").mkdir(parents=True)
         return run.run_dir
