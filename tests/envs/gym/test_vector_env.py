@@ -244,9 +244,9 @@ def test_actions_of_another_kind_are_refused(actions: torch.Tensor, message: str
         ({"frames": "rendr"}, r"frames=rendr: expected one of auto, observation, render, none; nearest: .*render"),
         ({"resize": "crop"}, r"resize=crop"),
         ({"vectorization": "thread"}, r"vectorization=thread"),
-        ({"frame_stack": 0}, r"frame_stack=0: expected an integer of at least 1; nearest: .*1"),
+        ({"frame_stack": 0}, r"frame_stack=0: expected an integer from 1 to 64; nearest: .*1"),
         ({"max_restarts": -1}, r"max_restarts=-1"),
-        ({"episode_length": 2.5}, r"episode_length=2.5: expected an integer of at least 1, or null"),
+        ({"episode_length": 2.5}, r"episode_length=2.5: expected an integer from 1 to 1000000000, or null"),
         (
             {"episode_length": None},
             r"expected a number of steps, since Counter has no limit of its own; nearest: .*000",
