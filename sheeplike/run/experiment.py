@@ -163,10 +163,9 @@ class Experiment:
         with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
             self._go_to(target)
         self.recorder.flush()
-        self._busy, self._touched = (
-            False,
-            not self.finished,
-        )  # the caller may change the environments now: the end saves again
+        # The caller may change the environments now: the end saves again.
+        self._busy = False
+        self._touched = not self.finished
         return dict(self.recorder.latest)
 
     def evaluate(self) -> dict[str, float]:
