@@ -48,7 +48,7 @@ class SequenceReplay:
         size: capacity in policy steps, over all worlds.
         sequence: length ``T`` of the sequences that will be sampled.
         device: where the ring lives.
-        online: serve every fresh, non-overlapping sequence once before it is sampled uniformly.
+        online: serve every fresh, non-overlapping sequence once, the oldest first, beside those sampled uniformly.
         seed: of the sampler.
         refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
 
@@ -159,7 +159,7 @@ class SequenceReplay:
         return self.gather(*self.draw(batch))
 
     def draw(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Choose ``batch`` sequences: fresh ones first, then uniformly over all starts of all worlds.
+        """Choose ``batch`` sequences: a share of the fresh ones, then uniformly over all starts of all worlds.
 
         No sequence spans the write head.
 
@@ -173,20 +173,25 @@ class SequenceReplay:
         self._check_complete()
         if not self.ready:
             raise RuntimeError(f"replay holds {self.added} steps per world, a sequence needs {self.sequence}")
-        oldest = self.oldest
-        fresh: list[tuple[int, int]] = []
-        while self.fresh and len(fresh) < batch:
-            world, start = self.fresh.popleft()
-            if start >= oldest:  # else overwritten while it waited
-                fresh.append((world, start))
         draw = {"device": self.device, "generator": self.generator}
         envs = torch.randint(self.num_envs, (batch,), **draw)
-        starts = torch.randint(oldest, self.added - self.sequence + 1, (batch,), **draw)
-        if fresh:
+        starts = torch.randint(self.oldest, self.added - self.sequence + 1, (batch,), **draw)
+        if fresh := self._take_fresh(batch):
             chosen = torch.tensor(fresh, dtype=torch.int64, pin_memory=self.device.type == "cuda")
             chosen = chosen.to(self.device, non_blocking=True)
             envs[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
         return envs, starts
+
+    def _take_fresh(self, batch: int) -> list[tuple[int, int]]:
+        """The fresh sequences that the next batch begins with.
+
+        The worlds are in step, so as many become whole at once as there are worlds. A batch takes one, and one more for
+        each further round that waits: where updates are few, it takes as many as are added between two of them.
+        """
+        while self.fresh and self.fresh[0][1] < self.oldest:  # overwritten while it waited
+            self.fresh.popleft()
+        rounds = math.ceil(len(self.fresh) / self.num_envs)
+        return [self.fresh.popleft() for _ in range(min(rounds, max(batch - 1, 1)))]
 
     def gather(self, envs: Tensor, starts: Tensor) -> Sequences:
         """Read the sequences that :meth:`draw` chose; free of anything that the host would have to know.

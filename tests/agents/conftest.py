@@ -100,7 +100,7 @@ def play() -> Callable[..., list[Step]]:
             obs = {key: value.to(device) for key, value in obs.items()}
             is_terminal = torch.tensor([(t, n) in terminal for n in worlds], device=device)
             is_last = torch.tensor([(t, n) in last for n in worlds], device=device) | is_terminal
-            reward = torch.randn(agent.num_envs, generator=generator).to(device) * ~ended
+            reward = torch.randn(agent.num_envs, generator=generator).round().to(device) * ~ended  # of all signs
             action = player.act(obs, ended)
             step = Step(obs, action, reward, ended, is_last, is_terminal, dict(player.extras))
             agent.add(step)

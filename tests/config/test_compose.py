@@ -60,6 +60,17 @@ def test_dreamer_v3_composes(env, profile):
 
 @pytest.mark.parametrize("env", BUILT_IN.choices("env"))
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_dreamer_v3_proprio_has_the_published_numbers_everywhere(env, profile):
+    config = load(["exp=dreamer_v3_proprio", *chosen(env), f"profile={profile}"], BUILT_IN)
+    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3_proprio/seed_0"
+    agent = config.agent
+    assert (agent.size, agent.observations, config.env.num_envs) == ("1m", ("state",), 16)
+    assert (agent.train_ratio, agent.batch_size, agent.batch_length) == (1024, 16, 64)
+    assert (agent.learning_rate, agent.warmup) == (4e-5, 1000)
+
+
+@pytest.mark.parametrize("env", BUILT_IN.choices("env"))
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_ppo_composes(env, profile):
     config = load(["exp=ppo", *chosen(env), f"profile={profile}"], BUILT_IN)
     assert (config.exp, config.env.name, config.profile, config.agent.name) == ("ppo", env, profile, "ppo")

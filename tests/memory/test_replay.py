@@ -21,6 +21,8 @@ SPEC = {
     "index": ((2,), torch.uint8),
 }
 
+FLAGS = {key: SPEC[key] for key in ("is_first", "is_last")}
+
 
 def make(
     *, worlds: int = 3, length: int = 20, sequence: int = 5, online: bool = False, seed: int = 0
@@ -93,38 +95,72 @@ def test_sampling_is_uniform_over_all_starts_of_all_worlds(added: int) -> None:
     assert statistic < freedom + 4 * np.sqrt(2 * freedom)  # beyond the 99.9 % quantile
 
 
-def test_fresh_sequences_are_served_exactly_once_before_uniform_sampling() -> None:
+def served(replay: SequenceReplay, batch: int) -> list[tuple[int, int]]:
+    """(world, start time) of the fresh sequences that the next batch takes: those with which it begins."""
+    waiting = list(replay.fresh)
+    drawn = list(zip(*(part.tolist() for part in replay.draw(batch)), strict=True))
+    taken = waiting[: len(waiting) - len(replay.fresh)]
+    assert drawn[: len(taken)] == taken
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("worlds", "batch", "updates", "most"),
+    [
+        (512, 16, 32, 1),  # replay_ratio 1/16, as in the next three
+        (16, 16, 1, 1),
+        (4, 16, 0.25, 1),
+        (1, 16, 1 / 16, 1),
+        (16, 16, 0.1, 3),  # fewer updates than fresh sequences: 2.5 for each
+        (4, 2, 0.25, 1),
+    ],
+)
+def test_each_fresh_sequence_is_served_once_in_turn_beside_uniform_ones(
+    worlds: int, batch: int, updates: float, most: int
+) -> None:
+    """As many as ``updates`` batches are drawn for each step of the worlds, all of which are in step."""
+    sequence = 65 if worlds == 512 else 64
+    replay = SequenceReplay(FLAGS, num_envs=worlds, size=worlds * 6 * sequence, sequence=sequence)
+    step = {key: torch.zeros(worlds, dtype=torch.bool) for key in FLAGS}
+    found: list[tuple[int, int]] = []
+    due, rounds = 0.0, 8
+    for _ in range(rounds * sequence):
+        replay.add(step)
+        due += updates * replay.ready
+        while due >= 1:
+            due -= 1
+            some = bool(replay.fresh)
+            found += (taken := served(replay, batch))
+            assert some <= len(taken) <= most
+        assert len(replay.fresh) <= most * worlds
+    assert len(found) >= (rounds - most) * worlds
+    assert found == [(world, n * sequence) for n in range(rounds) for world in range(worlds)][: len(found)]
+
+
+def test_fresh_sequences_that_have_gathered_before_the_first_update_leave_room_for_others() -> None:
+    replay = make(worlds=4, length=100, sequence=5, online=True)
+    add(replay, 100)
+    found = served(replay, 16)
+    assert len(found) == 15
+    while replay.fresh:
+        found += served(replay, 16)
+    assert found == [(world, start) for start in range(0, 100, 5) for world in range(4)]
+    assert len(set(starts(replay.sample(20_000)))) == 4 * 96, "and then all is uniform"
+
+
+def test_a_sequence_is_fresh_only_when_it_is_whole() -> None:
     replay = make(worlds=2, length=40, sequence=4, online=True)
-    add(replay, 14)  # three whole sequences of each world, and half a sequence
-    expected = {(world, start) for world in (0, 1) for start in (0, 4, 8)}
-    served = starts(replay.sample(4)) + starts(replay.sample(2))
-    assert sorted(served) == sorted(expected)
-    assert not replay.fresh
+    add(replay, 7)
+    assert list(replay.fresh) == [(0, 0), (1, 0)]
     add(replay, 1)
-    assert not replay.fresh, "a sequence is fresh only when it is whole"
-    add(replay, 1)
-    mixed = starts(replay.sample(500))
-    assert set(mixed[:2]) == {(0, 12), (1, 12)}
-    assert len(set(mixed[2:])) == 2 * 13, "the rest is uniform over every start"
+    assert list(replay.fresh) == [(0, 0), (1, 0), (0, 4), (1, 4)]
 
 
 def test_fresh_sequences_overwritten_while_they_waited_are_dropped() -> None:
     replay = make(worlds=1, length=9, sequence=4, online=True)
     add(replay, 16)  # starts 0, 4, 8, 12 were queued; the ring holds 7..15
-    served = starts(replay.sample(2))
-    assert served == [(0, 8), (0, 12)]
+    assert starts(replay.sample(3))[:2] == [(0, 8), (0, 12)]
     assert not replay.fresh
-
-
-def test_nothing_is_served_twice_as_fresh_over_a_long_run() -> None:
-    replay = make(worlds=3, length=30, sequence=5, online=True)
-    served: Counter[tuple[int, int]] = Counter()
-    for _ in range(60):
-        add(replay, 1)
-        waiting = len(replay.fresh)
-        if waiting:
-            served.update(starts(replay.sample(waiting)))
-    assert served == Counter({(world, start): 1 for world in range(3) for start in range(0, 60, 5)})
 
 
 def test_without_the_online_queue_nothing_is_queued() -> None:

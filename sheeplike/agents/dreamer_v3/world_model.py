@@ -7,6 +7,7 @@ Shape letters: ``B`` batch, ``T`` time, ``A`` action, ``F`` features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -195,6 +196,12 @@ class WorldModel(nn.Module):
             "wm/prior_entropy": rssm.distribution(prior).entropy().sum(-1).mean(),
             "wm/reward_error": (reward.pred() - batch["reward"]).abs().mean(),
         }
+        # Rare rewards are what a task is about, and what a mean over all steps hides. NaN, which averages leave out, is
+        # the mean over no step at all.
+        likelihood, signs = -losses["reward"].detach(), batch["reward"].sign()
+        for sign, name in enumerate(("negative", "zero", "positive"), start=-1):
+            chosen = torch.where(signs == sign, likelihood, math.nan)
+            metrics[f"wm/reward_log_likelihood/{name}"] = chosen.nanmean()
         for key in self.decoder.keys.images:
             mse = losses[key].mean() / batch[key][0, 0].numel()
             metrics[f"wm/psnr/{key.removeprefix('pixels/')}"] = -10 * mse.log10()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
+from sheeplike.monitor.metrics import MetricBuffer
 
 
 def random_posterior(agent: DreamerV3, *lead: int, seed: int = 0) -> tuple[Latent, torch.Tensor]:
@@ -147,6 +149,27 @@ def test_reward_is_predicted_for_arriving_at_the_step(make_agent: Callable[..., 
         expected = agent.world_model.reward(posterior.features).loss(batch["reward"])
     assert losses["reward"].shape == (2, 3)
     torch.testing.assert_close(losses["reward"], expected)
+
+
+def test_reward_log_likelihood_is_told_by_the_sign_of_the_reward(make_agent: Callable[..., DreamerV3]) -> None:
+    agent = make_agent()
+    posterior, logits = random_posterior(agent, 2, 3)
+    batch = random_batch(agent, 2, 3) | {"reward": torch.tensor([[0.0, 2.0, 0.0], [-1.0, 30.0, 0.5]])}
+    buffer = MetricBuffer()
+    with torch.no_grad():
+        agent.world_model.reward.net[1].bias.copy_(torch.linspace(-3, 3, 255))
+        losses, metrics = agent.world_model.losses(posterior, logits, batch)
+        buffer.add(metrics)
+        _, metrics = agent.world_model.losses(posterior, logits, batch | {"reward": torch.ones(2, 3)})
+        buffer.add(metrics)
+    found = -losses["reward"].flatten().double().numpy()
+    assert {name for name in metrics if math.isnan(metrics[name])} == {
+        f"wm/reward_log_likelihood/{sign}" for sign in ("negative", "zero")
+    }
+    row = {name.rpartition("/")[2]: value for name, value in buffer.take().read().items() if "likelihood" in name}
+    later = metrics["wm/reward_log_likelihood/positive"].item()
+    expected = {"negative": found[3], "zero": found[[0, 2]].mean(), "positive": (found[[1, 4, 5]].mean() + later) / 2}
+    assert row == pytest.approx(expected, rel=1e-5)
 
 
 def test_kl_losses_compare_the_posterior_with_the_prior_of_the_same_step(make_agent: Callable[..., DreamerV3]) -> None:
