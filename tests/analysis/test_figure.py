@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from sheeplike.analysis.comparison import Comparison, compare
-from sheeplike.analysis.figure import draw
+from sheeplike.analysis.figure import draw, encode
 from sheeplike.analysis.runs import find_runs, group_runs, read_run
 
 RETURN = "eval/return_mean"
@@ -62,3 +62,13 @@ def test_a_curve_of_many_points_is_thinned(trained):
     (group,) = measured().groups
     assert len(group.x) == 200
     assert (group.x[0], group.x[-1]) == (1000, 500_000)
+
+
+def test_signs_that_would_be_a_formula_are_signs(trained, begin, record, recwarn):
+    logs = trained({0: [1, 2]})
+    record(begin(logs / "x", exp="$\\frac{$", seed=1), [1, 2])
+    record(begin(logs / "y", exp="$x$ \u4f60", seed=1), [1, 2])
+    figure = draw(measured(), "$\\frac{$")
+    assert encode(figure, "svg")
+    assert {text.get_text().partition(" (")[0] for text in figure.legends[0].texts} >= {"dreamer_v3/\\$x\\$ \u4f60"}
+    assert not recwarn.list

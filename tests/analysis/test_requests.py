@@ -53,6 +53,12 @@ def test_a_metric_that_was_never_finite(refused, trained):
     assert f"metric={RETURN}, and none of them is finite" in refused(str(trained({0: [math.nan, math.inf]})))
 
 
+def test_a_logarithmic_axis_needs_something_above_zero(refused, trained):
+    file = trained({0: [1]}) / "dreamer_v3/dreamer_v3/seed_0/metrics.jsonl"
+    file.write_text('{"step": 0, "seconds": 1, "eval/return_mean": 1}\n')
+    assert "scale=log: expected linear" in refused("logs", "scale=log")
+
+
 def test_runs_of_two_tasks(refused, trained):
     trained({0: [1, 2]})
     trained({0: [1, 2]}, env="cartpole_balance")

@@ -206,10 +206,11 @@ def test_a_configuration_that_multiplies_is_none_of_ours(refused, trained):
     assert "expected config.yaml of a run beside metrics.jsonl" in refused("logs")
 
 
-def test_a_number_that_no_curve_can_show_is_left_out(compared, trained):
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e308", "-1.7e308", "1e999", "NaN"])
+def test_a_number_that_no_curve_can_show_is_left_out(compared, trained, number):
     file = trained({0: [1, 2]}) / RUN / "metrics.jsonl"
     with file.open("a") as rows:
-        rows.write(f'{{"step": 3000, "seconds": 30, "eval/return_mean": 1{"0" * 400}}}\n')
+        rows.write(f'{{"step": 3000, "seconds": 30, "eval/return_mean": {number}}}\n')
     result = compared("logs")
     assert result.rows["dreamer_v3"]["best"] == "2"
     assert "not finite, left out: 1" in result.output
@@ -224,6 +225,10 @@ def test_a_number_that_no_curve_can_show_is_left_out(compared, trained):
         '{"seconds": 3}',
         '{"step": null, "seconds": 3}',
         f'{{"step": 1{"0" * 400}, "seconds": 1}}',
+        '{"step": NaN, "seconds": 1}',
+        '{"step": 1e999, "seconds": 1}',
+        '{"step": 1, "seconds": NaN}',
+        '{"step": 1, "seconds": -Infinity}',
         "[" * 10**5,
     ],
 )

@@ -175,6 +175,25 @@ def test_a_signal_reaches_the_run_that_is_going_on_and_no_further_one_is_started
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a run that lost its parent goes on")
+def test_a_run_ends_with_whoever_started_it(tmp_path):
+    """Saved, and even if that process was killed; else its directory would be in use, by nobody knows whom."""
+    job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", "compile=off", "eval.every=null", "total_steps=100_000_000")
+    command = [sys.executable, "-m", "sheeplike", *job, "profile=cpu", f"run_dir={tmp_path}", "seeds=2"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in parent.stdout:
+        if line.startswith("  time "):  # the end of the banner: the loop begins
+            break
+    lock_file = tmp_path / "seed_0/.lock"
+    child = int(lock_file.read_text())
+    assert child != parent.pid
+    parent.kill()
+    rest = parent.stdout.read()  # until the child too has closed its end
+    assert "SIGTERM: saving" in rest
+    assert checkpoint_steps(tmp_path / "seed_0")
+    lock(tmp_path / "seed_0").close()
+
+
 @pytest.mark.slow
 def test_real_runs_are_interrupted_continued_and_left_alone_once_finished(tmp_path):
     # Short, but no dry run, which would be replaced.

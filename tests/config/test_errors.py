@@ -108,7 +108,10 @@ def test_unknown_key(refused, key, match):
         ("agent.replay_ratio=.nan", ["agent.replay_ratio=.nan", "a number above 0"]),
         ("agent.replay_ratio=nan", ["agent.replay_ratio=nan", "a number above 0"]),
         ("agent.learning_rate=inf", ["agent.learning_rate=inf", "above 0 and at most 1"]),
-        ("agent.batch_size=abc", ["agent.batch_size=abc", "an integer from 1 to 65536", "nearest: agent.batch_size=16"]),
+        (
+            "agent.batch_size=abc",
+            ["agent.batch_size=abc", "an integer from 1 to 65536", "nearest: agent.batch_size=16"],
+        ),
         ("agent.beta2=1", ["agent.beta2=1", "of at least 0 and below 1", "nearest: agent.beta2=0.999"]),
         ("agent.horizon=1", ["agent.horizon=1", "above 1", "nearest: agent.horizon=333"]),
         ("agent.loss_scales.rep=-1", ["agent.loss_scales.rep=-1", "nearest: agent.loss_scales.rep=0"]),
