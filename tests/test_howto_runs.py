@@ -80,7 +80,7 @@ def test_the_slurm_script(tmp_path: Path) -> None:
     # The system sends the signal to the steps and not to the script; bash waits for its step before it minds one.
     executable(job, script.replace("#!/bin/bash\n", "#!/bin/bash\ntrap : USR1\n", 1))
     first = stop_when_it_runs(start([str(job)], environment), signal.SIGUSR1)
-    assert "SIGUSR1: saving after this iteration" in first
+    assert "SIGUSR1: saving" in first
     assert Path("requeued").read_text() == "requeue 7\n"
     process = start([str(job)], environment)
     second = stop_when_it_runs(process, signal.SIGUSR1)

@@ -113,3 +113,31 @@ def test_the_package_has_no(pattern):
         assert not re.search(pattern, source.read_text(encoding="utf-8")), source
     for config in (PACKAGE.parent / "configs").rglob("*.yaml"):
         assert "_target_" not in config.read_text(encoding="utf-8"), config
+
+
+def test_all_text_is_shown_in_one_place():
+    """Where what a terminal would obey is taken out of it; a signal's handler may only write bytes of its own."""
+    for source in PACKAGE.rglob("*.py"):
+        if source.name != "terminal.py":
+            code = re.sub(r'""".*?"""', "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
+            assert not re.search(r"(?<![\w.])print\(|std(?:out|err)\.write\(", code), source
+
+
+def test_all_files_are_written_in_one_way():
+    """A link in the place of a file would be followed; a checkpoint's parts go into a directory that is new."""
+    for source in PACKAGE.rglob("*.py"):
+        if source.name not in ("files.py", "checkpoint.py"):
+            text = re.sub(r"open_regular\([^)\n]*\)", "", source.read_text(encoding="utf-8"))
+            assert not re.search(r"open\([^)\n]*[\"'][wax]b?\+?[\"']|\.write_(?:text|bytes)\(", text), source
+
+
+def test_every_promise_names_its_test():
+    promises = (PACKAGE.parent / "SECURITY.md").read_text(encoding="utf-8")
+    tests = "".join(file.read_text(encoding="utf-8") for file in (PACKAGE.parent / "tests").rglob("test_*.py"))
+    rows = [line for line in promises.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 5
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row.rpartition("|")[0].rpartition("|")[2])
+        assert named, row
+        for name in named:
+            assert f"def {name}(" in tests, name

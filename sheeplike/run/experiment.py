@@ -84,8 +84,8 @@ def run(planned: Plan) -> int:
 class Experiment:
     """A run that is under way; a context manager, at whose end it is saved and closed.
 
-    Signals that ask to stop (see :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the iteration that is going
-    on; ``over`` is true from then on.
+    Signals that ask to stop (see :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the step or the update that is
+    going on; ``over`` is true from then on.
 
     Args:
         planned: what to train; the directory of a new run is created once everything could be built.

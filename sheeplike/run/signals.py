@@ -1,7 +1,7 @@
 """Stopping on request: Ctrl-C, a scheduler that takes the machine back, a container that is shut down.
 
-A signal only leaves a note. The loop finishes its iteration, the run is saved by ordinary code, and then whoever
-listened to the signal before is told: submitit, for one, puts its job back into SLURM's queue that way.
+A signal only leaves a note. The loop finishes its step or its update, the run is saved by ordinary code, and then
+whoever listened to the signal before is told: submitit, for one, puts its job back into SLURM's queue that way.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StopRequest:
         if not repeated:
             self.signals.append(signum)
         if not again:
-            _tell(f"{name}: saving after this iteration; once more stops at once, unsaved")
+            _tell(f"{name}: saving; once more stops at once, unsaved")
 
 
 @contextmanager
