@@ -84,7 +84,7 @@ def run(planned: Plan) -> int:
 class Experiment:
     """A run that is under way; a context manager, at whose end it is saved and closed.
 
-    Signals that ask to stop (see :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the step or the update that is
+    Signals that ask to stop (see :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the step or update that is
     going on; ``over`` is true from then on.
 
     Args:
