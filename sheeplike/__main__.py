@@ -16,14 +16,15 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
-from sheeplike.run.signals import INTERRUPTED
-from sheeplike.terminal import info, warn
+from sheeplike.run.signals import INTERRUPTED, AskedToExit
+from sheeplike.terminal import show, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
 EX_SOFTWARE, EX_IOERR = 70, 74  # of sysexits.h
-# Errors that say that a place cannot be used, rather than that the program is wrong: a line is all there is to tell.
-_PLACES = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR")
-PLACES = {getattr(errno, name) for name in _PLACES if hasattr(errno, name)}
+# What says that a place cannot be used, rather than that the program is wrong: a line is all there is to tell. Zero is
+# that of our own errors.
+_KINDS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR")
+FILE_SYSTEM_ERRORS = {0, *(getattr(errno, name) for name in _KINDS if hasattr(errno, name))}
 FLAGS = {
     "--help": "this text",
     "--version": "the version",
@@ -39,11 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ``SHEEPLIKE_DEBUG=1`` lets the exception through instead, with its traceback. Status 130 after Ctrl-C.
     """
     try:
-        status = dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        with warnings_as_lines():
+            status = dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         status = INTERRUPTED
+    except AskedToExit:
+        raise
     except (CommandError, OSError, SystemExit) as error:
-        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or (isinstance(error, OSError) and error.errno not in PLACES):
+        place = not isinstance(error, OSError) or error.errno in FILE_SYSTEM_ERRORS
+        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or not place:
             raise
         warn(_explain(error))
         status = getattr(error, "status", EX_SOFTWARE if isinstance(error, SystemExit) else EX_IOERR)
@@ -55,7 +60,7 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, SystemExit):  # no command ends so: an environment, or something that it uses, does
         return f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
     if isinstance(error, OSError):
-        return f"{error.filename or 'the disk'}: {error.strerror}"
+        return f"{error.filename or 'a file'}: {error.strerror}; SHEEPLIKE_DEBUG=1 shows where"
     return str(error)
 
 
@@ -66,10 +71,10 @@ def dispatch(arguments: list[str]) -> int:
         CommandError: the command does not exist, or it refuses the arguments.
     """
     if arguments in (["--help"], ["-h"]):
-        info(overview())
+        show(overview())
         return 0
     if arguments == ["--version"]:
-        info(sheeplike.__version__)
+        show(sheeplike.__version__)
         return 0
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):

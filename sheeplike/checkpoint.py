@@ -44,14 +44,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sheeplike import __version__, files, host
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 HISTORY = "history"  # the part in which the tail of a History is saved
 CHUNK_BYTES = 64 * 2**20
@@ -63,7 +63,6 @@ _PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
 Parts = Mapping[str, Mapping[str, Any]]
-T = TypeVar("T")
 
 
 class Corrupt(Exception):
@@ -772,25 +771,6 @@ def load_latest(
         Corrupt: there are checkpoints, and none of them is whole.
         UnknownFormat: the newest that is whole is of another format: going on from an older one would undo it.
     """
-    return _newest(root, lambda path: load(path, map_location=map_location, only=only))
-
-
-def newest_step(root: Path | str) -> int:
-    """Policy steps of the checkpoint that :func:`load_latest` would load, which is verified and not read."""
-    return _newest(root, _verify)
-
-
-def _verify(path: Path) -> int:
-    manifest = _read_manifest(path)
-    found = [(path / name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
-    place = _replay_of(path.absolute().parent)
-    for entry in [*found, *((place / chunk.name, chunk.bytes, chunk.sha256) for chunk in manifest["chunks"])]:
-        _open_verified(*entry).close()
-    return manifest["step"]
-
-
-def _newest(root: Path | str, read: Callable[[Path], T]) -> T:
-    """What ``read`` makes of the newest checkpoint in which it finds nothing corrupt."""
     damaged: set[tuple[int, int]] = set()
     deadline = time.monotonic() + 0.05
     while True:
@@ -803,13 +783,13 @@ def _newest(root: Path | str, read: Callable[[Path], T]) -> T:
         if path is None:
             break
         try:
-            return read(path)
+            return load(path, map_location=map_location, only=only)
         except UnknownFormat:
             raise
         except Corrupt as error:
             if _identity(path) == found[path]:  # else it was removed or replaced meanwhile: nothing is wrong with it
                 damaged.add(found[path])
-                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=3)
+                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
     if not damaged:
         raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
     raise Corrupt(f"{root}: all {len(damaged)} checkpoints are damaged")

@@ -22,7 +22,7 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
 
 CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # the directory of one; of a replaced one until the new is there
 REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
-YAML_BYTES, YAML_DEPTH = 2**20, 20  # of a configuration; one takes about three thousand, and has four sections deep
+YAML_BYTES, YAML_DEPTH = 2**16, 20  # of a configuration, which takes about three thousand and has four sections deep
 _FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")  # as far as the system has them
 _MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
@@ -85,27 +85,30 @@ def read_yaml(path: Path | str) -> Any:
                 f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved"
             )
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OverflowError) as error:  # a number may be larger than a float
         raise ValueError(str(error)) from None
 
 
 def find_unusual(root: Path | str, below: str = "") -> str | None:
-    """What in ``root/below`` is neither a file nor a directory of ``root`` itself, or None.
-
-    A link will do where it leads to something within ``root``.
-    """
-    inside = os.path.join(os.path.realpath(root), "")
-    top = os.path.join(root, below)
-    found = [top] if below else []
+    """What in ``root/below`` is neither a file nor a directory, nor a link to one within ``root``; None: nothing is."""
+    inside, top = os.path.join(os.path.realpath(root), ""), os.path.join(root, below)
+    if below and (found := _leads_out(top, inside)):
+        return found
     for folder, directories, names in os.walk(top):
-        found += (os.path.join(folder, name) for name in (*directories, *names))
-    for path in found:
-        target = os.path.realpath(path)
-        if os.path.islink(path) and not target.startswith(inside):
-            return f"{path} is a link to {target}"
-        if os.path.exists(path) and not os.path.isdir(path) and (problem := _unusual(target)):
-            return f"{path} {problem}"
+        for name in (*directories, *names):
+            if found := _leads_out(os.path.join(folder, name), inside):
+                return found
     return None
+
+
+def _leads_out(path: str, inside: str) -> str | None:
+    if os.path.islink(path):
+        target = os.path.realpath(path)
+        if not target.startswith(inside):
+            return f"{path} is a link to {target}"
+        path = target
+    problem = None if os.path.isdir(path) else _unusual(path)
+    return f"{path} {problem}" if problem else None
 
 
 def _unusual(path: Path | str) -> str | None:
@@ -191,12 +194,25 @@ def check_writable(directory: Path, *names: str) -> None:
     Raises:
         OSError: they cannot; ``filename`` is what is in the way.
     """
-    above = next(place for place in (directory, *directory.absolute().parents) if os.path.lexists(place))
+    above = directory.absolute()
+    while not _is_there(above):
+        above = above.parent
     try:
-        with tempfile.TemporaryDirectory(dir=above):
-            pass
+        with tempfile.TemporaryFile(dir=above) as file:
+            file.write(bytes(4096))  # a full disk may still take a name
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, error.strerror or "cannot be written", str(above)) from None
     for name in names:
         if problem := _unusual(directory / name):
             raise OSError(0, problem, str(directory / name))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is anything of this name, if only a link that leads nowhere; OSError if it can be no name."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

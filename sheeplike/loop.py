@@ -79,10 +79,12 @@ def train(
 ) -> LoopState:
     """Interact and learn until ``total_steps`` policy steps, or until ``stop()``; returns ``state``.
 
+    A stop may come between two updates: ``state.due`` says how many are left, and the next call makes them first.
+
     Nothing in here reads a device tensor on the host: between two hooks the loop only issues work.
     """
     hooks = list(hooks)
-    while state.policy_steps < total_steps and not stop():
+    while (state.policy_steps < total_steps or state.due) and not stop():
         if not state.due:
             # Act in every world on what was just seen, and add both to memory.
             step = state.step
@@ -99,9 +101,8 @@ def train(
             observer.stepped(state.step, info)
             state.due = agent.updates_due(state.policy_steps)
 
-        # Learn as often as the agent says: by a replay ratio, or when a rollout is complete. At the end of the run, all
-        # that is due is done: nobody would come back for the rest.
-        while state.due and not (stop() and state.policy_steps < total_steps):
+        # Learn as often as the agent says: by a replay ratio, or when a rollout is complete.
+        while state.due and not stop():
             observer.learned(agent.update())
             state.gradient_steps += 1
             state.due -= 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 _CLEAR = "\r\x1b[2K"
@@ -27,14 +29,32 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def show(*lines: object) -> None:
+    """Print lines that somebody has asked for; a reader that has gone away had enough.
+
+    Raises:
+        OSError: they cannot be written, as on a full disk.
+    """
+    write("\n".join(map(str, lines)) + "\n")
+
+
 def info(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines that nobody has to read: a reader that has gone away does not end the run."""
-    write("\n".join(map(str, lines)) + "\n", file)
+    """Print lines that nobody has to read: that they cannot be written does not end the run."""
+    with suppress(OSError):
+        write("\n".join(map(str, lines)) + "\n", file)
 
 
 def warn(text: str) -> None:
     """Print a line to stderr that says what a user should know, and need not stop for."""
     info(f"sheeplike: {one_line(text)}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Show Python's warnings in a line each, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: info(one_line(message), file=sys.stderr)
+        yield
 
 
 def is_terminal(file: TextIO | None = None) -> bool:
@@ -46,10 +66,13 @@ def is_terminal(file: TextIO | None = None) -> bool:
 
 
 def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> None:
-    """Write and flush, to standard output by default; an encoding without ``…`` does not end the run either.
+    """Write and flush, to standard output by default; an encoding without ``…`` will do.
 
     Args:
         in_place: over what stands in the terminal's last line.
+
+    Raises:
+        OSError: it cannot be written, for another reason than that nobody reads on.
     """
     file = file or sys.stdout
     if file is None:  # as under pythonw, or with standard output closed
@@ -64,5 +87,5 @@ def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> N
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, file.fileno())
             os.close(nowhere)
-    except (OSError, ValueError):
+    except ValueError:  # it is closed
         pass

@@ -273,7 +273,12 @@ def _events(path: Path) -> Rows:
     if found:
         # The first event says when the file was begun; of a converted log, that may be after all that it holds.
         start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, *_ in found))
-        yield from ((event.step, event.wall_time - start, {tag: value}) for event, tag, value in found)
+        for event, tag, value in found:
+            if not abs(event.wall_time - start) <= LARGEST:
+                raise RunError(
+                    f"{path}: an event of {tag} has no time: expected files as TensorBoard's writers make them"
+                )
+            yield event.step, event.wall_time - start, {tag: value}
 
 
 def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[str, Curve], dict[str, int]]:

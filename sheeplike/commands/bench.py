@@ -26,15 +26,15 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import Composed, explain, load, load_options
-from sheeplike.config.errors import as_command_errors, unknown_key
+from sheeplike.config.errors import as_command_errors, require_writable, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
-from sheeplike.files import check_writable, write_atomically
+from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import format_seconds, phase
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
 from sheeplike.run.signals import stops_at_once
-from sheeplike.terminal import info
+from sheeplike.terminal import info, show
 
 PARTS = {
     "physics": "the jitted simulation without rendering",
@@ -78,23 +78,19 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met.
     """
     if request.help:
-        info(f"{EXAMPLE} [key=value ...]", "", explain_keys(keys_of(BenchOptions)), "", "parts")
-        info(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "")
-        info("Further keys are those of the run: python -m sheeplike train --help lists them.")
+        show(f"{EXAMPLE} [key=value ...]", "", explain_keys(keys_of(BenchOptions)), "", "parts")
+        show(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "")
+        show("Further keys are those of the run: python -m sheeplike train --help lists them.")
         return
     asked, composed = compose(request.arguments, Sources(request.config_dirs))
     if asked.show:
-        info(explain(composed))
+        show(explain(composed))
         return
     config = composed.config
     check_accelerator(config)
     name = re.sub(r"[^\w.-]+", "_", f"{config.env.task} {config.agent.name} {datetime.now():%Y-%m-%d_%H-%M-%S}")
     asked = asked.replace(out=asked.out or f"bench/{name}")
-    try:
-        check_writable(Path(asked.out).expanduser(), "bench.md", "bench.json")
-    except OSError as error:
-        problem = f"{error.filename} is none: {error.strerror}"
-        raise CommandError(f"out={asked.out}: expected a directory that can be written, and {problem}") from None
+    require_writable("out", Path(asked.out).expanduser(), "bench.md", "bench.json")
     info("loading torch and JAX")
     with stops_at_once():  # what has been measured is saved: there is nothing to wait for after Ctrl-C
         from sheeplike.run.build import explain_oom
@@ -102,7 +98,7 @@ def main(request: Request) -> None:
         with explain_oom(config), as_command_errors(OSError, envs.Unusable):
             bench = Bench(config, asked, shlex.join(["python", "-m", "sheeplike", "bench", *request.arguments]))
             bench.measure()
-    info("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json")
+    show("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json")
 
 
 def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, Composed]:

@@ -13,10 +13,10 @@ from typing import Literal
 from pydantic import Field
 
 from sheeplike.commands import Request
-from sheeplike.config.errors import as_command_errors, unknown, validated
-from sheeplike.files import check_writable, find_unusual, write_atomically
+from sheeplike.config.errors import as_command_errors, require_writable, unknown, validated
+from sheeplike.files import find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
-from sheeplike.terminal import info, one_line
+from sheeplike.terminal import one_line, show
 
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
@@ -44,7 +44,7 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met; nothing was written.
     """
     if request.help:
-        info(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
+        show(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
         return
     if request.config_dirs:
         raise CommandError("--config-dir: expected only directories of runs, which hold their whole configuration")
@@ -80,15 +80,12 @@ def main(request: Request) -> None:
         out / f"{name}.csv": to_csv(comparison).encode(),
         out / f"{name}.md": f"# {title}\n\n![{title}]({name}.png)\n\n{table}".encode(),
     }
-    try:
-        check_writable(out, *(path.name for path in files))
+    require_writable("out", out, *(path.name for path in files))
+    with as_command_errors(OSError):
         out.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_atomically(path, content)
-    except OSError as error:
-        where = error.filename or out
-        raise CommandError(f"out={out}: expected a directory that can be written; {where}: {error.strerror}") from None
-    info(f"{title}\n\n{table}", *files)
+    show(f"{title}\n\n{table}", *files)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:

@@ -15,12 +15,12 @@ from pydantic import Field
 from sheeplike import envs, host
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors
+from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
-from sheeplike.files import check_writable, write_atomically
+from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
-from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
-from sheeplike.terminal import info, warn
+from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint, open_run
+from sheeplike.terminal import info, show, warn
 
 
 class EvalOptions(Options):
@@ -52,8 +52,8 @@ def main(request: Request) -> None:
         CommandError: there is nothing to evaluate, or not in this way; nothing was written.
     """
     if request.help:
-        info("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
-        info("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
+        show("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
+        show("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
         return
     asked = load_options(EvalOptions, request.about_run())
     run_dir, config = open_run(asked.run, "eval")
@@ -64,8 +64,7 @@ def main(request: Request) -> None:
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
     path = choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
-    with as_command_errors(OSError):
-        check_writable(run_dir / "eval")
+    require_writable("run", run_dir / EVALUATIONS)
     info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 
@@ -132,7 +131,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     }
     files = {f"{camera.replace('/', '_')}.gif": encode_gif(video, fps) for camera, video in frames.items()}
     files["result.json"] = (json.dumps(_finite(record), indent=1) + "\n").encode()
-    place = run_dir / "eval" / name  # an evaluation of the same name had the same options and is replaced
+    place = run_dir / EVALUATIONS / name  # an evaluation of the same name had the same options and is replaced
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
         for file, content in files.items():

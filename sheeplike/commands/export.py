@@ -25,11 +25,11 @@ from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors, validated
-from sheeplike.files import check_writable, open_regular, read_text, write_atomically
+from sheeplike.config.errors import as_command_errors, require_writable, validated
+from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
-from sheeplike.terminal import info
+from sheeplike.terminal import info, show
 
 if TYPE_CHECKING:
     import torch
@@ -107,16 +107,15 @@ def main(request: Request) -> None:
         CommandError: there is nothing to export, or the directory is taken; nothing was written.
     """
     if request.help:
-        info(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
-        info(f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
-        info("safetensors.torch.load_file reads the weights alone.")
+        show(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
+        show(f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
+        show("safetensors.torch.load_file reads the weights alone.")
         return
     asked = load_options(ExportOptions, request.about_run())
     run_dir, config = open_run(asked.run, "export")
     path = choose_checkpoint(run_dir, asked.checkpoint)  # None: the newest that is whole
     place = None if asked.to is None else Path(asked.to).expanduser()
-    with as_command_errors(OSError):
-        check_writable(run_dir / "export" if place is None else place.parent)
+    require_writable("to", place or run_dir / "export")
     if place is not None:
         _check_free(place)
     info("loading torch and JAX")

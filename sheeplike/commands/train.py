@@ -21,7 +21,7 @@ from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
-from sheeplike.terminal import info, warn
+from sheeplike.terminal import info, show, warn
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -37,7 +37,7 @@ def main(request: Request) -> int:
     """
     sources = Sources(request.config_dirs)
     if request.help:
-        info(usage(request.arguments, sources))
+        show(usage(request.arguments, sources))
         return 0
     from sheeplike.config.compose import explain, load, start_of  # Hydra, which help does without
     from sheeplike.config.saved import load_saved
@@ -47,13 +47,15 @@ def main(request: Request) -> int:
     if start.show == "config":
         resumed = start.resume not in (None, "auto")  # then all values are in its directory
         file = run_dir.config_file(Path(start.resume).expanduser(), "resume") if resumed else None
-        info(explain(load_saved(file, rest) if file else load(rest, sources)))
+        show(explain(load_saved(file, rest) if file else load(rest, sources)))
         return 0
     if start.seeds is not None:
         return train_seeds(start, rest, request.config_dirs)
     with as_command_errors(OSError):  # a path that is too long, or may not be looked at
         planned = run_dir.plan(start, rest, sources)
-    if steps := planned.finished_at():
+    with stops_at_once():
+        steps = planned.finished_at()
+    if steps:
         if start.resume == "auto":
             info(f"finished before: {planned.run_dir}, at policy step {steps:,}")
             return 0
@@ -179,8 +181,10 @@ def _tied_to_this_process() -> Callable[[], None] | None:
 def _seeds(asked: int | tuple[int, ...], first: int, given: bool) -> list[int]:
     """What ``seeds=`` means: so many, counted from ``seed``, or those in a list."""
     if isinstance(asked, int):
-        if asked < 1:
-            raise InvalidOption("seeds", asked, "how many, counted from seed=, or a list of different ones", 1)
+        if not 1 <= asked <= 1000:
+            raise InvalidOption(
+                "seeds", asked, "how many, counted from seed=, or a list of different ones", min(max(asked, 1), 1000)
+            )
         return list(range(first, first + asked))
     if given:
         raise CommandError(f"seeds={_typed(asked)} and seed={first}: expected one of them")

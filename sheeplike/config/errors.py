@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sheeplike import options
+from sheeplike.files import check_writable
 from sheeplike.options import CommandError, Key, Options, UnknownOption, keys_of
 
 T = TypeVar("T", bound=Options)
@@ -75,3 +77,18 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error
+
+
+def require_writable(key: str, directory: Path, *names: str, nearest: str = "another place") -> None:
+    """Raise for a directory in which a command cannot write, or not files of these names, before it begins.
+
+    Raises:
+        CommandError: it says what is in the way.
+    """
+    try:
+        check_writable(directory, *names)
+    except OSError as error:
+        raise CommandError(
+            f"{key}={directory}: expected a directory that can be written; {error.filename}: {error.strerror}; "
+            f"nearest: {nearest}"
+        ) from None

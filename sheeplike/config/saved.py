@@ -18,8 +18,9 @@ from sheeplike.files import find_unusual, read_yaml
 from sheeplike.options import CommandError, InvalidOption, show
 
 FORMAT = 1  # of config.yaml
-# What may change when a run is resumed, beside its seed; anything else would make it another run.
+# What may change when a run is resumed; anything else would make it another run.
 RESUMABLE = {
+    "seed",
     "total_steps",
     "compile",
     "log_every",
@@ -31,6 +32,9 @@ RESUMABLE = {
     "logger",
 }
 SHOWN = 8  # changes, at most
+
+
+MUST_BE_FILES = ("config.yaml", "metrics.jsonl", ".lock", "nonfinite_batch.pt")
 
 
 def to_yaml(config: Config) -> str:
@@ -52,7 +56,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         if key not in GROUPS and not key.startswith("agent."):
             check_key(override, keys)
         if key in GROUPS or not may_change(key):
-            expected = ", ".join(sorted({*RESUMABLE, "seed"}))
+            expected = ", ".join(sorted(RESUMABLE))
             raise CommandError(f"'{argument}' cannot change when a run is resumed: expected {expected}")
         merged.set(key, override.value(), COMMAND_LINE)
     try:
@@ -67,7 +71,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
 
 def may_change(key: str) -> bool:
     """Whether a key may have another value when a run goes on."""
-    return key.partition(".")[0] in {*RESUMABLE, "seed"}
+    return key.partition(".")[0] in RESUMABLE
 
 
 def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
@@ -89,7 +93,9 @@ def refuse_unusual(run_dir: Path, key: str) -> None:
     Raises:
         CommandError: there is one.
     """
-    if found := find_unusual(run_dir):
+    directories = (run_dir / name for name in MUST_BE_FILES if (run_dir / name).is_dir())
+    found = next((f"{path} is a directory" for path in directories), None) or find_unusual(run_dir)
+    if found:
         raise CommandError(
             f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
             "a link leads to"

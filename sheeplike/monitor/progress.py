@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from sheeplike.terminal import info, is_terminal, write
@@ -75,9 +75,9 @@ class Progress:
         self._measure(now, step)
         line = self._line(step)
         if is_terminal(self._file):
-            write(line[: shutil.get_terminal_size().columns - 1], self._file, in_place=True)
+            _show(line[: shutil.get_terminal_size().columns - 1], self._file, in_place=True)
         else:
-            write(line + "\n", self._file)
+            _show(line + "\n", self._file)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Have newer metrics in the next lines, of which return, success and speeds are shown."""
@@ -93,12 +93,12 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
-        write(text + "\n", self._file, in_place=is_terminal(self._file))
+        _show(text + "\n", self._file, in_place=is_terminal(self._file))
 
     def close(self) -> None:
         """Leave the last line standing."""
         if self._written is not None and is_terminal(self._file):
-            write("\n", self._file)
+            _show("\n", self._file)
         self._written = None
 
     def _measure(self, now: float, step: int) -> None:
@@ -125,6 +125,11 @@ class Progress:
         return " | ".join(parts)
 
 
+def _show(text: str, file: TextIO | None, *, in_place: bool = False) -> None:
+    with suppress(OSError):  # nobody has to read it
+        write(text, file, in_place=in_place)
+
+
 @contextmanager
 def phase(name: str, *, after: float = 2.0, file: TextIO | None = None) -> Iterator[None]:
     """Print what takes long: after ``after`` seconds the name with the time since, at the end how long it took.
@@ -138,7 +143,7 @@ def phase(name: str, *, after: float = 2.0, file: TextIO | None = None) -> Itera
     terminal, start, over, announced = is_terminal(file), time.monotonic(), threading.Event(), False
 
     def announce(ending: str) -> None:
-        write(f"{name} {ending}" + "\n" * (not terminal), file, in_place=terminal)
+        _show(f"{name} {ending}" + "\n" * (not terminal), file, in_place=terminal)
 
     def watch() -> None:
         nonlocal announced

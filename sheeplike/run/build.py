@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,7 +27,7 @@ from sheeplike.loop import first_step
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock, parts_to_read
 from sheeplike.terminal import info, warn
 
 INEXACT = (
@@ -81,7 +79,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 stack.enter_context(lock(run_dir))
                 writer = make_writer(config, run_dir, stack)  # puts things in order first: a kill may have left some
                 with phase("reading the checkpoint"):
-                    meta, parts = _read(run_dir, replay=config.checkpoint.replay)
+                    meta, parts = _read(run_dir, config)
                 changed = changes_since(meta, config)
                 if changed:
                     info(f"changed: {describe_changes(changed)}")
@@ -149,7 +147,11 @@ def changes_since(meta: Mapping[str, Any], config: Config) -> dict[str, tuple[An
     Raises:
         CommandError: a change that makes another run of it: ``config.yaml`` was edited.
     """
-    changed = changes(validate(meta["config"]), config)
+    try:
+        before = validate(meta["config"])
+    except CommandError as error:
+        raise CommandError(f"{error} (in the newest checkpoint of {config.run_dir})") from None
+    changed = changes(before, config)
     if refused := {key: values for key, values in changed.items() if not may_change(key)}:
         raise CommandError(
             f"{config.run_dir}: {CONFIG_FILE} was edited since its newest checkpoint: {describe_changes(refused)}; "
@@ -192,13 +194,13 @@ def launch(config: Config) -> Fabric:
 
 
 def build_envs(config: Config, num_envs: int, device: torch.device, *, randomize: bool = True) -> VectorEnv:
-    """:func:`make_envs` as a command begins: it is shown, warnings are a line each, and so is what others raise.
+    """:func:`make_envs` as a command begins: it is shown, and what others raise is a line.
 
     Raises:
         CommandError: of an environment that we do not simulate, which may raise anything when it is made.
     """
     refused = (ValueError, TypeError) if envs.simulated(config.env.name) else (Exception,)
-    with phase("building worlds"), _warnings_as_lines(), as_command_errors(*refused):
+    with phase("building worlds"), as_command_errors(*refused):
         return make_envs(config, num_envs, device, randomize=randomize)
 
 
@@ -290,17 +292,15 @@ def describe_device(config: Config, device: torch.device) -> str:
     return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
 
 
-def _read(run_dir: Path, *, replay: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """The newest checkpoint that is whole, with or without what the agent has seen; each damaged one is a warning."""
-    with _warnings_as_lines(prefix=""):
-        try:
-            only = None if replay else ("agent", "envs", "loop", "monitor", "rng")
-            return checkpoint.load_latest(run_dir / CHECKPOINTS, only=only)
-        except checkpoint.UnknownFormat:
-            raise
-        except checkpoint.Corrupt as error:
-            hint = "; checkpoint.replay=false goes on with an empty replay, if that alone is damaged" * replay
-            raise CommandError(f"{error}; expected another run_dir{hint}") from error
+    try:
+        return checkpoint.load_latest(run_dir / CHECKPOINTS, only=parts_to_read(config))
+    except checkpoint.UnknownFormat:
+        raise
+    except checkpoint.Corrupt as error:
+        hint = "; checkpoint.replay=false goes on with an empty replay, if that alone is damaged"
+        raise CommandError(f"{error}; expected another run_dir{hint * config.checkpoint.replay}") from error
 
 
 @contextmanager
@@ -313,15 +313,6 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
             raise
         what = "the checkpoint is not of the agent and the environments in its config.yaml"
         raise CommandError(f"{run_dir}: {what}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _warnings_as_lines(prefix: str = "sheeplike: ") -> Iterator[None]:
-    """Show warnings in a line each, without the place in the code that they come from."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: info(f"{prefix}{message}", file=sys.stderr)
-        yield
 
 
 def _make_deterministic(gpu: bool) -> None:

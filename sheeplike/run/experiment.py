@@ -12,11 +12,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from types import TracebackType
+
+import torch
 
 from sheeplike import checkpoint
 from sheeplike.agents.spaces import ObservationKeys
@@ -24,6 +27,7 @@ from sheeplike.config.compose import start_of
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
+from sheeplike.files import write_atomically
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
@@ -32,13 +36,12 @@ from sheeplike.run import snapshot
 from sheeplike.run.build import RunComponents, build, describe_device, explain_oom, make_writer, of_this_agent
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_dir import Claim, Plan, checkpoint_steps, plan, update
+from sheeplike.run.run_dir import LAST_BATCH, Claim, Plan, checkpoint_steps, plan, update
 from sheeplike.run.signals import StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
-LAST_BATCH = "nonfinite_batch.pt"  # in the run directory: what the last skipped update saw
 
 
 class Halted(CommandError):
@@ -134,8 +137,8 @@ class Experiment:
 
     @property
     def finished(self) -> bool:
-        """Whether ``total_steps`` are made."""
-        return self.policy_steps >= self.config.total_steps
+        """Whether ``total_steps`` are made, and all updates that are due after them."""
+        return self.policy_steps >= self.config.total_steps and not self.state.due
 
     @property
     def status(self) -> int:
@@ -214,7 +217,8 @@ class Experiment:
     def _begin(self, built: RunComponents, planned: Plan, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
         config, parts = self.config, built.parts
-        start = self._resumed_from = built.start
+        start, behind = built.start, False
+        self._resumed_from = start
         self.progress = Progress(config.total_steps, initial_steps=start or 0)
         stack.callback(self.progress.close)
         self.recorder = Recorder(self.agent, self.envs, self.progress)
@@ -224,15 +228,17 @@ class Experiment:
         else:
             with of_this_agent(self.run_dir):
                 self.state = snapshot.restore(parts, self.agent, self.envs, self.recorder)
+                behind = parts["loop"]["counters"]["due"] > 0
             parts.clear()  # or part of it would be in memory twice
             if "seed" in built.changed:
                 snapshot.seed_everything(config.seed)
                 self.agent.generator.manual_seed(config.seed)
             update(self.run_dir, config)
-        # Only now: what an earlier attempt wrote after its last checkpoint is dropped.
-        tensorboard = config.logger.tensorboard
+        # Only now: what an earlier attempt wrote after its last checkpoint is dropped. A stop between two updates came
+        # before the hooks of its step, which wrote what else there is of that step.
+        purge = None if start is None else start - behind
         self.recorder.logger = logger = RunLogger(
-            self.run_dir, tensorboard=tensorboard, purge_step=-1 if planned.again else start
+            self.run_dir, tensorboard=config.logger.tensorboard, purge_step=-1 if planned.again else purge
         )
         stack.callback(logger.close)
         stack.callback(self._last_row)
@@ -252,8 +258,7 @@ class Experiment:
             (config.eval.every, self._paused(lambda state: self.evaluate())),
             (config.checkpoint.every, self._paused(lambda state: self._save_if_sound())),
         ]
-        # A stop in the middle of learning came before the hooks of that step.
-        done = self.policy_steps - self.envs.num_envs * bool(self.state.due)
+        done = self.policy_steps - behind * self.envs.num_envs
         self._hooks = [Every(n, hook, done // n) for n, hook in hooks if n is not None]
 
     def _describe(self, files: Sequence[str]) -> dict[str, str]:
@@ -285,7 +290,7 @@ class Experiment:
     # --- how it goes on ---------------------------------------------------------------------------------------------
 
     def _go_to(self, target: int) -> None:
-        while self.policy_steps < target and not self.stop():
+        while (self.policy_steps < target or self.state.due) and not self.stop():
             if not self._compiled:
                 # Act first, so that the environments run at once; but compile after a minute at most, so that an
                 # update that does not fit into memory fails early.
@@ -373,8 +378,9 @@ class Experiment:
         path = self.run_dir / LAST_BATCH
         try:
             batch = {name: value.cpu() for name, value in self.agent.last_batch().items()}
-            path.unlink(missing_ok=True)
-            checkpoint.write_part(path, batch)
+            content = io.BytesIO()
+            torch.save(batch, content)
+            write_atomically(path, content.getvalue())
         except Exception as error:  # the disk is full, or the device: neither may hide why the run halts
             return f"what the last one saw cannot be saved: {error}"
         return f"what the last one saw is in {path}"

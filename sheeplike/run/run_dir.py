@@ -15,6 +15,7 @@ import itertools
 import os
 import shlex
 import shutil
+import socket
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,11 +24,11 @@ from typing import BinaryIO, NamedTuple, Self
 
 from sheeplike import host
 from sheeplike.config.compose import Composed, load
-from sheeplike.config.errors import as_command_errors, nearest
-from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, refuse_unusual, to_yaml
+from sheeplike.config.errors import as_command_errors, nearest, require_writable
+from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, may_change, refuse_unusual, to_yaml
 from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
-from sheeplike.files import CHECKPOINT, REPLAY, check_writable, open_regular, read_text, read_yaml, write_atomically
+from sheeplike.files import CHECKPOINT, REPLAY, open_regular, read_text, read_yaml, write_atomically
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.terminal import warn
@@ -35,8 +36,11 @@ from sheeplike.terminal import warn
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "eval"
+LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
 EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
-OURS = {CONFIG_FILE, CHECKPOINTS, REPLAY, LOCK_FILE, "metrics.jsonl", "eval", "nonfinite_batch.pt"}  # what a run makes
+OURS = {CONFIG_FILE, METRICS, CHECKPOINTS, REPLAY, EVALUATIONS, LAST_BATCH, LOCK_FILE}  # what a run makes
 
 
 class Plan(NamedTuple):
@@ -67,12 +71,12 @@ class Plan(NamedTuple):
 
         with as_command_errors(checkpoint.Corrupt, FileNotFoundError), warnings.catch_warnings(record=True) as passed:
             warnings.simplefilter("always")
-            steps = checkpoint.newest_step(self.run_dir / CHECKPOINTS)
-        if steps < total:
+            meta, _ = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
+        if meta["step"] < total or meta.get("due"):
             return None  # what was passed over is told when the run goes on
         for warning in passed:
             warn(str(warning.message))
-        return steps
+        return meta["step"]
 
 
 def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
@@ -103,15 +107,7 @@ def check(config: Config) -> Path:
         CommandError: the directory is in use or cannot be written.
     """
     path = Path(config.run_dir or "").expanduser()
-    try:
-        check_writable(path)
-        if path.is_symlink() and not path.is_dir():
-            raise OSError(0, "is a link that leads nowhere", str(path))
-    except OSError as error:
-        raise CommandError(
-            f"run_dir={path}: expected a directory that can be written, and {error.filename} is none: "
-            f"{error.strerror}; nearest: leave run_dir out, for one below logs/"
-        ) from None
+    require_writable("run_dir", path, nearest="leave run_dir out, for one below logs/")
     taken = path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
     if taken and not (config.dry_run and _holds_dry_run(path)):
         free = _free(path)
@@ -124,32 +120,38 @@ def check(config: Config) -> Path:
 
 
 class Claim:
-    """A run directory as one start of a run holds it: locked, and with what this start has made in it.
+    """A run directory, locked for the start of a run, and what that start has made or replaced in it.
 
     Args:
-        again: a run in it that has no checkpoint begins anew.
+        again: the run in it, which has no checkpoint, begins anew.
 
     Raises:
-        CommandError: another process took the directory meanwhile, or it cannot be written.
+        CommandError: another process took the directory meanwhile, or it cannot be written; nothing was left there.
     """
 
     def __init__(self, run_dir: Path, config: Config, *, again: bool = False) -> None:
         self.run_dir = run_dir
         self._made = [place for place in (run_dir, *run_dir.absolute().parents) if not place.exists()]
+        self._before: set[str] = {*os.listdir(run_dir)} if not self._made else set()
+        self._replaced: dict[str, bytes] = {}
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._before = {entry.name for entry in run_dir.iterdir()}
             self._lock = lock(run_dir)
+            there = {*os.listdir(run_dir)} - {LOCK_FILE}
             if config.dry_run and _holds_dry_run(run_dir):  # another one takes its place
-                self._remove(self._before - {LOCK_FILE})
-                self._before = set()
-            elif CONFIG_FILE in self._before and not (again and not checkpoint_steps(run_dir)):
-                raise FileExistsError
+                self._remove(there)
+            elif CONFIG_FILE in there and not (again and not checkpoint_steps(run_dir)):
+                self._lock.close()
+                raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
+            elif again:
+                for name in {CONFIG_FILE, METRICS} & there:
+                    with open_regular(run_dir / name) as file:
+                        self._replaced[name] = file.read()
             write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # without it no checkpoint is of any use
-        except FileExistsError:
-            raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one") from None
         except OSError as error:
-            raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {error.strerror}") from None
+            self.discard()
+            problem = f"{error.filename or run_dir}: {error.strerror}"
+            raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {problem}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +162,9 @@ class Claim:
     def discard(self) -> None:
         """Remove what this start has made, and nothing else: the same command line can then be given again."""
         with suppress(OSError):
-            self._remove({entry.name for entry in self.run_dir.iterdir()} - self._before)
+            self._remove({*os.listdir(self.run_dir)} - self._before)
+            for name, content in self._replaced.items():
+                write_atomically(self.run_dir / name, content)
             for place in self._made:  # the innermost first
                 place.rmdir()
 
@@ -194,15 +198,20 @@ def lock(run_dir: Path) -> BinaryIO:
     except BlockingIOError:
         file.close()
         with suppress(OSError, ValueError):
-            number = int(read_text(path, 100))
+            number, host_name = read_text(path, 300).split()
             raise CommandError(
-                f"run_dir={run_dir} is in use by process {number}: wait for it, or stop it first (kill {number})"
+                f"run_dir={run_dir} is in use by process {int(number)} on {host_name}: wait for it, or stop it first"
             ) from None
         raise CommandError(f"run_dir={run_dir} is in use by another process: wait for it, or stop it first") from None
     with suppress(OSError):  # the disk is full: then nobody is told who has it
         file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode())
+        file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
     return file
+
+
+def parts_to_read(config: Config) -> tuple[str, ...] | None:
+    """The parts of a checkpoint that a run goes on from; None: all of them."""
+    return None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
 
 
 def update(run_dir: Path, config: Config) -> None:
@@ -302,7 +311,7 @@ def _auto(composed: Composed) -> Plan | None:
     if not (path / CONFIG_FILE).is_file():
         return None
     changed = changes(load_saved(config_file(path, "run_dir")).config, config)
-    refused = {key: values for key, values in changed.items() if key.partition(".")[0] not in RESUMABLE}
+    refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
     if refused:
         raise CommandError(
             f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "

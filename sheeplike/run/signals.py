@@ -23,6 +23,10 @@ SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `time
 Handler = Callable[[int, FrameType | None], object]
 
 
+class AskedToExit(SystemExit):
+    """A handler of another program ends the process, once everything is saved, with a status of its own."""
+
+
 class StopRequest:
     """Whether and how this process was asked to stop; see :func:`stoppable`.
 
@@ -49,7 +53,10 @@ class StopRequest:
         """Call the handlers that had been there for the signals that came, now that everything is saved."""
         for signum in dict.fromkeys(self.signals):
             if handler := self._listener(signum):
-                handler(signum, None)
+                try:
+                    handler(signum, None)
+                except SystemExit as error:
+                    raise AskedToExit(error.code) from None
 
     def _listener(self, signum: int) -> Handler | None:
         """A handler that somebody else had installed, rather than the system's or Python's own."""

@@ -46,7 +46,7 @@ def take(
         # What the agent has seen is a part of its own, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
-    meta = {"env": config.env.name, "agent": config.agent.name}
+    meta = {"env": config.env.name, "agent": config.agent.name, "due": state.due}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None

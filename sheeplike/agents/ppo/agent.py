@@ -265,9 +265,13 @@ class PPO(Agent):
     def warm_up(self) -> float:
         """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
         index = torch.zeros(self.mask.numel() // self.config.minibatches, dtype=torch.int64, device=self.device)
+        before = {name: getattr(self, name).clone() for name in LEARNING}  # a run may go on between two updates
         with preserve_state(self.networks, self.optimizer, self.skips, self.device):
             self.compiled.warm_up(self._prepare)
-            return self.compiled.warm_up(lambda: self._learn(index))
+            seconds = self.compiled.warm_up(lambda: self._learn(index))
+        for name, value in before.items():
+            getattr(self, name).copy_(value)
+        return seconds
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

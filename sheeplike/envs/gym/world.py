@@ -17,7 +17,7 @@ from sheeplike.envs.contract import Unusable
 from sheeplike.envs.gym.observations import Observer, translate
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
-from sheeplike.terminal import warn
+from sheeplike.terminal import one_line, warn
 
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -200,4 +200,4 @@ def derive_seed(*numbers: int) -> int:
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return one_line(next((line for line in str(error).splitlines() if line.strip()), ""))
