@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import yaml
 from sheeplike import checkpoint
 from sheeplike.__main__ import list_commands, main
 from sheeplike.config.compose import load
-from sheeplike.config.saved import load_saved, to_yaml
+from sheeplike.config.saved import MUST_BE_FILES, load_saved, to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.run_dir import Claim
@@ -48,7 +49,7 @@ NAMES = {
     "compare": ("metrics.jsonl", "compare", "compare/eval_return_mean_by_steps.md", "compare/x"),
     "bench": ("bench.md", "bench.json"),
 }
-KINDS = ("link", "pipe", "socket")
+KINDS = ("link", "pipe", "socket", "directory")
 ESCAPES = "\x1b]0;pwn\x07\x1b[31m\u202ered\x9b2J"
 
 
@@ -108,6 +109,8 @@ def plant(path: Path, kind: str) -> None:
         path.symlink_to(victim.resolve())
     elif kind == "pipe":
         os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
     else:
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
             made.bind(str(path))
@@ -124,6 +127,8 @@ def test_what_is_no_file_and_no_directory_is_refused(
     mine: Path, call: Callable[..., tuple[int, str, str]], command: str, name: str, kind: str
 ) -> None:
     """Before anything is written, in one line, and without waiting for anybody."""
+    if kind == "directory" and name not in (*MUST_BE_FILES, "bench.md", "bench.json"):
+        pytest.skip("it may be one")
     plant(mine / name, kind)
     before = content(Path("victim")), content(mine)
     lines = [COMMANDS[command], *([AUTO] if command == "train" and name != "config.yaml" else [])]
@@ -134,6 +139,29 @@ def test_what_is_no_file_and_no_directory_is_refused(
         assert str(name).split("/")[0] in error
         assert "Traceback" not in error
         assert (content(Path("victim")), content(mine)) == before
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_names_in_what_is_otherwise_in_order(
+    trained: Path, call: Callable[..., tuple[int, str, str]], command: str
+) -> None:
+    """A recipe's name, the versions in a manifest and a metric: a command comes to its end, or far."""
+    shutil.copytree(trained, "mine")
+    config = yaml.safe_load(Path("mine/config.yaml").read_text()) | {"exp": ESCAPES}
+    Path("mine/config.yaml").write_text(yaml.safe_dump(config))
+    (manifest,) = Path("mine/checkpoints").glob("*/manifest.json")
+    data = json.loads(manifest.read_text())
+    del data["sha256"]
+    data["config"]["exp"], data["versions"]["torch"] = ESCAPES, ESCAPES
+    data["sha256"] = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    manifest.write_text(json.dumps(data))
+    rows = [json.loads(line) for line in Path("mine/metrics.jsonl").read_text().splitlines()]
+    Path("mine/metrics.jsonl").write_text("".join(json.dumps(row | {f"m{ESCAPES}": 1.0}) + "\n" for row in rows))
+    arguments = (*COMMANDS[command], *((f"metric=m{ESCAPES}",) if command == "compare" else ()))
+    status, output, error = call(*arguments)
+    assert status == 0, error
+    assert not any(sign in output + error for sign in "\x1b\x07\x9b\u202e")
+    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export")  # which show none of them
 
 
 @pytest.mark.parametrize("text", [ESCAPES, "x\ntouch PWNED; return 0 #", "$\\frac{$", "a|b", "\ud83d"])
@@ -155,6 +183,9 @@ def test_names_from_files_are_shown_and_nothing_more(
         assert not any(sign in written for sign in "\x1b\x07\x9b\u202e")
         assert not any(line.startswith("touch PWNED") for line in written.splitlines())
     assert "Traceback" not in error
+
+
+SLOW = ("x: [" + "[]," * 20_000 + "]", "x: " + "1:" * 30_000 + "1", "x: " + "1:" * 400 + "1.5")
 
 
 def nested(depth: int) -> str:
@@ -260,7 +291,7 @@ def test_whether_files_can_be_written_is_found_out_first(
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", read_only)
+    monkeypatch.setattr(os, "fsync", read_only)  # a name may be there and no room for what is in it
     arguments = (*COMMANDS[command], *(("metric=rollout/return_mean",) if command == "compare" else ()))
     assert "Read-only file system" in refused(*arguments)
 
@@ -291,3 +322,45 @@ def test_a_program_that_something_ends_has_not_succeeded(
     assert status == 70, error
     assert "something in the run called sys.exit(0)" in error
     assert content(Path("mine")) == before
+
+
+class Fails(gymnasium.Env):
+    """Fails for good soon after the loop has begun."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def __init__(self, render_mode: str | None = None) -> None: ...
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict]:
+        Fails.steps += 1
+        if Fails.steps > 60:
+            raise RuntimeError("for good")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_start_that_fails_removes_what_it_made_and_nothing_else(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """With ``resume=auto`` the directory may hold an attempt that came to nothing, and what a user has put there."""
+    spec = gymnasium.envs.registration.EnvSpec("Fails-v0", entry_point=Fails, max_episode_steps=99)
+    monkeypatch.setitem(gymnasium.registry, "Fails-v0", spec)
+    monkeypatch.setattr(Fails, "steps", 0)
+    job = (*GYM[:1], "env=gym", "env.id=Fails-v0", *GYM[3:7], "agent.rollout_length=64")
+    job += ("env.options.max_restarts=0", "agent.observations=[state]")
+    place = Path("logs/mine")
+    if there:
+        with Claim(place, load([*job, f"run_dir={place}"], Sources()).config):
+            pass
+        (place / "faults").mkdir()
+        for name in ("notes.txt", "faults/step_000000000042.pt", "metrics.jsonl"):
+            (place / name).write_text("precious\n")
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+    before = content(Path())
+    with pytest.raises(RuntimeError, match="for good"):
+        main([*job, f"run_dir={place}", "resume=auto"])
+    assert content(Path()) == before
+    assert Path("logs").exists() == there

@@ -244,7 +244,7 @@ def test_a_configuration_that_is_no_file_or_too_large(run_dir, tmp_path, refusal
     file = run_dir / "config.yaml"
     text = file.read_text()
     file.write_text(text + "#" * 2**20)
-    assert "mine/config.yaml: has more than 1,048,576 bytes" in refusal(USES[0])
+    assert "mine/config.yaml: has more than 65,536 bytes" in refusal(USES[0])
     file.unlink()
     (run_dir / "other").write_text(text)
     file.symlink_to("other")

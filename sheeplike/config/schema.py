@@ -116,7 +116,10 @@ class Config(Options):
         10, ge=1, description="updates in a row skipped for a non-finite loss or gradient, before the run stops"
     )
     watchdog: float | None = Field(
-        600, gt=0, description="seconds without an iteration before all threads' stacks are printed; null: never"
+        600,
+        ge=1,
+        le=10**7,
+        description="seconds without an iteration before all threads' stacks are printed; null: never",
     )
     env: Env = Field(description="the task and its worlds")
     randomization: dict[str, Any] = Field(

@@ -162,6 +162,9 @@ class Experiment:
         self.recorder.begin(self.state)
         self._busy = True
         with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
+            if self.policy_steps == self._resumed_from:  # what loads may still be of another shape
+                with of_this_agent(self.run_dir):
+                    self._go_to(min(self.policy_steps + self.envs.num_envs, target))
             self._go_to(target)
         self.recorder.flush()
         self._busy = False

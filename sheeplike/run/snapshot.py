@@ -67,7 +67,7 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
     monitor, loop = parts["monitor"], parts["loop"]
     recorder.episodes.load_state_dict(monitor["episodes"])
     recorder.metrics.load_state_dict(monitor["metrics"])
-    recorder.latest = dict(monitor.get("latest", {}))
+    recorder.latest = {str(name): float(value) for name, value in monitor["latest"].items()}
     recorder.skipped = 0.0
     player = agent.player(envs.num_envs)
     player.load_state_dict(loop["player"])
@@ -76,6 +76,8 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
         # They begin new episodes at their next step: those under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
     counters = loop["counters"]
+    if any(type(counters[name]) is not int or counters[name] < 0 for name in ("policy_steps", "gradient_steps", "due")):
+        raise ValueError(f"counters are {counters}")
     set_random_state(parts["rng"])
     recorder.started = time.monotonic() - counters["seconds"]
     due = counters["due"] if "memory" in parts else 0  # there is nothing to learn from

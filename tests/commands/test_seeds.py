@@ -181,13 +181,13 @@ def test_a_run_ends_with_whoever_started_it(tmp_path):
     job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", "compile=off", "eval.every=null", "total_steps=100_000_000")
     command = [sys.executable, "-m", "sheeplike", *job, "profile=cpu", f"run_dir={tmp_path}", "seeds=2"]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in parent.stdout:
-        if line.startswith("  time "):  # the end of the banner: the loop begins
-            break
-    lock_file = tmp_path / "seed_0/.lock"
-    child = int(lock_file.read_text())
-    assert child != parent.pid
-    parent.kill()
+    try:
+        for line in parent.stdout:
+            if line.startswith("  time "):  # the end of the banner: the loop begins
+                break
+        assert int((tmp_path / "seed_0/.lock").read_text().split()[0]) != parent.pid
+    finally:
+        parent.kill()
     rest = parent.stdout.read()  # until the child too has closed its end
     assert "SIGTERM: saving" in rest
     assert checkpoint_steps(tmp_path / "seed_0")

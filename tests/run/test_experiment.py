@@ -15,6 +15,7 @@ import torch
 
 import sheeplike
 from sheeplike import checkpoint
+from sheeplike.agents.ppo import PPO
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.memory import Rollout
 from sheeplike.run.experiment import Experiment, Halted, Unsaved
@@ -24,7 +25,7 @@ SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.e
 # Without images, and most in worlds that nothing has to be compiled for.
 CARTPOLE = ("env=cartpole_balance", "env.renderer=none", "agent.observations=[state]", *SMALL)
 GYM = ("env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", *SMALL)
-PPO = ("exp=ppo", "total_steps=96", "checkpoint.every=32")
+PPO_JOB = ("exp=ppo", "total_steps=96", "checkpoint.every=32")
 DREAMER = ("exp=dreamer_v3", "agent.replay_ratio=0.25")
 
 
@@ -56,7 +57,7 @@ def newest(run: Experiment) -> dict[str, Any]:
 
 def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
     """In pieces, with evaluations in between: the same numbers as in one go."""
-    with begin(*PPO, *CARTPOLE, "eval.episodes=1") as run:
+    with begin(*PPO_JOB, *CARTPOLE, "eval.episodes=1") as run:
         metrics = run.iterate(41)
         assert run.policy_steps == 42
         assert {"loss/policy", "time/env_sps"} <= metrics.keys()
@@ -70,7 +71,7 @@ def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
         assert run.envs.simulator.compilations == 1
     assert run.finished
     assert checkpoint_steps(run.run_dir)[-1] == 96
-    with begin(*PPO, *CARTPOLE, "eval.episodes=1", name="straight") as straight:
+    with begin(*PPO_JOB, *CARTPOLE, "eval.episodes=1", name="straight") as straight:
         straight.iterate()
     assert [row for row in rows(run) if "eval/episodes" not in row] == rows(straight)
     parts, expected = newest(run), newest(straight)
@@ -82,13 +83,13 @@ def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
 def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
     begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with begin(*PPO, *GYM, "total_steps=64") as run:
+    with begin(*PPO_JOB, *GYM, "total_steps=64") as run:
         run.iterate()
-    with begin(*PPO, *GYM, "total_steps=64", "resume=auto", "log_every=4") as again:
+    with begin(*PPO_JOB, *GYM, "total_steps=64", "resume=auto", "log_every=4") as again:
         assert "changed: log_every 2 -> 4" in capsys.readouterr().out
         assert again.over
         assert again.policy_steps == 64
-    longer = begin(*PPO, *GYM, "checkpoint.every=null", "resume=auto")
+    longer = begin(*PPO_JOB, *GYM, "checkpoint.every=null", "resume=auto")
     assert not longer.over
     with pytest.raises(ZeroDivisionError), longer:
         1 / longer.iterate(10).get("nothing", 0)
@@ -110,7 +111,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], No
     return call
 
 
-@pytest.mark.parametrize("job", [(*DREAMER, *GYM), (*PPO, *GYM)], ids=["dreamer_v3", "ppo"])
+@pytest.mark.parametrize("job", [(*DREAMER, *GYM), (*PPO_JOB, *GYM)], ids=["dreamer_v3", "ppo"])
 def test_updates_that_stay_non_finite_stop_the_run_with_its_last_good_checkpoint(
     job: tuple[str, ...], begin: Callable[..., Experiment], poison: Callable[..., None]
 ) -> None:
@@ -145,7 +146,7 @@ def test_updates_that_stay_non_finite_stop_the_run_with_its_last_good_checkpoint
 def test_a_few_skipped_updates_stop_nothing_and_without_a_checkpoint_there_is_nothing_to_go_on_from(
     begin: Callable[..., Experiment], poison: Callable[..., None]
 ) -> None:
-    run = begin(*PPO, *GYM, "max_skipped=5", "checkpoint.every=null", "total_steps=256")
+    run = begin(*PPO_JOB, *GYM, "max_skipped=5", "checkpoint.every=null", "total_steps=256")
     poison(lambda: run.policy_steps < 20)
     run.iterate(128)
     last = rows(run)[-1]
@@ -165,7 +166,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    run = begin(*PPO, *GYM)
+    run = begin(*PPO_JOB, *GYM)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         run.iterate(40)
@@ -183,7 +184,7 @@ def test_a_full_disk_is_reported_and_training_goes_on(
 
 def test_what_a_program_does_after_a_checkpoint_is_saved(begin: Callable[..., Experiment]) -> None:
     """Although there is a checkpoint of the same step already."""
-    with begin(*PPO, *GYM, "eval.episodes=1") as run:
+    with begin(*PPO_JOB, *GYM, "eval.episodes=1") as run:
         run.iterate(32)
         assert run.writer.holds(32)
         evaluated = run.evaluate()
@@ -193,7 +194,7 @@ def test_what_a_program_does_after_a_checkpoint_is_saved(begin: Callable[..., Ex
 def test_weights_that_are_not_finite_are_never_saved(
     begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = begin(*PPO, *GYM)
+    run = begin(*PPO_JOB, *GYM)
     run.iterate(40)
     with torch.no_grad():
         next(run.agent.networks.parameters()).fill_(float("inf"))
@@ -206,7 +207,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 def test_ctrl_c_saves_and_says_how_to_go_on(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run, step = begin(*PPO, *GYM, "checkpoint.every=null"), GymVectorEnv.step
+    run, step = begin(*PPO_JOB, *GYM, "checkpoint.every=null"), GymVectorEnv.step
 
     def interrupted(self: GymVectorEnv, actions: torch.Tensor) -> tuple:
         if run.policy_steps == 40:
@@ -225,7 +226,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
 def test_an_error_in_an_iteration_saves_nothing_that_is_half_done(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = begin(*PPO, *GYM)
+    run = begin(*PPO_JOB, *GYM)
     run.iterate(40)
 
     def fail(self: Rollout, step: dict[str, torch.Tensor]) -> None:
@@ -237,3 +238,34 @@ def test_an_error_in_an_iteration_saves_nothing_that_is_half_done(
         run.iterate(40)
     assert checkpoint_steps(run.run_dir) == [32]
     assert "saved; go on" not in capfd.readouterr().out, "although it was asked to stop as well"
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 6])
+def test_a_run_that_stops_between_two_updates_is_one_run(
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    """Also if the attempt after it is killed: each row is there once, with the numbers of a run that never stopped."""
+    job = ("exp=ppo", *CARTPOLE, "checkpoint.every=null", "total_steps=72", "agent.kl_control=early_stop")
+    with begin(*job, name="straight") as straight:
+        straight.iterate()
+    update, made = PPO.update, []
+
+    def counted(self: PPO) -> dict[str, torch.Tensor]:
+        made.append(update(self))
+        if len(made) == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return made[-1]
+
+    monkeypatch.setattr(PPO, "update", counted)
+    with begin(*job) as stopped:
+        stopped.iterate()
+    assert (stopped.state.gradient_steps, stopped.over, stopped.finished) == (stop, True, False)
+    again = sheeplike.init(f"resume={stopped.run_dir}")
+    again.iterate(8)
+    again.close()  # as a kill leaves it
+    with sheeplike.init(f"resume={stopped.run_dir}") as last:
+        last.iterate()
+    assert last.finished
+    assert rows(last) == rows(straight)
+    (_, parts), (_, expected) = (checkpoint.load_latest(run.run_dir / "checkpoints") for run in (last, straight))
+    assert all(torch.equal(a, b) for a, b in zip(leaves(parts["agent"]), leaves(expected["agent"]), strict=True))

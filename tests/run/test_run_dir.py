@@ -246,6 +246,6 @@ def test_a_file_system_without_locks_will_do(begun, sheeplike, monkeypatch, code
 
 def test_a_directory_is_one_process_s(begun):
     run = begun(*JOB)
-    with lock(run.run_dir), pytest.raises(CommandError, match=f"is in use by process {os.getpid()}: "):
+    with lock(run.run_dir), pytest.raises(CommandError, match=f"is in use by process {os.getpid()} on "):
         lock(run.run_dir)
     lock(run.run_dir).close()

@@ -38,14 +38,14 @@ SIZES = {
 class LossScales(Options):
     """Weight of each loss; ``reconstruction`` is that of every observation, targets too."""
 
-    reconstruction: float = Field(1.0, ge=0, description="observations, each of which is predicted back")
-    reward: float = Field(1.0, ge=0, description="reward")
-    continue_: float = Field(1.0, ge=0, alias="continue", description="whether the episode goes on")
-    dyn: float = Field(1.0, ge=0, description="KL divergence that moves the prior to the posterior")
-    rep: float = Field(0.1, ge=0, description="KL divergence that moves the posterior to the prior")
-    policy: float = Field(1.0, ge=0, description="actor")
-    value: float = Field(1.0, ge=0, description="critic on imagined states")
-    replay_value: float = Field(0.3, ge=0, description="critic on replayed states")
+    reconstruction: float = Field(1.0, ge=0, le=1e6, description="observations, each of which is predicted back")
+    reward: float = Field(1.0, ge=0, le=1e6, description="reward")
+    continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="whether the episode goes on")
+    dyn: float = Field(1.0, ge=0, le=1e6, description="KL divergence that moves the prior to the posterior")
+    rep: float = Field(0.1, ge=0, le=1e6, description="KL divergence that moves the posterior to the prior")
+    policy: float = Field(1.0, ge=0, le=1e6, description="actor")
+    value: float = Field(1.0, ge=0, le=1e6, description="critic on imagined states")
+    replay_value: float = Field(0.3, ge=0, le=1e6, description="critic on replayed states")
 
 
 class DreamerV3Config(AgentConfig):
@@ -74,17 +74,17 @@ class DreamerV3Config(AgentConfig):
     warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient")
-    eps: float = Field(1e-20, gt=0, description="added to the root of the squared gradient")
-    agc: float = Field(0.3, gt=0, description="largest gradient norm, relative to its parameter's norm")
+    eps: float = Field(1e-20, gt=0, le=1, description="added to the root of the squared gradient")
+    agc: float = Field(0.3, gt=0, le=1e6, description="largest gradient norm, relative to its parameter's norm")
     unimix: float = Field(0.01, ge=0, lt=1, description="share of a uniform distribution in the latents")
     policy_unimix: float = Field(
         0.0, ge=0, lt=1, description="share of a uniform distribution in a discrete policy; the paper has 0.01"
     )  # so has the authors' configuration, but their code does not apply it
-    free_nats: float = Field(1.0, ge=0, description="nats of KL divergence that cost nothing")
+    free_nats: float = Field(1.0, ge=0, le=1e6, description="nats of KL divergence that cost nothing")
     imagination_length: int = Field(15, ge=1, le=1000, description="imagined time steps")
     horizon: float = Field(333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)")
     return_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the lambda-returns")
-    entropy_scale: float = Field(3e-4, ge=0, description="weight of the policy's entropy")
+    entropy_scale: float = Field(3e-4, ge=0, le=1e6, description="weight of the policy's entropy")
     slow_critic_rate: float = Field(
         0.02, gt=0, le=1, description="how far the slow critic moves after each gradient step"
     )

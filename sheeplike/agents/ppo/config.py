@@ -53,13 +53,13 @@ class PPOConfig(AgentConfig):
     epochs: int = Field(8, ge=1, le=1000, description="passes over a rollout")
     discount: float = Field(0.99, ge=0, lt=1, description="of future rewards")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
-    reward_scaling: float = Field(1.0, gt=0, description="factor of all rewards")
+    reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="step size of Adam")
-    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
-    clip: float = Field(0.3, gt=0, description="how far the ratio of probabilities may leave 1")
-    value_clip: float | None = Field(None, gt=0, description="how far a value may move; null: any distance")
-    value_scale: float = Field(0.5, ge=0, description="weight of the value's loss")
-    entropy_scale: float = Field(0.01, ge=0, description="weight of the policy's entropy")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="largest norm of all gradients together")
+    clip: float = Field(0.3, gt=0, le=1e6, description="how far the ratio of probabilities may leave 1")
+    value_clip: float | None = Field(None, gt=0, le=1e6, description="how far a value may move; null: any distance")
+    value_scale: float = Field(0.5, ge=0, le=1e6, description="weight of the value's loss")
+    entropy_scale: float = Field(0.01, ge=0, le=1e6, description="weight of the policy's entropy")
     normalise_advantage: bool = Field(True, description="mean 0 and deviation 1 in each minibatch")
     kl_control: Literal["none", "early_stop", "adaptive_lr"] = Field(
         "none",
@@ -67,7 +67,7 @@ class PPOConfig(AgentConfig):
         "updates on this rollout beyond 1.5 times as much; adaptive_lr lowers the learning rate beyond twice as much, "
         "and raises it below half of it",
     )
-    kl_target: float = Field(0.01, gt=0, description="nats of KL divergence between two policies")
+    kl_target: float = Field(0.01, gt=0, le=1e6, description="nats of KL divergence between two policies")
 
     dry_run: ClassVar[dict[str, Any]] = {"rollout_length": 16, "minibatches": 2, "epochs": 2}
     collecting: ClassVar[str] = "collecting a rollout"
