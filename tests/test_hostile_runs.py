@@ -255,7 +255,11 @@ def test_an_edited_configuration_is_noticed(trained: Path, call: Callable[..., t
     file.write_text(text.replace("discount: 0.99", "discount: 0.1"))
     status, _, error = call("train", "resume=mine", "total_steps=200")
     assert status == 2
-    assert "config.yaml was edited since its newest checkpoint: agent.discount 0.99 -> 0.1" in error
+    assert "config.yaml was edited since this checkpoint: agent.discount 0.99 -> 0.1" in error
+    for command in ("eval", "export"):
+        status, _, error = call(*COMMANDS[command])
+        assert status == 0, error
+        assert "sheeplike: config.yaml was edited since this checkpoint: agent.discount 0.99 -> 0.1\n" in error
     file.write_text(text.replace("log_every: 8", "log_every: 16"))
     status, output, _ = call("train", "resume=mine", "total_steps=120")
     assert status == 0

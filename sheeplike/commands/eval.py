@@ -85,10 +85,10 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     from sheeplike import checkpoint
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
-    from sheeplike.run.build import build_envs, launch, make_agent, of_this_agent
+    from sheeplike.run.build import build_envs, changes_since, edits, launch, make_agent, of_this_agent
     from sheeplike.run.evaluation import play, summarize, videos
 
-    trained_on = config.fabric.accelerator
+    saved, trained_on = config, config.fabric.accelerator
     config = config.replace(
         fabric=config.fabric.replace(accelerator=asked.accelerator),
         compile="off",  # compiling takes longer than playing
@@ -100,6 +100,8 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         only = ("agent",)
         root = run_dir / CHECKPOINTS
         meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
+        if edited := edits(changes_since(meta, saved)):
+            warn(edited)
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
         agent = make_agent(config, made, fabric)

@@ -29,7 +29,7 @@ from sheeplike.config.errors import as_command_errors, require_writable, validat
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
-from sheeplike.terminal import info, show
+from sheeplike.terminal import info, show, warn
 
 if TYPE_CHECKING:
     import torch
@@ -123,12 +123,14 @@ def main(request: Request) -> None:
     from safetensors.torch import save
 
     from sheeplike import checkpoint
-    from sheeplike.run.build import build_envs
+    from sheeplike.run.build import build_envs, changes_since, edits
 
     only, device = ("agent",), torch.device("cpu")
     with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
         root = run_dir / CHECKPOINTS
         meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
+        if edited := edits(changes_since(meta, config)):
+            warn(edited)
         weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
         if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
             raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")

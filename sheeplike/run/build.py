@@ -81,6 +81,10 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 with phase("reading the checkpoint"):
                     meta, parts = _read(run_dir, config)
                 changed = changes_since(meta, config)
+                if edited := edits(changed):
+                    raise CommandError(
+                        f"{run_dir}: {edited}; expected the values that the run has had; nearest: a new run"
+                    )
                 if changed:
                     info(f"changed: {describe_changes(changed)}")
                 writer.resumed_from(meta["step"])
@@ -142,22 +146,21 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
 
 
 def changes_since(meta: Mapping[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
-    """What differs between the configuration that a checkpoint was made with and the one that it goes on with.
+    """What differs between the configuration that a checkpoint was made with and another one.
 
     Raises:
-        CommandError: a change that makes another run of it: ``config.yaml`` was edited.
+        CommandError: the checkpoint's own is not valid.
     """
     try:
-        before = validate(meta["config"])
+        return changes(validate(meta["config"]), config)
     except CommandError as error:
-        raise CommandError(f"{error} (in the newest checkpoint of {config.run_dir})") from None
-    changed = changes(before, config)
-    if refused := {key: values for key, values in changed.items() if not may_change(key)}:
-        raise CommandError(
-            f"{config.run_dir}: {CONFIG_FILE} was edited since its newest checkpoint: {describe_changes(refused)}; "
-            "expected the values that the run has had; nearest: a new run with these"
-        )
-    return changed
+        raise CommandError(f"{error} (in the checkpoint of policy step {meta['step']:,})") from None
+
+
+def edits(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
+    """Changes that make another run of it: somebody has edited ``config.yaml``; None where there are none."""
+    refused = {key: values for key, values in changed.items() if not may_change(key)}
+    return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
 
 
 def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,8 @@ from sheeplike.__main__ import main
 from sheeplike.agents.agent import Agent
 from sheeplike.commands.export import load_agent
 from sheeplike.config.compose import load
+from sheeplike.config.saved import load_saved
+from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
@@ -50,7 +52,14 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         state["modules"] = {
             name: value.t().contiguous().t() if value.ndim == 2 else value for name, value in state["modules"].items()
         }
-        checkpoint.save(run_dir / "checkpoints", step, {"agent": state, "envs": {}}, {"score": -step}, keep_last=9)
+        checkpoint.save(
+            run_dir / "checkpoints",
+            step,
+            {"agent": state, "envs": {}},
+            {"score": -step},
+            keep_last=9,
+            config=to_data(config),
+        )
     return run_dir, agent
 
 
@@ -135,10 +144,14 @@ def test_what_is_refused(run_dir: Path, refusal: Callable[..., str]) -> None:
     config = run_dir / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("- 64\n", "- 65\n").replace("size: 1m", "size: 12m"))
+    _, parts = checkpoint.load_latest(run_dir / "checkpoints")
+    saved = to_data(load_saved(config).config)
+    checkpoint.save(run_dir / "checkpoints", 192, parts, {}, keep_last=9, config=saved)
     error = refusal("export", f"run={run_dir}")
     assert "the checkpoint is not of the agent in its config.yaml" in error
     config.write_text(text)
-    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, {}, keep_last=9)
+    saved = to_data(load_saved(config).config)
+    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, {}, keep_last=9, config=saved)
     assert "the checkpoint holds no agent" in refusal("export", f"run={run_dir}")
     assert not (run_dir / "export").exists()
 
