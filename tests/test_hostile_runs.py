@@ -368,3 +368,39 @@ def test_a_start_that_fails_removes_what_it_made_and_nothing_else(monkeypatch: p
         main([*job, f"run_dir={place}", "resume=auto"])
     assert content(Path()) == before
     assert Path("logs").exists() == there
+
+
+FORGED = {
+    "due": ("loop", ("counters", "due"), 10**15),
+    "due-": ("loop", ("counters", "due"), -1),
+    "policy_steps": ("loop", ("counters", "policy_steps"), float("nan")),
+    "obs": ("loop", ("step", "obs"), {}),
+    "shape": ("loop", ("step", "obs", "pixels/render"), torch.zeros(3, 4)),
+    "lr": ("agent", ("optimizer", "param_groups", 0, "lr"), "x"),
+    "betas": ("agent", ("optimizer", "param_groups", 0, "betas"), ["a", "b"]),
+    "steps": ("memory", ("rollout", "steps"), 400),
+    "latest": ("monitor", ("latest",), {"rollout/return_mean": ESCAPES}),
+    "sums": ("monitor", ("episodes", "sums"), torch.zeros(7)),
+    "generation": ("envs", ("generation",), torch.tensor(-7)),
+}
+
+
+@pytest.mark.parametrize(("part", "keys", "value"), FORGED.values(), ids=FORGED)
+def test_a_whole_checkpoint_with_one_wrong_value(
+    trained: Path, call: Callable[..., tuple[int, str, str]], part: str, keys: tuple, value: object
+) -> None:
+    config = load_saved(trained / "config.yaml").config
+    shutil.copytree(trained, "mine")
+    meta, parts = checkpoint.load_latest("mine/checkpoints")
+    place = parts[part]
+    for key in keys[:-1]:
+        place = place[key]
+    assert keys[-1] in place
+    place[keys[-1]] = value
+    shutil.rmtree("mine/checkpoints")
+    checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
+    status, output, error = call("train", "resume=mine", "total_steps=200")
+    assert status == 2, error
+    assert "the checkpoint is not of the agent and the environments in its config.yaml" in error
+    assert "Traceback" not in error
+    assert "\x1b" not in output + error
