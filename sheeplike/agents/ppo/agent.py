@@ -78,7 +78,7 @@ class PPO(Agent):
         with own_randomness(self.device):
             torch.manual_seed(seed)
             self.networks = ActorCritic(self.policy_keys, value_keys, self.codec, config).to(self.device)
-        self.optimizer = adam(self.networks.parameters(), config.learning_rate, eps=1e-5)
+        self.optimizer = adam(self.networks.parameters(), config.learning_rate, eps=config.adam_eps)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
