@@ -16,6 +16,7 @@ from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
 from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical, TanhNormal, categorical
+from sheeplike.nn.linear import Linear
 from sheeplike.nn.normalizers import RunningNorm
 
 Distribution = Normal | OneHotCategorical | JointCategorical
@@ -100,8 +101,8 @@ class MLP(nn.Sequential):
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [nn.Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
-        super().__init__(*layers, nn.Linear(widths[-1], outputs))
+            layers += [Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
+        super().__init__(*layers, Linear(widths[-1], outputs))
         orthogonal_(self)  # zero biases too
         if initialisation == "lecun_uniform":
             for layer in layers[::2]:
