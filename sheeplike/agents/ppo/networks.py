@@ -63,7 +63,7 @@ class Trunk(nn.Module):
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts = [self.cnns[self.names[key]](obs[key]) for key in self.keys.images]
         parts += [self.norms[_module_name(key)](obs[key]) for key in self.keys.vectors]
-        return torch.cat(parts, -1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)  # of one it would be a copy
 
     def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
         """Take in vectors ``(B, D)`` that were seen."""
