@@ -380,7 +380,7 @@ FORGED = {
     "betas": ("agent", ("optimizer", "param_groups", 0, "betas"), ["a", "b"]),
     "steps": ("memory", ("rollout", "steps"), 400),
     "latest": ("monitor", ("latest",), {"rollout/return_mean": ESCAPES}),
-    "sums": ("monitor", ("episodes", "sums"), torch.zeros(7)),
+    "sums": ("monitor", ("episodes", "sums"), torch.zeros(4)),
     "generation": ("envs", ("generation",), torch.tensor(-7)),
 }
 

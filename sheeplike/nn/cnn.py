@@ -145,7 +145,7 @@ class CNN(nn.Module):
         if self.head == "spatial_softmax":
             weight = F.softmax(x.float().flatten(2), -1).view(x.shape)
             return torch.cat([(weight.sum(3) * self.rows).sum(2), (weight.sum(2) * self.columns).sum(2)], 1)
-        return x.flatten(1)
+        return x.permute(0, 2, 3, 1).flatten(1)  # as it lies in memory; by channel it would be a copy
 
 
 def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:

@@ -87,10 +87,21 @@ def test_ppo_on_a_gpu_has_the_published_numbers():
         assert agent.rollout_length * 1024 == 256 * 8 * unroll
         assert (agent.minibatches, agent.epochs, agent.learning_rate) == (8, 8, 1e-3)
         assert (agent.discount, agent.entropy_scale, agent.clip, agent.max_grad_norm) == (discount, entropy, 0.3, 1.0)
+        assert (agent.vision.activation, agent.activation) == ("elu", "silu")
+        assert (agent.initialisation, agent.policy_gain, agent.adam_eps) == ("lecun_uniform", 0.2, 1e-8)
     assert pick.total_steps == 10_000_000
     assert pick.agent.policy_layers == (128, 128, 128)
     assert balance.agent.policy_layers == (128, 64)
     assert balance.agent.frame_stack == 3
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_ppo_on_atari_has_the_numbers_of_cleanrl_on_any_machine(profile):
+    agent = load(["exp=ppo", "env=atari", f"profile={profile}"], BUILT_IN).agent
+    assert (agent.vision.layout, agent.vision.activation, agent.activation) == ("nature", "relu", "relu")
+    assert (agent.initialisation, agent.policy_gain, agent.adam_eps) == ("orthogonal", 0.01, 1e-5)
+    assert (agent.rollout_length, agent.minibatches, agent.epochs, agent.learning_rate) == (128, 4, 4, 2.5e-4)
+    assert agent.policy_layers == agent.value_layers == (512,)
 
 
 def test_what_comes_later_wins(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def test_features_are_those_of_the_published_network(layout: str, activation: st
     pixels = image(2, 48, 32, 2)
     found = cnn(pixels).detach().double().numpy()
     for row, single in zip(found, pixels.numpy(), strict=True):
-        expected = feature_map(single, cnn, layout, activation).transpose(2, 0, 1).reshape(-1)
+        expected = feature_map(single, cnn, layout, activation).reshape(-1)
         np.testing.assert_allclose(row, expected, atol=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_heads_summarise_the_feature_map(layout: str) -> None:
     whole = make(48, 80, 3, layout=layout, activation="tanh")
     h, w = (3, 5) if layout == "max_pool" else (6, 10)
     pixels = image(4, 48, 80, 3)
-    x = whole(pixels).detach().double().numpy().reshape(4, -1, h, w)
+    x = whole(pixels).detach().double().numpy().reshape(4, h, w, -1).transpose(0, 3, 1, 2)
     weight = np.exp(x) / np.exp(x).sum((2, 3), keepdims=True)
     rows = np.zeros(x.shape[:2])
     columns = np.zeros(x.shape[:2])

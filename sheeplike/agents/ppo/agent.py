@@ -79,7 +79,7 @@ class PPO(Agent):
         with own_randomness(self.device):
             torch.manual_seed(seed)
             self.networks = ActorCritic(self.policy_keys, value_keys, self.codec, config).to(self.device)
-        self.optimizer = adam(self.networks.parameters(), config.learning_rate, eps=1e-5)
+        self.optimizer = adam(self.networks.parameters(), config.learning_rate, eps=config.adam_eps)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
             num_envs=num_envs,
@@ -131,19 +131,27 @@ class PPO(Agent):
     def add(self, step: Step) -> None:
         """Store one step of all worlds, with what the policy drew, its log-probability and the value.
 
-        Where the updates will see other images, log-probability and value are taken anew, on those: a ratio that starts
-        at 1 compares like with like. So it is with augmentation, and where a rollout begins in the middle of an episode
-        whose older frames only the player knows, after a resume without the rollout.
+        Where the updates will see other images, log-probability and value are taken anew, on those. So it is with
+        augmentation, and where a rollout begins in the middle of an episode whose older frames only the player knows,
+        after a resume without the rollout.
         """
         self.rollout.add(encode_step(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
         if self.augment or self.unknown:
-            slot, envs = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
-            seen = observations(self.rollout, self.keys, torch.full_like(envs, slot), envs)
-            with torch.no_grad(), self.autocast():
-                policy, value = self.networks(seen)
-            self.rollout.storage["log_prob"][slot] = policy.log_prob(step.extras["raw_action"])
-            self.rollout.storage["value"][slot] = value
+            self._evaluate_newest()
         self.unknown = max(self.unknown - 1, 0)
+
+    @torch.no_grad()
+    def _evaluate_newest(self) -> None:
+        """Take log-probability and value of the newest step anew: by the networks as they are, on what updates see.
+
+        A ratio that starts at 1 compares like with like.
+        """
+        slot, envs = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
+        with self.autocast():
+            policy, value = self.networks(observations(self.rollout, self.keys, torch.full_like(envs, slot), envs))
+        stored = {name: ring[slot] for name, ring in self.rollout.storage.items()}
+        stored["log_prob"].copy_(policy.log_prob(stored["raw_action"]))
+        stored["value"].copy_(value)
 
     def updates_due(self, policy_steps: int) -> int:
         """All epochs of a rollout when it is complete, else none."""
@@ -191,6 +199,8 @@ class PPO(Agent):
         steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
         self.networks.update_norms(steps)
         self.rollout.restart()
+        # The step that both rollouts share: its action is that of the networks before the updates, and stays.
+        self._evaluate_newest()
         self.shift = draw_shift(self.num_envs, len(self.keys.images), self.generator)
         self.updates = 0
 

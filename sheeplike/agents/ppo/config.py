@@ -14,6 +14,7 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.options import InvalidOption, Options
 
 Width = Annotated[int, Field(ge=1, le=2**16)]
+Activation = Literal["elu", "relu", "silu", "tanh"]
 
 
 class Vision(Options):
@@ -23,6 +24,7 @@ class Vision(Options):
     head: Literal["flatten", "average", "max", "spatial_softmax"] = Field(
         "flatten", description="what becomes of the last feature map"
     )
+    activation: Activation = Field("elu", description="after each convolution")
     normalise_channels: bool = Field(False, description="whiten each channel of each image, without parameters")
     shared: bool = Field(False, description="one network for all cameras, or one for each")
 
@@ -41,9 +43,15 @@ class PPOConfig(AgentConfig):
     )
     augment: bool = Field(False, description="move all images of a trajectory by a random few pixels")
     vision: Vision = Field(Vision(), description="how images are seen")
-    activation: Literal["elu", "relu", "silu", "tanh"] = Field("elu", description="between layers")
     policy_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the policy's layers")
     value_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the value's layers")
+    activation: Activation = Field("silu", description="between the layers of policy and value")
+    initialisation: Literal["orthogonal", "lecun_uniform"] = Field(
+        "orthogonal", description="first weights of policy and value; convolutions are orthogonal"
+    )
+    policy_gain: float = Field(
+        0.01, ge=0, description="gain of the first, orthogonal weights of the policy's last layer"
+    )
     shared_trunk: bool = Field(False, description="policy and value see through the same convolutions")
     distribution: Literal["auto", "tanh_normal", "clipped_normal", "categorical"] = Field(
         "auto", description="action distribution; auto: tanh_normal, or categorical where actions are discrete"
@@ -55,11 +63,20 @@ class PPOConfig(AgentConfig):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="step size of Adam")
+<<<<<<< HEAD
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="largest norm of all gradients together")
     clip: float = Field(0.3, gt=0, le=1e6, description="how far the ratio of probabilities may leave 1")
     value_clip: float | None = Field(None, gt=0, le=1e6, description="how far a value may move; null: any distance")
     value_scale: float = Field(0.5, ge=0, le=1e6, description="weight of the value's loss")
     entropy_scale: float = Field(0.01, ge=0, le=1e6, description="weight of the policy's entropy")
+=======
+    adam_eps: float = Field(1e-5, gt=0, description="epsilon of Adam")
+    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
+    clip: float = Field(0.3, gt=0, description="how far the ratio of probabilities may leave 1")
+    value_clip: float | None = Field(None, gt=0, description="how far a value may move; null: any distance")
+    value_scale: float = Field(0.5, ge=0, description="weight of the value's loss")
+    entropy_scale: float = Field(0.01, ge=0, description="weight of the policy's entropy")
+>>>>>>> ppo
     normalise_advantage: bool = Field(True, description="mean 0 and deviation 1 in each minibatch")
     kl_control: Literal["none", "early_stop", "adaptive_lr"] = Field(
         "none",

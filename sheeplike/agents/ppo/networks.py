@@ -6,6 +6,7 @@ Shape letters: ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` action, ``F`` f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,7 @@ from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
 from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical, TanhNormal, categorical
+from sheeplike.nn.linear import Linear
 from sheeplike.nn.normalizers import RunningNorm
 
 Distribution = Normal | OneHotCategorical | JointCategorical
@@ -50,7 +52,7 @@ class Trunk(nn.Module):
                     channels * config.frame_stack,
                     layout=vision.layout,
                     head=vision.head,
-                    activation=config.activation,
+                    activation=vision.activation,
                     normalise_channels=vision.normalise_channels,
                 )
             self.names[key] = name
@@ -61,7 +63,7 @@ class Trunk(nn.Module):
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts = [self.cnns[self.names[key]](obs[key]) for key in self.keys.images]
         parts += [self.norms[_module_name(key)](obs[key]) for key in self.keys.vectors]
-        return torch.cat(parts, -1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)  # of one it would be a copy
 
     def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
         """Take in vectors ``(B, D)`` that were seen."""
@@ -76,20 +78,35 @@ def _module_name(key: str) -> str:
 
 
 class MLP(nn.Sequential):
-    """Hidden layers and a linear output: ``(B, inputs)`` to ``(B, outputs)``, with orthogonal weights.
+    """Hidden layers and a linear output: ``(B, inputs)`` to ``(B, outputs)``.
 
     Args:
         hidden: widths of the hidden layers.
-        gain: of the last layer's weights.
+        activation: a name in ``ACTIVATIONS``.
+        initialisation: ``orthogonal``, with a gain of the square root of 2, or ``lecun_uniform``, uniform with a
+            variance of one over the inputs.
+        gain: of the last layer's weights, which are orthogonal.
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, *, activation: str, gain: float) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        activation: str,
+        initialisation: str,
+        gain: float,
+    ) -> None:
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [nn.Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
-        super().__init__(*layers, nn.Linear(widths[-1], outputs))
-        orthogonal_(self)
+            layers += [Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
+        super().__init__(*layers, Linear(widths[-1], outputs))
+        orthogonal_(self)  # zero biases too
+        if initialisation == "lecun_uniform":
+            for layer in layers[::2]:
+                nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
         nn.init.orthogonal_(self[-1].weight, gain)
 
 
@@ -131,11 +148,10 @@ class ActorCritic(nn.Module):
         self.policy_trunk = Trunk(policy_keys, config)
         self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
         outputs = codec.width * (2 if self.distribution == "tanh_normal" else 1)
-        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights. The
-        # gain is that of Huang et al.; Playground's recipes have 0.2.
-        inputs, activation = self.policy_trunk.outputs, config.activation
-        self.policy_head = MLP(inputs, config.policy_layers, outputs, activation=activation, gain=0.01)
-        self.value_head = MLP(self.value_trunk.outputs, config.value_layers, 1, activation=activation, gain=1.0)
+        mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
+        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+        self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
+        self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=1.0)
         if self.distribution == "clipped_normal":
             self.log_std = nn.Parameter(torch.zeros(codec.width))
 

@@ -128,26 +128,41 @@ def test_players_stacks_are_the_rollouts(
 def test_stored_log_probability_and_value_are_those_of_what_learning_will_see(
     kind: str, augment: bool, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
-    """Recomputed by the networks as they were when the step was taken, on frames put together by hand."""
+    """Recomputed by the networks as they are before the updates, on frames put together by hand."""
     agent = make_ppo(**KINDS[kind], augment=augment)
     diary = Diary(agent, fill)
-    before = deepcopy(agent.networks)
     for round_ in range(3):
-        start, now = diary.complete(round_), deepcopy(agent.networks)
-        for t in range(9):
-            # The step that two rollouts share was taken before the last updates, and keeps its shift.
-            networks = before if round_ and t == 0 else now
+        start = diary.complete(round_)
+        for t in range(9):  # the step that two rollouts share included, which keeps its shift
             shift = agent.rollout.trajectory("shift")[t] if agent.augment else None
             with torch.no_grad():
-                policy, value = networks(diary.observations(start + t, shift))
+                policy, value = agent.networks(diary.observations(start + t, shift))
             drawn = diary.steps[start + t].extras["raw_action"]
             assert torch.equal(agent.rollout.trajectory("raw_action")[t], drawn)
             torch.testing.assert_close(agent.rollout.trajectory("value")[t], value, atol=1e-6, rtol=1e-5)
             torch.testing.assert_close(
                 agent.rollout.trajectory("log_prob")[t], policy.log_prob(drawn), atol=1e-5, rtol=1e-5
             )
-        before = now
         learn(agent)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rollout_begins_with_the_policy_that_acted(
+    kind: str, augment: bool, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
+) -> None:
+    """Policy and normalisation have moved, and its first update, on all of its steps, finds no divergence yet."""
+    agent = make_ppo(
+        **KINDS[kind], augment=augment, minibatches=1, epochs=6, learning_rate=1e-2, kl_control="adaptive_lr"
+    )
+    diary = Diary(agent, fill)
+    for round_ in range(4):
+        diary.complete(round_)
+        rate = agent.learning_rate
+        first, *_, last = learn(agent)
+        assert first["ppo/approx_kl"].item() == pytest.approx(0, abs=1e-6), f"rollout {round_}"
+        assert torch.equal(first["opt/learning_rate"], rate)
+        assert last["ppo/approx_kl"] > 1e-4
 
 
 @pytest.mark.parametrize("augment", [False, True])

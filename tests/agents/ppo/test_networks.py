@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -132,12 +133,13 @@ def test_vectors_are_whitened_by_what_was_seen_and_images_are_not() -> None:
 
 
 def test_vision_and_activation_arrive_where_they_belong() -> None:
-    vision = Vision(layout="nature", head="spatial_softmax", normalise_channels=True)
+    vision = Vision(layout="nature", head="spatial_softmax", activation="relu", normalise_channels=True)
     networks = build({"pixels/a": (48, 48, 3)}, vision=vision, activation="tanh", policy_layers=(8,))
     cnn = networks.policy_trunk.cnns["pixels/a"]
     assert [conv.kernel_size[0] for conv in cnn.convs] == [8, 4, 3]
     assert networks.policy_trunk.outputs == 128
     assert cnn.normalise_channels
+    assert cnn.activation is F.relu
     x = torch.randn(5, 128)
     first, _, last = networks.policy_head
     torch.testing.assert_close(networks.policy_head(x), torch.tanh(x @ first.weight.T) @ last.weight.T)
@@ -162,6 +164,19 @@ def test_initial_weights_are_orthogonal_and_the_policy_starts_out_indifferent(ac
     else:
         assert policy.mean.abs().max() < 0.1
         torch.testing.assert_close(policy.std, torch.full((4, 3), math.log(2) + 0.001), atol=0.05, rtol=0)
+
+
+def test_the_published_initial_weights_of_policy_and_value() -> None:
+    """Brax: uniform with a variance of one over the inputs within, the policy's last layer orthogonal by 0.2."""
+    networks = build({"state": (50,)}, initialisation="lecun_uniform", policy_gain=0.2, policy_layers=(400, 300))
+    *hidden, last = (layer for layer in networks.policy_head if isinstance(layer, nn.Linear))
+    for layer in hidden:
+        limit = math.sqrt(3 / layer.in_features)
+        assert 0.99 * limit < layer.weight.abs().max() <= limit
+        assert layer.weight.var().item() == pytest.approx(1 / layer.in_features, rel=0.03)
+    torch.testing.assert_close(last.weight @ last.weight.T, 0.04 * torch.eye(6))
+    assert networks.value_head[-1].weight.norm().item() == pytest.approx(1)
+    assert not any(layer.bias.any() for layer in networks.modules() if isinstance(layer, nn.Linear))
 
 
 # --- who sees what ----------------------------------------------------------------------------------------------------

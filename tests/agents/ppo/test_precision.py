@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from sheeplike.agents.agent import Step
 from sheeplike.agents.ppo import PPO, Vision
+from sheeplike.nn.linear import Linear
 
 KINDS = {
     "camera and state": {"cameras": ("front",), "augment": True, "frame_stack": 2},
@@ -38,7 +39,7 @@ def test_products_are_bfloat16_and_everything_kept_is_float32(
     kind: str, device: str, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
     agent = mixed(make_ppo, device, **KINDS[kind])
-    products: dict[type, set[torch.dtype]] = {torch.nn.Conv2d: set(), torch.nn.Linear: set()}
+    products: dict[type, set[torch.dtype]] = {torch.nn.Conv2d: set(), Linear: set()}
     for module in agent.networks.modules():
         if type(module) in products:
             module.register_forward_hook(lambda module, inputs, output: products[type(module)].add(output.dtype))
@@ -53,7 +54,7 @@ def test_products_are_bfloat16_and_everything_kept_is_float32(
     for name, p in agent.networks.named_parameters():
         assert p.dtype == p.grad.dtype == torch.float32
         assert bool(p.grad.any()), name
-    assert products[torch.nn.Linear] == {torch.float32}
+    assert products[Linear] == {torch.float32}
     assert products[torch.nn.Conv2d] == ({torch.bfloat16} if agent.keys.images else set())
 
 

@@ -79,7 +79,7 @@ def total_loss(agent: PPO, networks: Any, row: list[tuple[int, int]], options: d
         {"distribution": "clipped_normal"},
         {"actions": spaces.Discrete(3), "value_clip": 0.05, "shared_trunk": True},
         {"distribution": "clipped_normal", "normalise_advantage": False, "reward_scaling": 0.1, "discount": 0.8},
-        {"distribution": "clipped_normal", "cameras": ("front",), "max_grad_norm": 0.1, "clip": 0.05},
+        {"distribution": "clipped_normal", "cameras": ("front",), "max_grad_norm": 0.1, "clip": 0.05, "adam_eps": 1e-3},
     ],
     ids=["plain", "discrete, value clip, shared", "advantages and rewards as they are", "camera, short gradients"],
 )
@@ -89,7 +89,7 @@ def test_two_rollouts_of_updates_are_those_of_the_algorithm(
     """Losses from torch.distributions, plain Adam, and loops over steps, fed with the same minibatches."""
     agent = make_ppo(**options, learning_rate=3e-3, value_scale=0.7, entropy_scale=0.03)
     networks = deepcopy(agent.networks)
-    optimizer = torch.optim.Adam(networks.parameters(), lr=3e-3, eps=1e-5, foreach=False)
+    optimizer = torch.optim.Adam(networks.parameters(), lr=3e-3, eps=agent.config.adam_eps, foreach=False)
     player, steps = agent.player(3), None
     for round_ in range(2):
         steps = fill(agent, last=LAST, terminal=TERMINAL, seed=round_, player=player, after=steps)
