@@ -63,20 +63,12 @@ class PPOConfig(AgentConfig):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="step size of Adam")
-<<<<<<< HEAD
+    adam_eps: float = Field(1e-5, gt=0, le=1, description="epsilon of Adam")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="largest norm of all gradients together")
     clip: float = Field(0.3, gt=0, le=1e6, description="how far the ratio of probabilities may leave 1")
     value_clip: float | None = Field(None, gt=0, le=1e6, description="how far a value may move; null: any distance")
     value_scale: float = Field(0.5, ge=0, le=1e6, description="weight of the value's loss")
     entropy_scale: float = Field(0.01, ge=0, le=1e6, description="weight of the policy's entropy")
-=======
-    adam_eps: float = Field(1e-5, gt=0, description="epsilon of Adam")
-    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
-    clip: float = Field(0.3, gt=0, description="how far the ratio of probabilities may leave 1")
-    value_clip: float | None = Field(None, gt=0, description="how far a value may move; null: any distance")
-    value_scale: float = Field(0.5, ge=0, description="weight of the value's loss")
-    entropy_scale: float = Field(0.01, ge=0, description="weight of the policy's entropy")
->>>>>>> ppo
     normalise_advantage: bool = Field(True, description="mean 0 and deviation 1 in each minibatch")
     kl_control: Literal["none", "early_stop", "adaptive_lr"] = Field(
         "none",
