@@ -128,7 +128,7 @@ def test_after_early_stop_nothing_changes_until_the_next_rollout(
     stopped = snapshot(agent)
     assert agent.update()["ppo/skipped"] == 1
     assert not snapshot(agent).changed(stopped)
-    agent.config = agent.config.replace(kl_target=1e9)
+    agent.config = agent.config.replace(kl_target=1e6)
     agent.rollout.storage["log_prob"].copy_(kept)
     for _ in range(10):
         assert agent.update()["ppo/skipped"] == 1
