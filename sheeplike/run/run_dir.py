@@ -136,7 +136,11 @@ class Claim:
         self._replaced: dict[str, bytes] = {}
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(run_dir)
+            try:
+                self._lock = lock(run_dir)
+            except CommandError:
+                self._remove_directories()
+                raise
             there = {*os.listdir(run_dir)} - {LOCK_FILE}
             if config.dry_run and _holds_dry_run(run_dir):  # another one takes its place
                 self._remove(there)
@@ -165,6 +169,10 @@ class Claim:
             self._remove({*os.listdir(self.run_dir)} - self._before)
             for name, content in self._replaced.items():
                 write_atomically(self.run_dir / name, content)
+            self._remove_directories()
+
+    def _remove_directories(self) -> None:
+        with suppress(OSError):  # something is in one: it is not ours, nor are those above it
             for place in self._made:  # the innermost first
                 place.rmdir()
 
