@@ -89,7 +89,7 @@ def list_checkpoints(root: Path | str) -> list[Path]:
     found: dict[int, Path] = {}
     for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
         match = files.CHECKPOINT.fullmatch(path.name)
-        if match and path.is_dir():
+        if match and path.is_dir() and not path.is_symlink():
             found.setdefault(int(match[1]), path)
     return [found[step] for step in sorted(found)]
 
@@ -513,7 +513,7 @@ class Writer:
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(f"keep_last={keep_last}, keep_best={keep_best}: expected at least 1 and at least 0")
-        self.root, self.keep_last, self.keep_best = Path(root), keep_last, keep_best
+        self.root, self.keep_last, self.keep_best = Path(root).absolute(), keep_last, keep_best
         self.replay = _replay_of(self.root)
         self.extra = {"device": device, "config": dict(config or {})}
         self.last: Saved | None = None

@@ -159,10 +159,12 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+        sync_directory(path.parent)
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not error.filename:
+            error.filename = str(path)
         raise
-    sync_directory(path.parent)
 
 
 def sync_directory(path: Path | str) -> None:

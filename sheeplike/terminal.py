@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+LONGEST = 10_000  # characters of a line that somebody else may have made
 _CLEAR = "\r\x1b[2K"
 # Control characters but for tabs and line breaks, marks of direction, and halves of characters.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def one_line(text: object) -> str:
-    """Text of whatever origin as one line that :func:`visible` leaves as it is."""
-    return visible(" ".join(str(text).split()))
+    """Text of whatever origin as one line, of at most ten thousand characters, that :func:`visible` leaves as it is."""
+    return visible(" ".join(str(text)[:LONGEST].split()))
 
 
 def visible(text: str) -> str:

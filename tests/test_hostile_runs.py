@@ -343,12 +343,14 @@ class Fails(gymnasium.Env):
     def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict]:
         Fails.steps += 1
         if Fails.steps > 60:
-            raise RuntimeError("for good")
+            raise RuntimeError("for good \x1b[31m\n")
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_start_that_fails_removes_what_it_made_and_nothing_else(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+def test_a_start_that_fails_removes_what_it_made_and_nothing_else(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
     """With ``resume=auto`` the directory may hold an attempt that came to nothing, and what a user has put there."""
     spec = gymnasium.envs.registration.EnvSpec("Fails-v0", entry_point=Fails, max_episode_steps=99)
     monkeypatch.setitem(gymnasium.registry, "Fails-v0", spec)
@@ -364,8 +366,11 @@ def test_a_start_that_fails_removes_what_it_made_and_nothing_else(monkeypatch: p
             (place / name).write_text("precious\n")
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
     before = content(Path())
-    with pytest.raises(RuntimeError, match="for good"):
-        main([*job, f"run_dir={place}", "resume=auto"])
+    status, _, error = call(*job, f"run_dir={place}", "resume=auto")
+    assert status == 70
+    assert error.splitlines()[-1].startswith(
+        "sheeplike: RuntimeError: for good \\x1b[31m; the environment failed 1 times"
+    )
     assert content(Path()) == before
     assert Path("logs").exists() == there
 
@@ -374,6 +379,9 @@ FORGED = {
     "due": ("loop", ("counters", "due"), 10**15),
     "due-": ("loop", ("counters", "due"), -1),
     "policy_steps": ("loop", ("counters", "policy_steps"), float("nan")),
+    "more policy_steps": ("loop", ("counters", "policy_steps"), 10**30),
+    "numpy": ("rng", ("numpy", 2), 2**31 - 1),
+    "amsgrad": ("agent", ("optimizer", "param_groups", 0, "amsgrad"), True),
     "obs": ("loop", ("step", "obs"), {}),
     "shape": ("loop", ("step", "obs", "pixels/render"), torch.zeros(3, 4)),
     "lr": ("agent", ("optimizer", "param_groups", 0, "lr"), "x"),
@@ -395,7 +403,7 @@ def test_a_whole_checkpoint_with_one_wrong_value(
     place = parts[part]
     for key in keys[:-1]:
         place = place[key]
-    assert keys[-1] in place
+    assert isinstance(place, list) or keys[-1] in place
     place[keys[-1]] = value
     shutil.rmtree("mine/checkpoints")
     checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
@@ -404,3 +412,21 @@ def test_a_whole_checkpoint_with_one_wrong_value(
     assert "the checkpoint is not of the agent and the environments in its config.yaml" in error
     assert "Traceback" not in error
     assert "\x1b" not in output + error
+
+
+class Wanders(Fails):
+    """Goes to another working directory."""
+
+    def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, dict]:
+        os.chdir("..")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_a_run_stays_where_it_began(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Wanders-v0", entry_point=Wanders, max_episode_steps=99)
+    monkeypatch.setitem(gymnasium.registry, "Wanders-v0", spec)
+    job = [*GYM[:1], "env=gym", "env.id=Wanders-v0", *GYM[3:], "agent.observations=[state]", "total_steps=64"]
+    main([*job, "run_dir=a/mine", "checkpoint.every=32"])
+    assert {path.name for path in (workplace / "a/mine").iterdir()} > {"config.yaml", "metrics.jsonl", "checkpoints"}
+    assert len(checkpoint.list_checkpoints(workplace / "a/mine/checkpoints")) == 2
+    assert not list(workplace.parent.glob("**/a/mine"))[1:], "it is there once"

@@ -75,6 +75,8 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     except CommandError:
         raise
     except kinds as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise CommandError(f"{error.filename or 'a file'}: {error.strerror}") from error
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error
 

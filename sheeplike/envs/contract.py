@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sheeplike.options import CommandError
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,6 +22,12 @@ IMAGES = {"pixels": ("uint8", 3), "depth": ("float32", 3), "segmentation": ("int
 
 class Unusable(ValueError):
     """The environment cannot be used here, whatever its options: something that it needs is missing."""
+
+
+class GaveUp(CommandError, RuntimeError):
+    """The environment has failed again and again; the text says how."""
+
+    status = 70  # EX_SOFTWARE of sysexits.h
 
 
 def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:

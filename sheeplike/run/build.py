@@ -311,6 +311,8 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
     """Say in one line that a checkpoint cannot be loaded into the agent or the environments of its configuration."""
     try:
         yield
+    except CommandError:
+        raise
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError, checkpoint.Corrupt) as error:
         if is_out_of_memory(error):
             raise

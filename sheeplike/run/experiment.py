@@ -105,21 +105,24 @@ class Experiment:
 
     def __init__(self, planned: Plan, *, building: Callable[[], AbstractContextManager] = nullcontext) -> None:
         self.config, self.run_dir = planned.config, planned.run_dir
+        self._place = self.run_dir.absolute()  # an environment may go to another working directory
+        if planned.again:
+            info(f"{self.run_dir} came to no checkpoint: it begins again")
         self.kept = planned.resume  # whether there is anything worth keeping in the directory
         self._compiled = self._touched = self._halted = False
         self._nonfinite: str | None = None  # what cannot be saved, since it is not finite
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
             with building():
-                built = build(self.config, self.run_dir, stack, resume=planned.resume)
+                built = build(self.config, self._place, stack, resume=planned.resume)
             self.envs, self.agent, self._step_seconds = built.envs, built.agent, built.step_seconds
             self.evaluator = Evaluator(self.config, self.agent, built.device)
             stack.callback(self.evaluator.close)
             # From here on nothing ends this process without leaving the run in order.
             self.stop: StopRequest = stack.enter_context(stoppable())
             if not planned.resume:
-                claim = stack.enter_context(Claim(self.run_dir, self.config, again=planned.again))
+                claim = stack.enter_context(Claim(self._place, self.config, again=planned.again))
                 stack.callback(lambda: self.kept or claim.discard())
-            self.writer = built.writer or make_writer(self.config, self.run_dir, stack)
+            self.writer = built.writer or make_writer(self.config, self._place, stack)
             self._begin(built, planned, stack)
             self._ending = stack.pop_all()
 
@@ -163,7 +166,7 @@ class Experiment:
         self._busy = True
         with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
             if self.policy_steps == self._resumed_from:  # what loads may still be of another shape
-                with of_this_agent(self.run_dir):
+                with of_this_agent(self._place):
                     self._go_to(min(self.policy_steps + self.envs.num_envs, target))
             self._go_to(target)
         self.recorder.flush()
@@ -229,19 +232,21 @@ class Experiment:
         if parts is None:
             self.state = LoopState.begin(self.agent, self.envs, config.seed)
         else:
-            with of_this_agent(self.run_dir):
+            with of_this_agent(self._place):
                 self.state = snapshot.restore(parts, self.agent, self.envs, self.recorder)
                 behind = parts["loop"]["counters"]["due"] > 0
+                if self.policy_steps != start:
+                    raise ValueError(f"policy_steps is {self.policy_steps}")
             parts.clear()  # or part of it would be in memory twice
             if "seed" in built.changed:
                 snapshot.seed_everything(config.seed)
                 self.agent.generator.manual_seed(config.seed)
-            update(self.run_dir, config)
+            update(self._place, config)
         # Only now: what an earlier attempt wrote after its last checkpoint is dropped. A stop between two updates came
         # before the hooks of its step, which wrote what else there is of that step.
         purge = None if start is None else start - behind
         self.recorder.logger = logger = RunLogger(
-            self.run_dir, tensorboard=config.logger.tensorboard, purge_step=-1 if planned.again else purge
+            self._place, tensorboard=config.logger.tensorboard, purge_step=-1 if planned.again else purge
         )
         stack.callback(logger.close)
         stack.callback(self._last_row)
@@ -378,7 +383,7 @@ class Experiment:
 
     def _dump_last_batch(self) -> str:
         """Save what the last update saw; returns what came of it."""
-        path = self.run_dir / LAST_BATCH
+        path = self._place / LAST_BATCH
         try:
             batch = {name: value.cpu() for name, value in self.agent.last_batch().items()}
             content = io.BytesIO()
@@ -404,7 +409,7 @@ class Experiment:
     # --- how it ends ------------------------------------------------------------------------------------------------
 
     def _save_at_the_end(self) -> None:
-        steps = checkpoint_steps(self.run_dir)
+        steps = checkpoint_steps(self._place)
         newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
         if steps:
             self._halt_if_still_nonfinite()

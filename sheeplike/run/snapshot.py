@@ -76,8 +76,13 @@ def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: R
         # They begin new episodes at their next step: those under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
     counters = loop["counters"]
-    if any(type(counters[name]) is not int or counters[name] < 0 for name in ("policy_steps", "gradient_steps", "due")):
-        raise ValueError(f"counters are {counters}")
+    for name in ("policy_steps", "gradient_steps", "due"):
+        if type(counters[name]) is not int or not 0 <= counters[name] < 2**62:
+            raise ValueError(f"{name} is {counters[name]!r}")
+    for key, space in envs.single_observation_space.spaces.items():
+        expected = (envs.num_envs, *space.shape), torch.from_numpy(np.empty(0, space.dtype)).dtype
+        if (tuple(step.obs[key].shape), step.obs[key].dtype) != expected:
+            raise ValueError(f"observation {key} is {step.obs[key].dtype} {tuple(step.obs[key].shape)}")
     set_random_state(parts["rng"])
     recorder.started = time.monotonic() - counters["seconds"]
     due = counters["due"] if "memory" in parts else 0  # there is nothing to learn from
@@ -108,6 +113,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     kind, words, *rest = state["numpy"]
+    if not 0 <= rest[0] <= len(words):
+        raise ValueError(f"NumPy's generator is at place {rest[0]} of {len(words)}")
     np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

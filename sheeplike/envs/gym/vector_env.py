@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.envs.contract import (
+    GaveUp,
     ImageSize,
     Unusable,
     check_actions,
@@ -167,7 +168,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
             observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
 
         Raises:
-            RuntimeError: the environment failed for good.
+            GaveUp: the environment failed for good.
             RuntimeError, ValueError: see :func:`~sheeplike.envs.contract.check_actions`.
         """
         dtype = torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
@@ -280,7 +281,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
 
         Raises:
             Exception: ``error``, where no process has died.
-            RuntimeError: it has happened too often, with less than the length of an episode between.
+            GaveUp: it has happened too often, with less than the length of an episode between.
         """
         processes = getattr(self._worlds, "processes", [])
         multiprocessing.connection.wait([process.sentinel for process in processes], DYING)
@@ -292,7 +293,7 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._since_death = 0
         status = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
         if self._deaths > self._options.max_restarts:
-            raise RuntimeError(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {status}")
+            raise GaveUp(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {status}")
         warn(f"all worlds of {self.name} were restarted, since a process has died: {status}")
         self._worlds = self._make_worlds()
         self._restarts += len(dead)

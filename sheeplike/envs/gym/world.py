@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sheeplike.envs.contract import Unusable
+from sheeplike.envs.contract import GaveUp, Unusable
 from sheeplike.envs.gym.observations import Observer, translate
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
@@ -96,7 +96,7 @@ class World(gymnasium.Env):
 
         Raises:
             Unusable: the environment cannot be used here.
-            RuntimeError: it failed more than ``max_restarts`` times in a row.
+            GaveUp: it failed more than ``max_restarts`` times in a row.
         """
         if seed is not None:
             self._seed, self._restarts, self._unseeded = seed, 0, True
@@ -181,9 +181,9 @@ class World(gymnasium.Env):
         self._in_a_row += 1
         self._failures.append(f"{type(error).__name__}: {first_line(error)}")
         if self._in_a_row > self._options.max_restarts:
-            # Any other type may not survive the way out of another process; OSError says there that one has died.
+            # Whatever else it is may not survive the way out of another process, where OSError says that one has died.
             row = f"the environment failed {self._in_a_row} times in a row (max_restarts)"
-            raise RuntimeError(f"{self._failures[-1]}; {row}") from error
+            raise GaveUp(f"{self._failures[-1]}; {row}") from error
         self.close()
         self._unseeded, self._restarts = True, self._restarts + 1
 
