@@ -89,7 +89,7 @@ def list_checkpoints(root: Path | str) -> list[Path]:
     found: dict[int, Path] = {}
     for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
         match = files.CHECKPOINT.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
+        if match and path.is_dir():
             found.setdefault(int(match[1]), path)
     return [found[step] for step in sorted(found)]
 
@@ -258,6 +258,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
                 raise ValueError(f"{name!r} is no file name")
             if {"bytes", "sha256"} - entry.keys():
                 raise ValueError(f"{name} is without its size and SHA-256")
+        if manifest["step"] != _step_of(checkpoint):
+            raise ValueError(f"it is of step {manifest['step']}, and not of the one in its name")
         manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
         for chunk in manifest["chunks"]:
             if not _CHUNK.fullmatch(chunk.name) or not 0 <= chunk.start < chunk.stop:

@@ -160,12 +160,25 @@ def adam(params: Iterable[nn.Parameter], lr: float, *, eps: float) -> torch.opti
 def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None], state_dict: dict[str, Any]) -> None:
     """Restore an optimizer without moving its tensors, whose addresses a CUDA graph may hold.
 
+    Options are the optimizer's own; of the saved ones a learning rate counts that is a tensor, and so may have moved.
+
     Args:
         load: the optimizer's own ``load_state_dict``, which puts new tensors in place of the old ones.
+
+    Raises:
+        ValueError: a tensor is not of its parameter's shape and type: a fused step would write beyond its end.
     """
-    state = {p: dict(values) for p, values in optimizer.state.items()}
     options = [dict(group) for group in optimizer.param_groups]
-    load(state_dict)
+    groups = []
+    for ours, saved in zip(options, state_dict["param_groups"], strict=True):
+        groups.append(ours | {"params": saved["params"]})
+        if isinstance(ours["lr"], Tensor):
+            groups[-1]["lr"] = _expected("lr", saved["lr"], ours["lr"])
+        for p, number in zip(ours["params"], saved["params"], strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                _expected(name, value, torch.empty(()) if name == "step" else p)
+    state = {p: dict(values) for p, values in optimizer.state.items()}
+    load({"state": state_dict["state"], "param_groups": groups})
     for p, values in state.items():
         if p not in optimizer.state:  # saved before the first step: as new, but in the same place
             optimizer.state[p] = {name: value.zero_() for name, value in values.items()}
@@ -174,5 +187,11 @@ def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None]
         for name, value in loaded.items():
             if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                 loaded[name] = before[name].copy_(value)
-            elif name in ("capturable", "foreach", "fused"):  # how this machine computes, not what was learnt
-                loaded[name] = before[name]
+
+
+def _expected(name: str, value: Any, like: Tensor) -> Tensor:
+    """``value``, if it is a tensor of the shape and type of ``like``."""
+    found = (value.shape, value.dtype, value.layout) if isinstance(value, Tensor) else type(value).__name__
+    if found != (like.shape, like.dtype, like.layout):
+        raise ValueError(f"{name} of the optimizer is {found}: expected {tuple(like.shape)} {like.dtype}")
+    return value

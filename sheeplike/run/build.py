@@ -313,7 +313,15 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
         yield
     except CommandError:
         raise
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError, checkpoint.Corrupt) as error:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ArithmeticError,
+        ValueError,
+        checkpoint.Corrupt,
+    ) as error:
         if is_out_of_memory(error):
             raise
         what = "the checkpoint is not of the agent and the environments in its config.yaml"

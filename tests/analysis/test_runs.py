@@ -194,7 +194,7 @@ def test_a_configuration_that_is_too_large_is_refused(refused, trained):
     file = trained({0: [1]}) / RUN / "config.yaml"
     with file.open("a") as text:
         text.write("# " + "x" * 2**20)
-    assert "has more than 1,048,576 bytes" in refused("logs")
+    assert "has more than 65,536 bytes" in refused("logs")
 
 
 def test_a_configuration_that_multiplies_is_none_of_ours(refused, trained):

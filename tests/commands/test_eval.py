@@ -215,13 +215,16 @@ def test_an_agent_without_a_replay_in_worlds_of_others(tmp_path):
     assert result["run"] == {"env": "gym", "id": "CartPole-v1", "agent": "ppo", "exp": "ppo", "seed": 0}
 
 
-def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, refusal):
+def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, refusal, capfd):
     run_dir = shutil.copytree(trained, tmp_path / "run")
     contents = sorted(run_dir.rglob("*"))
     config = run_dir / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("size: 1m", "size: 12m"))
-    error = refusal("eval", f"run={run_dir}", "episodes=2")
+    with pytest.raises(SystemExit):
+        main(["eval", f"run={run_dir}", "episodes=2"])
+    error = capfd.readouterr().err
+    assert "config.yaml was edited since this checkpoint: agent.size 1m -> 12m" in error
     assert "the checkpoint is not of the agent" in error
     config.write_text(text)
     for path in run_dir.glob("checkpoints/*/agent.pt"):

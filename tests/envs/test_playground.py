@@ -182,7 +182,7 @@ def make(**options: Any) -> VectorEnv:
         ({"id": "CheetaRun"}, r"id=CheetaRun: expected one of AcrobotSwingup, .*; nearest: .*CheetahRun"),
         ({"id": "PandaPickCub"}, r"; nearest: .*PandaPickCube$"),
         ({"id": "PandaPickCube"}, r"id='PandaPickCube': its meshes are not part .* git clone .*mujoco_menagerie"),
-        ({"episode_length": 0}, r"episode_length=0: expected an integer of at least 1, or null; nearest: .*1"),
+        ({"episode_length": 0}, r"episode_length=0: expected an integer from 1 to 1000000000, or null; nearest: .*1"),
         ({"episode_length": 2.5}, r"episode_length=2.5: expected"),
         ({"overrides": {"ctr_dt": 1}}, r"has no key 'ctr_dt': expected one of ctrl_dt, .* \(nearest: ctrl_dt\)"),
         (
