@@ -21,16 +21,20 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mujoco import mjx
-from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
+from sheeplike.envs.mjx.physics.native import NativePhysics
+from sheeplike.envs.mjx.physics.physics import INPUTS, Physics, PhysicsName
+from sheeplike.envs.mjx.physics.warp import WarpPhysics
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
     Variation,
@@ -41,17 +45,10 @@ from sheeplike.envs.mjx.randomization.draw import (
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering.renderer import ENVS, Renderer
 from sheeplike.envs.mjx.settings import Settings, declared
-from sheeplike.envs.mjx.task import Memory, SteppingTask, Task, check_capacity, steps_itself
+from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Task, Vectors, check_capacity, steps_itself
 
 Scalars = dict[str, jax.Array]
 """The task's settings by name, float32 () of one world, (N,) of all."""
-
-INPUTS = (
-    *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "time"),
-    *("qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "eq_active"),
-)
-"""The fields of ``mjx.Data`` that the next physics step reads; every other field is computed from these. A reset
-replaces exactly these, so nothing of an old episode, non-finite numbers included, reaches the new one."""
 
 
 class Statistics(NamedTuple):
@@ -129,6 +126,7 @@ class Simulator:
         device: jax.Device,
         randomization: Lines | Randomization | None = None,
         randomize: bool = True,
+        physics: PhysicsName = "auto",
     ) -> None:
         if renderer.num_envs != num_envs:
             raise ValueError(
@@ -141,24 +139,16 @@ class Simulator:
         self.device = device
         defaults = {} if steps_itself(task) else declared(task)
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
-        model = mjx.put_model(task.model, device=device, impl="warp")
-        # Too few contacts or constraints stay reported; a solver of few iterations is cut off by intention.
-        quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
-        warn = model.opt._impl.warn_overflow & ~int(quiet)
-        self._model = model.tree_replace({"opt._impl.warn_overflow": warn})
-        self._template = mjx.make_data(
-            task.model,
-            device=device,
-            impl="warp",
-            naconmax=num_envs * task.contacts_per_world,
-            njmax=task.constraints_per_world,
-        )
+        self.physics = self._make_physics(physics)
+        self._model, self._template = self.physics.model, self.physics.template
         if not isinstance(randomization, Randomization):
             lines, cameras = randomization or {}, tuple(renderer.image_sizes)
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
-        self._resets = Resets(task, self._model, self._template, device) if steps_itself(task) else None
-        renderer.vary(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
+        varied = jax.eval_shape(randomization.sample, jax.random.key(0)).model
+        self.physics.vary(varied)
+        renderer.vary(varied)
+        self._resets = Resets(task, self.physics, device) if steps_itself(task) else None
         self.vector_shapes, self._reward_names = self._check_task()
         # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
         # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
@@ -169,6 +159,15 @@ class Simulator:
         # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
         self._newest: list[jax.Array] = []
         atexit.register(_finish, self._newest)
+
+    def _make_physics(self, name: PhysicsName) -> Physics:
+        scene, device = self.task.model, self.device
+        if name == "auto":
+            name = "native" if device.platform == "cpu" else "warp"
+        if name == "native":
+            return NativePhysics(scene, num_envs=self.num_envs, device=device, threads=len(os.sched_getaffinity(0)))
+        contacts, constraints = self.num_envs * self.task.contacts_per_world, self.task.constraints_per_world
+        return WarpPhysics(scene, device=device, contacts=contacts, constraints=constraints)
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
@@ -239,10 +238,10 @@ class Simulator:
 
         model = self._varied(variation)
         if self._resets:
-            data, outcome, vectors = task.advance(model, state.data, state.memory, action)
+            data, outcome, vectors = self._resets.advance(model, state.data, state.memory, action)
         else:
             data, memory = task.control(state.data, state.memory, action)
-            data, _ = jax.lax.scan(lambda data, _: (mjx.step(model, data), None), data, None, length=task.substeps)
+            data = self.physics.step(model, data, task.substeps)
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
@@ -267,7 +266,7 @@ class Simulator:
                 if (stepped := getattr(data, name)).size
             }
         )
-        data = mjx.kinematics(model, data)
+        data = self.physics.kinematics(model, data)
 
         if self._resets:
             memory, vectors = _where(reset, (first_memory, first_vectors), (outcome.memory, dict(vectors)))
@@ -383,13 +382,14 @@ class Resets:
         TypeError: ``begin`` and ``advance`` return memory or vectors that differ.
     """
 
-    def __init__(self, task: SteppingTask, model: mjx.Model, template: mjx.Data, device: jax.Device) -> None:
-        self._task = task
+    def __init__(self, task: SteppingTask, physics: Physics, device: jax.Device) -> None:
+        self._task, self._physics = task, physics
+        model, template = physics.model, physics.template
         self._branch = device.platform == "cpu" or task.long_reset
         action = jnp.zeros(task.action_space.shape, jnp.float32)
         self._first = jax.eval_shape(self._begin, model, template, jax.random.key(0))
         _, memory, vectors = self._first
-        _, self.outcome, self.vectors = jax.eval_shape(task.advance, model, template, memory, action)
+        _, self.outcome, self.vectors = jax.eval_shape(self.advance, model, template, memory, action)
         for what, first, later in (("memory", memory, self.outcome.memory), ("vectors", vectors, dict(self.vectors))):
             if _signature(first) != _signature(later):
                 raise TypeError(f"{task.name}.advance returned {what} of {later}: expected begin's, {first}")
@@ -415,8 +415,20 @@ class Resets:
             inputs, memory, vectors = self._begin(model, clean, key)
         return clean.replace(**inputs), memory, vectors
 
+    def advance(
+        self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
+    ) -> tuple[mjx.Data, Outcome, Vectors]:
+        """The task's own ``advance``, in this engine."""
+        with self._engine():
+            return self._task.advance(model, data, memory, action)
+
+    def _engine(self) -> contextlib.AbstractContextManager:
+        """What is traced inside, and calls MJX's functions, gets them from the engine."""
+        return mock.patch.multiple(mjx, step=self._physics.step, forward=self._physics.forward)
+
     def _begin(self, model: mjx.Model, clean: mjx.Data, key: jax.Array) -> tuple[Any, Memory, dict[str, jax.Array]]:
-        first, memory, vectors = self._task.begin(model, clean, key)
+        with self._engine():
+            first, memory, vectors = self._task.begin(model, clean, key)
         inputs = {name: jnp.asarray(getattr(first, name), getattr(clean, name).dtype) for name in INPUTS}
         return inputs, memory, dict(vectors)
 

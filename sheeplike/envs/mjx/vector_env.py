@@ -18,6 +18,7 @@ from gymnasium.vector.utils import batch_space
 from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.contract import ImageSize, check_actions, check_positive, check_seed, resolve_device
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
+from sheeplike.envs.mjx.physics.physics import PhysicsName
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import make_renderer
@@ -72,6 +73,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
             :mod:`sheeplike.envs.mjx.randomization.spec`.
         randomize: False: every world is the compiled scene, with the same observations: for evaluation.
+        physics: ``"native"``, MuJoCo's own engine on all cores of a CPU; ``"warp"``; ``"auto"``: native on a CPU.
 
     Warns:
         UserWarning: randomization leaves constants of the model at their nominal values.
@@ -99,6 +101,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         seed: int = 0,
         randomization: Lines | None = None,
         randomize: bool = True,
+        physics: PhysicsName = "auto",
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
         jax_device = jax_device_of(self.device)
@@ -116,7 +119,13 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             device=str(self.device),
         )
         self.simulator = Simulator(
-            task, made, num_envs=num_envs, device=jax_device, randomization=randomization, randomize=randomize
+            task,
+            made,
+            num_envs=num_envs,
+            device=jax_device,
+            randomization=randomization,
+            randomize=randomize,
+            physics=physics,
         )
         for remark in self.simulator.randomization.remarks:
             warnings.warn(remark, stacklevel=2)

@@ -1,0 +1,1 @@
+"""Engines that step the worlds: MJX-Warp on a GPU, MuJoCo's own on a CPU."""
