@@ -30,6 +30,11 @@ def gpu_count() -> int:
     return 0 if failed else count.value
 
 
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @functools.cache
 def gpu_problem() -> str | None:
     """Why a run cannot use a GPU here, or None if it can."""

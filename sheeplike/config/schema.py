@@ -15,7 +15,7 @@ from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import parse
-from sheeplike.envs.registry import RENDERING
+from sheeplike.envs.registry import SIMULATION
 from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of, show
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
@@ -35,6 +35,10 @@ class Env(Options):
     )
     cameras: tuple[str, ...] | None = Field(
         None, min_length=1, description="names of the cameras to render; null: all, or the task's choice"
+    )
+    physics: Literal["auto", "warp", "native"] = Field(
+        "auto",
+        description="native: MuJoCo's own engine, on all cores of a CPU; warp: MJX-Warp's; auto: as the device is",
     )
     renderer: Literal["warp", "madrona", "none"] = Field(
         "warp",
@@ -209,7 +213,7 @@ def _check_env(config: Config) -> None:
             image_size=env.image_size,
             randomization=config.randomization,
             randomize=config.eval.randomize,
-            **{name: getattr(env, name) for name in RENDERING},
+            **{name: getattr(env, name) for name in SIMULATION},
         )
     except InvalidOption as error:
         if error.key == "options":  # its value is the name of an option that there is not

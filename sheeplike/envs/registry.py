@@ -87,14 +87,14 @@ def check(
     image_size: object = 64,
     randomization: Mapping[str, object] | None = None,
     randomize: bool = True,
-    **rendering: object,
+    **simulation: object,
 ) -> Options:
     """Checks all that can be checked without torch and JAX; the arguments are those of :func:`make`.
 
     Args:
         id: of an environment of the family ``name``.
         options: of the environment, by name.
-        rendering: any of :data:`RENDERING`.
+        simulation: any of :data:`SIMULATION`.
 
     Returns:
         the options, its ``id`` among them.
@@ -121,10 +121,10 @@ def check(
             error.nearest = known.get(error.key)
         raise
     if not simulated(name):
-        for option, value in rendering.items():
-            if value != (default := RENDERING[option]):
+        for option, value in simulation.items():
+            if value != (default := SIMULATION[option]):
                 word = {None: "null", False: "false"}.get(default, default)
-                raise InvalidOption(option, value, f"{word}, since {name} renders its images itself", default)
+                raise InvalidOption(option, value, f"{word}, since {name} simulates and renders itself", default)
         if isinstance(image_size, Mapping):
             raise InvalidOption("image_size", image_size, f"one size, since {name} renders its images itself")
         if randomization:
@@ -143,6 +143,7 @@ def make(
     device: torch.device | str = "cpu",
     image_size: ImageSize | Mapping[str, ImageSize] = 64,
     cameras: Sequence[str] | None = None,
+    physics: str = "auto",
     renderer: str = "warp",
     depth: bool = False,
     segmentation: bool = False,
@@ -171,9 +172,9 @@ def make(
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
     id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)
     looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
-    rendering = {"cameras": cameras, "renderer": renderer, **looks}
+    simulation = {"physics": physics, "cameras": cameras, "renderer": renderer, **looks}
     varied = {"randomization": randomization, "randomize": randomize}
-    checked = check(name, id=id, options=options, image_size=image_size, **varied, **rendering)
+    checked = check(name, id=id, options=options, image_size=image_size, **varied, **simulation)
     options |= {} if id is None else {"id": id}
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
     if isinstance(checked, CommonOptions):
@@ -193,15 +194,15 @@ def make(
 
     task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
     task = repeat_actions(task, action_repeat)
-    return MjxVectorEnv(task, **common, **rendering, randomization=randomization, randomize=randomize)
+    return MjxVectorEnv(task, **common, **simulation, randomization=randomization, randomize=randomize)
 
 
-RENDERING: Mapping[str, object] = {
+SIMULATION: Mapping[str, object] = {
     option: inspect.signature(make).parameters[option].default
-    for option in ("cameras", "renderer", "depth", "segmentation", "shadows", "textures")
+    for option in ("physics", "cameras", "renderer", "depth", "segmentation", "shadows", "textures")
 }
-"""How our simulator renders, unless it is asked for something else. An environment that renders itself takes nothing
-else."""
+"""How our simulator steps and renders, unless it is asked for something else. An environment that does so itself takes
+nothing else."""
 
 
 def _find(name: str) -> Any:

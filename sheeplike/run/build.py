@@ -220,6 +220,7 @@ def make_envs(config: Config, num_envs: int, device: torch.device, *, randomize:
         device=device,
         image_size=env.image_size,
         cameras=env.cameras,
+        physics=env.physics,
         renderer=env.renderer,
         depth=env.depth,
         segmentation=env.segmentation,

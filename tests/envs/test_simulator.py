@@ -163,31 +163,40 @@ def test_variation_is_drawn_anew_for_each_episode_and_only_then(drone):
     assert drone.simulator.compilations == 1
 
 
-def test_frames_are_the_renderers_own_to_the_bit(drone):
-    """Straight from the packed pixels, against MJX's float unpacking of the same render."""
+@pytest.mark.parametrize("by_threads", [True, False])
+def test_frames_are_mjx_own_to_the_bit(by_threads):
+    """Against MJX's float unpacking of its own render."""
     task = Drone()
-    renderer = WarpRenderer(task.model, num_envs=2, image_size=(6, 8), cameras=["eye", "above"], depth=True)
+    options = {"num_envs": 3, "image_size": (6, 8), "cameras": ["eye", "above"], "depth": True, "segmentation": True}
+    renderer = WarpRenderer(task.model, **options)
+    renderer.by_threads = by_threads
     renderer.open()
     model = mjx.put_model(task.model, impl="warp")
-    template = mjx.make_data(task.model, impl="warp", naconmax=4, njmax=8)
+    template = mjx.make_data(task.model, impl="warp", naconmax=6, njmax=8)
+    context = mjx.create_render_context(
+        task.model, nworld=3, cam_active=["eye", "above"], cam_res=(8, 6), render_rgb=True, render_depth=True
+    )
+    handle = context.pytree()
 
     @jax.jit
     @jax.vmap
     def render(height):
         data = mjx.kinematics(model, template.replace(qpos=height))
         frames, data = renderer.render(model, data)
-        packed, depth, _ = mjx.render(model, data, renderer._handle)
-        rgb = {name: mjx.get_rgb(renderer._handle, i, packed) for i, name in enumerate(renderer.cameras)}
-        metres = {name: mjx.get_depth(renderer._handle, i, depth, 1e3) for i, name in enumerate(renderer.cameras)}
+        data = mjx.refit_bvh(model, data, handle)
+        packed, depth, _ = mjx.render(model, data, handle)
+        rgb = {name: mjx.get_rgb(handle, i, packed) for i, name in enumerate(renderer.cameras)}
+        metres = {name: mjx.get_depth(handle, i, depth, 1e3) for i, name in enumerate(renderer.cameras)}
         return frames, rgb, metres
 
-    frames, rgb, metres = render(jnp.array([[1.0], [2.0]]))
-    assert set(frames) == {"pixels/eye", "pixels/above", "depth/eye", "depth/above"}
+    frames, rgb, metres = render(jnp.array([[1.0], [2.0], [1.5]]))
+    assert {name.partition("/")[0] for name in frames} == {"pixels", "depth", "segmentation"}
     for name in renderer.cameras:
         assert frames[f"pixels/{name}"].dtype == jnp.uint8
-        assert frames[f"pixels/{name}"].shape == (2, 6, 8, 3)
+        assert frames[f"pixels/{name}"].shape == (3, 6, 8, 3)
         np.testing.assert_array_equal(np.round(np.asarray(rgb[name]) * 255), frames[f"pixels/{name}"])
         np.testing.assert_allclose(metres[name] * 1e3, frames[f"depth/{name}"], rtol=1e-5)
+        assert ((frames[f"segmentation/{name}"] >= 0) == (frames[f"depth/{name}"] > 0)).all()
     assert len(np.unique(frames["pixels/above"])) > 2
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from mujoco import mjx
 
+from sheeplike.envs.mjx.physics import make_physics
 from sheeplike.envs.mjx.simulator import Resets
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -198,9 +199,9 @@ def test_tasks_that_break_the_protocol_are_refused(task: type, message: str) -> 
 def test_a_reset_is_not_made_where_no_episode_begins() -> None:
     """The branch stays one when it is mapped over the worlds: both sides are not computed."""
     task, device = SteppingDrone(), jax.devices("cpu")[0]
-    model = mjx.put_model(task.model, impl="warp", device=device)
-    template = mjx.make_data(task.model, impl="warp", naconmax=2, njmax=1, device=device)
-    resets = Resets(task, model, template, device)
+    physics = make_physics("native", task, num_envs=2, device=device)
+    model, template = physics.model, physics.template
+    resets = Resets(task, physics, device)
 
     def begin(key: jax.Array, due: jax.Array) -> jax.Array:
         return resets.begin(model, template, key, due)[0].qpos

@@ -21,7 +21,6 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 from unittest import mock
@@ -32,9 +31,9 @@ import numpy as np
 from mujoco import mjx
 
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
-from sheeplike.envs.mjx.physics.native import NativePhysics
+from sheeplike.envs.mjx.physics import make_physics
 from sheeplike.envs.mjx.physics.physics import INPUTS, Physics, PhysicsName
-from sheeplike.envs.mjx.physics.warp import WarpPhysics
+from sheeplike.envs.mjx.physics.reads import leaves_read
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
     Variation,
@@ -105,10 +104,14 @@ class Simulator:
         randomization: what differs between worlds, drawn anew for each episode; see
             :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
         randomize: False: every world is the compiled scene all the same.
+        physics: what steps the worlds; ``"auto"``: MuJoCo's own engine on a CPU, where the task reads nothing that
+            Warp alone has.
 
     Attributes:
         randomization: bound to the scene.
         settings: the task's, of all worlds; each step reads them where an episode begins.
+        physics: what steps the worlds.
+        remarks: what a user should know.
         vector_shapes: of the vectors of one world, by name.
 
     Raises:
@@ -134,22 +137,32 @@ class Simulator:
             )
         check_capacity(task)
         self.task = task
+        self.remarks: list[str] = []
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
         defaults = {} if steps_itself(task) else declared(task)
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
-        self.physics = self._make_physics(physics)
-        self._model, self._template = self.physics.model, self.physics.template
+        self._use(make_physics(physics, task, num_envs=num_envs, device=device))
         if not isinstance(randomization, Randomization):
             lines, cameras = randomization or {}, tuple(renderer.image_sizes)
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
+        memory, self.vector_shapes, self._reward_names = self._check_task()
+        if self.physics.name == "native" and (field := self._beyond_native(memory)):
+            if physics == "native":
+                raise ValueError(
+                    f"physics='native': {task.name} reads data.{field}, which Warp alone has; nearest: 'warp'"
+                )
+            self._use(make_physics("warp", task, num_envs=num_envs, device=device))
+            self.remarks.append(
+                f"{task.name} reads data.{field}, which Warp alone has: physics=warp steps it, slowly on a CPU"
+            )
+        if self.physics.name == "warp":
+            self.remarks += randomization.remarks
         varied = jax.eval_shape(randomization.sample, jax.random.key(0)).model
         self.physics.vary(varied)
         renderer.vary(varied)
-        self._resets = Resets(task, self.physics, device) if steps_itself(task) else None
-        self.vector_shapes, self._reward_names = self._check_task()
         # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
         # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
         # order of appearance, so every leaf keeps its own only if arguments and results have one order, the donated
@@ -160,14 +173,23 @@ class Simulator:
         self._newest: list[jax.Array] = []
         atexit.register(_finish, self._newest)
 
-    def _make_physics(self, name: PhysicsName) -> Physics:
-        scene, device = self.task.model, self.device
-        if name == "auto":
-            name = "native" if device.platform == "cpu" else "warp"
-        if name == "native":
-            return NativePhysics(scene, num_envs=self.num_envs, device=device, threads=len(os.sched_getaffinity(0)))
-        contacts, constraints = self.num_envs * self.task.contacts_per_world, self.task.constraints_per_world
-        return WarpPhysics(scene, device=device, contacts=contacts, constraints=constraints)
+    def _use(self, physics: Physics) -> None:
+        self.physics, self._model, self._template = physics, physics.model, physics.template
+        self._resets = Resets(self.task, physics, self.device) if steps_itself(self.task) else None
+
+    def _beyond_native(self, memory: Memory) -> str | None:
+        """A field that the task reads and that MuJoCo's own engine does not deliver, such as a contact."""
+        action = jnp.zeros(self.task.action_space.shape, jnp.float32)
+
+        def judge(data: mjx.Data, memory: Memory) -> Any:
+            if self._resets:
+                after, outcome, vectors = self._resets.advance(self._model, data, memory, action)
+                return {name: getattr(after, name) for name in INPUTS}, outcome, dict(vectors)
+            after, memory = self.task.control(data, memory, action)
+            outcome = self.task.evaluate(data, memory, action)
+            return {name: getattr(after, name) for name in INPUTS}, outcome, dict(self.task.observe(data, memory))
+
+        return next((name for name in leaves_read(judge, self._template, memory) if name.startswith("_impl.")), None)
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
@@ -327,8 +349,10 @@ class Simulator:
         defaults = {name: getattr(self._template, name) for name in INPUTS}
         return data.replace(**{**defaults, "qpos": model.qpos0})
 
-    def _check_task(self) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-        """Shapes of the vectors by name, and names of the reward terms; traces the task on one world without compiling.
+    def _check_task(self) -> tuple[Memory, dict[str, tuple[int, ...]], list[str]]:
+        """Shapes of the memory and of the vectors, by name, and names of the reward terms.
+
+        Traces the task on one world without compiling.
 
         Raises:
             TypeError: the task breaks the protocol.
@@ -362,7 +386,7 @@ class Simulator:
             if value.dtype != jnp.float32 or value.ndim != (name in vectors):
                 shape = "(D,)" if name in vectors else "()"
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
-        return {name: value.shape for name, value in vectors.items()}, list(outcome.reward_terms)
+        return memory, {name: value.shape for name, value in vectors.items()}, list(outcome.reward_terms)
 
 
 class Resets:

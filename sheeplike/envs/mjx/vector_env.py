@@ -76,7 +76,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         physics: ``"native"``, MuJoCo's own engine on all cores of a CPU; ``"warp"``; ``"auto"``: native on a CPU.
 
     Warns:
-        UserWarning: randomization leaves constants of the model at their nominal values.
+        UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
+            nominal values.
 
     Raises:
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
@@ -127,7 +128,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             randomize=randomize,
             physics=physics,
         )
-        for remark in self.simulator.randomization.remarks:
+        for remark in self.simulator.remarks:
             warnings.warn(remark, stacklevel=2)
         self.name, self.episode_length, self.single_action_space = task.name, task.episode_length, task.action_space
         self.action_space = batch_space(task.action_space, num_envs)

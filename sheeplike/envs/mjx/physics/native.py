@@ -57,6 +57,7 @@ class NativePhysics:
         self._derived = self._not_empty(f.name for f in mjx.Data.fields() if f.name not in (*INPUTS, *own))
         self._stepped = (*self._not_empty(STEPPED), *self._derived)
         self._poses = self._not_empty(POSES)
+        self._varied: tuple[str, ...] = ()
 
     def _not_empty(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if getattr(self.template, name).size)
@@ -85,7 +86,6 @@ class NativePhysics:
         shapes = [jax.ShapeDtypeStruct((self.num_envs, *leaf.shape), leaf.dtype) for leaf in inputs]
         computed = [getattr(self.template, name) for name in outputs]
         results = [jax.ShapeDtypeStruct((self.num_envs, *leaf.shape), leaf.dtype) for leaf in computed]
-        call = HostCall(method, [jax.ShapeDtypeStruct((1,), jnp.int32), *shapes], results)
 
         @jax.custom_batching.custom_vmap
         def compute(*leaves: jax.Array) -> tuple[jax.Array, ...]:
@@ -97,6 +97,7 @@ class NativePhysics:
                 leaf if own else jnp.broadcast_to(leaf, (size, *leaf.shape))
                 for leaf, own in zip(leaves, batched, strict=True)
             ]
+            call = HostCall(method, [jax.ShapeDtypeStruct((1,), jnp.int32), *shapes], results)
             return call(jnp.array([number], jnp.int32), *each), (True,) * len(computed)
 
         return data.replace(**dict(zip(outputs, compute(*inputs), strict=True)))

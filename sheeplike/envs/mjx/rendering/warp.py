@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from mujoco.mjx.warp import ffi
 from sheeplike.envs.mjx.host_call import HostCall
 from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
 from sheeplike.envs.mjx.rendering.renderer import GEOM_GROUPS, Frames, Renderer
+from sheeplike.host import cpu_cores
 
 INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
 """Fields of the model that decide where the ray of a pixel goes."""
@@ -27,6 +27,9 @@ INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
 
 class WarpRenderer(Renderer):
     """The default renderer. Transparent geoms are opaque in it, except for those with an alpha of 0, which no ray hits.
+
+    Attributes:
+        by_threads: the cores of a CPU share the worlds. If not, MJX's own functions cast the rays, as on a GPU.
 
     Raises:
         ValueError: also for segmentation of a scene with flexes.
@@ -36,6 +39,7 @@ class WarpRenderer(Renderer):
         if self.segmentation and self.model.nflex:
             raise ValueError("segmentation=True: the scene has flexes, whose ids would be taken for those of geoms")
         self._precomputed_rays, self._varied = True, frozenset()
+        self.by_threads = self.device == "cpu"
         self._context = None
 
     def vary(self, fields: Collection[str]) -> None:
@@ -62,8 +66,8 @@ class WarpRenderer(Renderer):
             "use_shadows": self.shadows,
             "use_textures": self.textures,
         }
-        if self.device == "cpu":
-            self._context = _Shares(self.num_envs, len(os.sched_getaffinity(0)), self._varied, options)
+        if self.by_threads:
+            self._context = _Shares(self.num_envs, cpu_cores(), self._varied, options)
         else:
             self._context = mjx.create_render_context(nworld=self.num_envs, devices=[self.device], **options)
             # The pytree holds only a key into Warp's registry: the context itself must outlive every compiled step.

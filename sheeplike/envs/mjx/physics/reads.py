@@ -1,0 +1,17 @@
+"""Which leaves of its first argument a traced function reads."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.interpreters import partial_eval
+
+
+def leaves_read(function: Callable[..., Any], tree: Any, *arguments: Any) -> Iterator[str]:
+    """Names, such as ``qpos``, of the leaves of ``tree`` on which a result of ``function(tree, *arguments)`` rests."""
+    traced = jax.make_jaxpr(function)(tree, *arguments).jaxpr
+    _, used = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    for (path, _), read in zip(paths, used, strict=False):  # the arguments' leaves come after the tree's
+        if read:
+            yield jax.tree_util.keystr(path, simple=True, separator=".")
