@@ -23,6 +23,7 @@ from sheeplike.agents.agent import Agent
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import changes, describe_changes, may_change
 from sheeplike.config.schema import Config, to_data, validate
+from sheeplike.host import cpu_cores
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS
@@ -191,8 +192,8 @@ def launch(config: Config) -> Fabric:
     fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
     fabric.launch()
     if fabric.device.type == "cpu":
-        # torch's threads spin while they wait for each other: one too many and an update takes ten times as long.
-        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), max(os.cpu_count() - 1, 1)))
+        # Simulation and learning take turns, so that each may have all cores; more would spin, waiting for each other.
+        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), cpu_cores()))
     return fabric
 
 
@@ -290,8 +291,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def describe_device(config: Config, device: torch.device) -> str:
     """Where a run takes place, for people to read."""
-    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, torch on {threads}"
+    cores = f"simulation on {cpu_cores()} cores, learning on {torch.get_num_threads()}, in turns"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU: {cores}"
     exact = "; deterministic" if config.fabric.deterministic else ""
     return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
 
