@@ -82,9 +82,7 @@ class Fabric(Options):
         "auto", description="auto, cpu, or cuda, also called gpu"
     )
     precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="floating-point precision of training")
-    threads: int | None = Field(
-        None, ge=1, le=2**12, description="torch's threads on a CPU; null: one for each core"
-    )
+    threads: int | None = Field(None, ge=1, le=2**12, description="torch's threads on a CPU; null: one for each core")
     deterministic: bool = Field(
         False, description="the same bits in every run on a GPU too, where that costs speed; a CPU gives them anyway"
     )

@@ -250,7 +250,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         """
         if self._state is None:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
-        leaves = _named_leaves((self._variation, self._state))
+        leaves = _named_leaves((self._variation, self._state)).items()
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
         state = {name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True)) for name, leaf in leaves}
         return state | {f"{SETTING}{name}": values for name, values in self.settings.items()}
@@ -262,23 +262,25 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             ValueError: names, shapes or dtypes differ from this environment's.
         """
         template = self.simulator.start(self._seed)
-        names, leaves = zip(*_named_leaves(template), strict=True)
+        leaves = _named_leaves(template)
         settings = {f"{SETTING}{name}": name for name in self.simulator.settings.on_device}
-        known = {*names, *settings}
+        known = {*leaves, *settings}
         if odd := sorted(state.keys() ^ known):
             counts = f"state has {len(state)} entries, this environment {len(known)}"
             raise ValueError(f"{counts}: {odd[0]!r} is in one only")
-        restored = []
-        for name, leaf in zip(names, leaves, strict=True):
+        restored = {}
+        for name, leaf in leaves.items():
             value, expected = state[name].cpu().numpy(), _raw(leaf)
             if (value.shape, value.dtype) != (expected.shape, expected.dtype):
                 wanted = f"expected {expected.dtype} {expected.shape}"
                 raise ValueError(f"state[{name!r}] is {value.dtype} {value.shape}: {wanted}")
             # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
             array = jnp.copy(jax.device_put(value, self.simulator.device))
-            restored.append(jax.random.wrap_key_data(array) if _is_key(leaf) else array)
+            restored[name] = jax.random.wrap_key_data(array) if _is_key(leaf) else array
         self.simulator.settings.write({name: state[saved] for saved, name in settings.items()})
-        self._variation, self._state = jax.tree.unflatten(jax.tree.structure(template), restored)
+        self._variation, self._state = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: restored.get(jax.tree_util.keystr(path), leaf), template
+        )
 
     def _advance(
         self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES
@@ -311,8 +313,10 @@ def _raw(leaf: jax.Array) -> jax.Array:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _named_leaves(tree: tuple[Variation, State]) -> list[tuple[str, jax.Array]]:
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+def _named_leaves(tree: tuple[Variation, State]) -> dict[str, jax.Array]:
+    """All that goes on: no working memory of an engine, which each step fills anew."""
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {name: leaf for name, leaf in named.items() if "._impl." not in name}
 
 
 def jax_device_of(device: torch.device) -> jax.Device:
