@@ -30,10 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 from mujoco import mjx
 
+from sheeplike.envs.mjx.leaves import leaves_read
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
 from sheeplike.envs.mjx.physics import make_physics
 from sheeplike.envs.mjx.physics.physics import INPUTS, Physics, PhysicsName
-from sheeplike.envs.mjx.physics.reads import leaves_read
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
     Variation,
