@@ -243,14 +243,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
         raise UnknownFormat(f"{path}: has format {written}{by}; {here}")
     try:
-        for name, kind in {
-            "step": int,
-            "files": dict,
-            "chunks": list,
-            "versions": dict,
-            "meta": dict,
-            "config": dict,
-        }.items():
+        kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
+        for name, kind in kinds.items():
             if type(manifest.get(name)) is not kind or (kind is int and manifest[name] < 0):
                 raise ValueError(f"{name} is {manifest.get(name)!r}")
         for name, entry in manifest["files"].items():
@@ -756,7 +750,10 @@ def load(
             _open_verified(place / chunk.name, chunk.bytes, chunk.sha256).close()
         parts = {name: _read_part(file, entries[name][0], map_location) for name, file in opened.items()}
     if HISTORY in parts:
-        parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
+        try:
+            parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
+        except (LookupError, TypeError):
+            raise Corrupt(f"{path}: its part {HISTORY} is no history") from None
     written = {key: manifest.get(key) for key in ("step", "versions", "device", "config")}
     return {**manifest["meta"], **written}, parts
 

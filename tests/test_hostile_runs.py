@@ -21,6 +21,7 @@ import yaml
 
 from sheeplike import checkpoint
 from sheeplike.__main__ import list_commands, main
+from sheeplike.agents.ppo import PPO
 from sheeplike.config.compose import load
 from sheeplike.config.saved import MUST_BE_FILES, load_saved, to_yaml
 from sheeplike.config.schema import to_data
@@ -383,13 +384,18 @@ FORGED = {
     "numpy": ("rng", ("numpy", 2), 2**31 - 1),
     "obs": ("loop", ("step", "obs"), {}),
     "shape": ("loop", ("step", "obs", "pixels/render"), torch.zeros(3, 4)),
+    "reward": ("loop", ("step", "reward"), torch.zeros(9)),
     "lr": ("agent", ("optimizer", "param_groups", 0, "lr"), "x"),
     "moment": ("agent", ("optimizer", "state", 0, "exp_avg"), torch.zeros(1)),
     "moments": ("agent", ("optimizer", "state", 2, "exp_avg_sq"), torch.zeros(9, dtype=torch.int8)),
+    "no moment": ("agent", ("optimizer", "state", 0), {"step": torch.zeros(())}),
+    "shift": ("agent", ("shift",), torch.zeros(3, 9)),
     "steps": ("memory", ("rollout", "steps"), 400),
+    "updates": ("memory", ("learning", "updates"), 3),
     "seconds": ("loop", ("counters", "seconds"), 10**400),
     "large": ("monitor", ("latest",), {"rollout/return_mean": 10**400}),
     "latest": ("monitor", ("latest",), {"rollout/return_mean": ESCAPES}),
+    "groups": ("monitor", ("metrics", "groups"), [(["loss"], torch.zeros(3), torch.zeros(3))]),
     "sums": ("monitor", ("episodes", "sums"), torch.zeros(4)),
     "generation": ("envs", ("generation",), torch.tensor(-7)),
 }
@@ -409,11 +415,27 @@ def test_a_whole_checkpoint_with_one_wrong_value(
     place[keys[-1]] = value
     shutil.rmtree("mine/checkpoints")
     checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
+    Path("mine/.lock").unlink()  # says who had it last
+    before = content(Path("mine"))
     status, output, error = call("train", "resume=mine", "total_steps=200")
     assert status == 2, error
+    Path("mine/.lock").unlink()
+    assert content(Path("mine")) == before
     assert "the checkpoint is not of the agent and the environments in its config.yaml" in error
     assert "Traceback" not in error
     assert "\x1b" not in output + error
+
+
+def test_what_goes_wrong_in_a_resumed_run_is_not_the_checkpoints_fault(
+    trained: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a mistake in the agent")
+
+    shutil.copytree(trained, "mine")
+    monkeypatch.setattr(PPO, "add", fail)
+    with pytest.raises(ValueError, match="a mistake in the agent"):
+        call("train", "resume=mine", "total_steps=200")
 
 
 class Wanders(Fails):

@@ -33,6 +33,8 @@ from sheeplike.terminal import info, warn
 INEXACT = (
     "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
 )
+# What loading a state raises that is of something else.
+_OF_ANOTHER = (LookupError, TypeError, AttributeError, RuntimeError, OverflowError, ValueError, checkpoint.Corrupt)
 _OUT_OF_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|out of memory|can(?:'t|not) allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
     r"|cudaErrorMemoryAllocation",
@@ -313,15 +315,7 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
         yield
     except CommandError:
         raise
-    except (
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        ArithmeticError,
-        ValueError,
-        checkpoint.Corrupt,
-    ) as error:
+    except _OF_ANOTHER as error:
         if is_out_of_memory(error):
             raise
         what = "the checkpoint is not of the agent and the environments in its config.yaml"

@@ -71,12 +71,13 @@ class Plan(NamedTuple):
 
         with as_command_errors(checkpoint.Corrupt, FileNotFoundError), warnings.catch_warnings(record=True) as passed:
             warnings.simplefilter("always")
-            meta, _ = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
-        if meta["step"] < total or meta.get("due"):
-            return None  # what was passed over is told when the run goes on
-        for warning in passed:
-            warn(str(warning.message))
-        return meta["step"]
+            meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
+        with suppress(LookupError, TypeError):  # somebody has made it: refused when the run goes on
+            if meta["step"] >= total and parts["loop"]["counters"]["due"] == 0:
+                for warning in passed:
+                    warn(str(warning.message))
+                return meta["step"]
+        return None  # what was passed over is told when the run goes on
 
 
 def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
