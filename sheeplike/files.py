@@ -84,9 +84,21 @@ def read_yaml(path: Path | str) -> Any:
             raise ValueError(
                 f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved"
             )
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except (yaml.YAMLError, OverflowError) as error:  # a number may be larger than a float
         raise ValueError(str(error)) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values, whose integers have 64 bits at most: longer ones take long, and cannot be printed."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > 70 or (value := super().construct_yaml_int(node)).bit_length() > 64:
+            raise ValueError(f"line {node.start_mark.line + 1} holds an integer of more than 64 bits")
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def find_unusual(root: Path | str, below: str = "") -> str | None:

@@ -186,9 +186,6 @@ def test_names_from_files_are_shown_and_nothing_more(
     assert "Traceback" not in error
 
 
-SLOW = ("x: [" + "[]," * 20_000 + "]", "x: " + "1:" * 30_000 + "1", "x: " + "1:" * 400 + "1.5")
-
-
 def nested(depth: int) -> str:
     return "x: " + "[" * depth + "]" * depth + "\n"
 
@@ -203,8 +200,13 @@ def nested(depth: int) -> str:
         "\0",
         "[",
         "- 1",
+        "x: [" + "[]," * 20_000 + "]",
+        "x: " + "1:" * 30_000 + "1",
+        "x: " + "1:" * 400 + "1.5",
+        "seed: 0x" + "f" * 5000,
+        "seed: 1" + "0" * 400,
     ],
-    ids=["deep", "reference", "tag", "large", "binary", "open", "list"],
+    ids="deep reference tag large binary open list many sixties float hexadecimal digits".split(),
 )
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
 def test_monstrous_configurations_are_refused(

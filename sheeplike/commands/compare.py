@@ -16,7 +16,7 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors, require_writable, unknown, validated
 from sheeplike.files import find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
-from sheeplike.terminal import one_line, show
+from sheeplike.terminal import echo, one_line
 
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
@@ -44,7 +44,7 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met; nothing was written.
     """
     if request.help:
-        show(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
+        echo(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
         return
     if request.config_dirs:
         raise CommandError("--config-dir: expected only directories of runs, which hold their whole configuration")
@@ -85,7 +85,7 @@ def main(request: Request) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_atomically(path, content)
-    show(f"{title}\n\n{table}", *files)
+    echo(f"{title}\n\n{table}", *files)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:

@@ -15,7 +15,7 @@ from sheeplike.config.compose import COMMAND_LINE, Composed, Merged, check_key, 
 from sheeplike.config.schema import Config, all_keys, to_data, validate
 from sheeplike.config.sources import GROUPS
 from sheeplike.files import find_unusual, read_yaml
-from sheeplike.options import CommandError, InvalidOption, show
+from sheeplike.options import CommandError, InvalidOption, format_value
 
 FORMAT = 1  # of config.yaml
 # What may change when a run is resumed; anything else would make it another run.
@@ -82,7 +82,7 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
 
 def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """``total_steps 1000 -> 2000, log_every 10 -> 20``; of many the first few."""
-    texts = [f"{key} {show(before)} -> {show(after)}" for key, (before, after) in changed.items()]
+    texts = [f"{key} {format_value(before)} -> {format_value(after)}" for key, (before, after) in changed.items()]
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return ", ".join(texts[:SHOWN] + more)
 

@@ -214,8 +214,9 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
     run = begun(*JOB, "total_steps=2000", checkpoint=False)
     root = run.run_dir / "checkpoints"
     job = (*JOB, "total_steps=2000", "resume=auto")
+    parts = {"agent": {"x": torch.zeros(3)}, "loop": {"counters": {"due": 0}}}
     for step in (1000, 2000):
-        checkpoint.save(root, step, {"agent": {"x": torch.zeros(3)}}, {}, keep_last=9)
+        checkpoint.save(root, step, parts, {}, keep_last=9)
     result = sheeplike(*job)
     assert (result.status, result.runs, result.error) == (0, [], "")
     assert f"finished before: {DEFAULT}, at policy step 2,000" in result.output
@@ -227,6 +228,11 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
     assert (result.status, result.runs) == (0, [])
     assert "passing over a damaged checkpoint" in result.error
 
+    for loop in ({"counters": {"due": 1}}, {}):  # updates are left to make; somebody else's
+        checkpoint.save(root, 2000, parts | {"loop": loop}, {}, keep_last=9)
+        assert sheeplike(*job).runs[0].resume
+
+    checkpoint.save(root, 2000, parts, {}, keep_last=9)
     file = root / "step_000000002000/agent.pt"
     os.truncate(file, file.stat().st_size - 1)
     assert sheeplike(*job).runs[0].resume
