@@ -50,6 +50,7 @@ import torch
 from torch import Tensor
 
 from sheeplike import __version__, files, host
+from sheeplike.files import list_checkpoints, step_of
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -84,16 +85,6 @@ class NotWritten(OSError):
 # --- which checkpoints there are ------------------------------------------------------------------------------------
 
 
-def list_checkpoints(root: Path | str) -> list[Path]:
-    """Directories under ``root``, oldest first; they are not verified."""
-    found: dict[int, Path] = {}
-    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
-        match = files.CHECKPOINT.fullmatch(path.name)
-        if match and path.is_dir():
-            found.setdefault(int(match[1]), path)
-    return [found[step] for step in sorted(found)]
-
-
 def best(root: Path | str) -> Path | None:
     """The checkpoint with the highest finite ``meta["score"]``, the oldest of several; None where none has a score."""
     return next(iter(_ranking(root)), None)
@@ -108,10 +99,6 @@ def _ranking(root: Path | str) -> list[Path]:
             if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
                 scores.setdefault(score, path)
     return [scores[score] for score in sorted(scores, reverse=True)]
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.rpartition("_")[2])
 
 
 def _replay_of(root: Path) -> Path:
@@ -252,7 +239,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
                 raise ValueError(f"{name!r} is no file name")
             if {"bytes", "sha256"} - entry.keys():
                 raise ValueError(f"{name} is without its size and SHA-256")
-        if manifest["step"] != _step_of(checkpoint):
+        if manifest["step"] != step_of(checkpoint):
             raise ValueError(f"it is of step {manifest['step']}, and not of the one in its name")
         manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
         for chunk in manifest["chunks"]:
@@ -677,7 +664,7 @@ class Writer:
         """
         reached = step if self._resumed_from is None else min(step, self._resumed_from)
         found = list_checkpoints(self.root)
-        valid = [path for path in found if _step_of(path) <= reached or _step_of(path) == step]
+        valid = [path for path in found if step_of(path) <= reached or step_of(path) == step]
         spared = valid[-self.keep_last :] + [path for path in _ranking(self.root) if path in valid][: self.keep_best]
         for path in found:
             if path not in spared:
@@ -693,7 +680,7 @@ class Writer:
         needed = {chunk.name for chunk in plan.known} if plan else set()
         try:
             for path in list_checkpoints(self.root):
-                if up_to is None or _step_of(path) <= up_to:
+                if up_to is None or step_of(path) <= up_to:
                     needed |= {chunk.name for chunk in _read_manifest(path)["chunks"]}
         except Corrupt:
             return

@@ -165,7 +165,7 @@ def parse(argument: str) -> Override:
         argument = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     try:
         override = OverridesParser.create().parse_override(argument)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # the latter of a number with thousands of digits
         reason = str(error).splitlines()[0]
         hint = "a bracket that is closed" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
         raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {hint}") from None

@@ -14,7 +14,7 @@ import yaml
 from sheeplike.config.compose import COMMAND_LINE, Composed, Merged, check_key, flat, parse
 from sheeplike.config.schema import Config, all_keys, to_data, validate
 from sheeplike.config.sources import GROUPS
-from sheeplike.files import find_unusual, read_yaml
+from sheeplike.files import read_yaml
 from sheeplike.options import CommandError, InvalidOption, format_value
 
 FORMAT = 1  # of config.yaml
@@ -32,9 +32,6 @@ RESUMABLE = {
     "logger",
 }
 SHOWN = 8  # changes, at most
-
-
-MUST_BE_FILES = ("config.yaml", "metrics.jsonl", ".lock", "nonfinite_batch.pt")
 
 
 def to_yaml(config: Config) -> str:
@@ -85,21 +82,6 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     texts = [f"{key} {format_value(before)} -> {format_value(after)}" for key, (before, after) in changed.items()]
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return ", ".join(texts[:SHOWN] + more)
-
-
-def refuse_unusual(run_dir: Path, key: str) -> None:
-    """Refuse a run in whose directory there are links out of it, pipes or devices: they would be read and written to.
-
-    Raises:
-        CommandError: there is one.
-    """
-    directories = (run_dir / name for name in MUST_BE_FILES if (run_dir / name).is_dir())
-    found = next((f"{path} is a directory" for path in directories), None) or find_unusual(run_dir)
-    if found:
-        raise CommandError(
-            f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
-            "a link leads to"
-        )
 
 
 def _read(path: Path) -> dict[str, Any]:

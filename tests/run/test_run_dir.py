@@ -172,6 +172,12 @@ def test_auto_takes_what_may_change(begun, sheeplike):
     assert run.config.eval.every is None
 
 
+@pytest.mark.parametrize("value", ["x" * 2**16, str(2**65), "[" * 25 + "]" * 25])
+def test_what_could_not_be_resumed_does_not_begin(refused, value):
+    job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", f"env.options.arguments.x={value}")
+    assert "the configuration could not be read again from config.yaml" in refused(*job)
+
+
 def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     begun(*JOB)
     line = refused(
@@ -181,6 +187,7 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     assert "agent.batch_size 16 -> 8" in line
     assert "-> 3" in line.partition("env.num_envs")[2]
     assert "total_steps 1000000" not in line
+    assert "max_skipped, total_steps, video_every, watchdog may differ" in line, "and the seed may not"
     line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
     assert "holds another run: exp dreamer_v3 -> ppo" in line
     assert " more; expected" in line
