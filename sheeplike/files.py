@@ -21,6 +21,7 @@ except ImportError:  # Windows has no such locks: there, two processes are not k
     fcntl = None
 
 CHECKPOINT = re.compile(r"(?:\.old-)?step_\d{12,}")  # the directory of one; of a replaced one until the new is there
+EVENTS = "events.out.tfevents."  # as the names of TensorBoard's files begin
 REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
 YAML_BYTES, YAML_DEPTH = 2**16, 20  # of a configuration, which takes about three thousand and has four sections deep
 _FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")  # as far as the system has them
@@ -94,7 +95,7 @@ def parse_yaml(text: str) -> Any:
             raise ValueError(
                 f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved"
             )
-        return yaml.load(text, _Loader)
+        return _Loader(text).get_single_data()
     except (yaml.YAMLError, OverflowError) as error:  # a number may be larger than a float
         raise ValueError(str(error)) from None
 

@@ -71,7 +71,7 @@ def main(request: Request) -> None:
         comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
     if asked.scale == "log" and comparison.end <= 0:
         raise InvalidOption("scale", "log", f"linear, since the compared {AXES[x]} are not above 0", "linear")
-    task = one_line(comparison.env or places[0].resolve().name)
+    task = comparison.env or one_line(places[0].resolve().name)
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
     table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log")
     files = {

@@ -29,6 +29,7 @@ from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_sa
 from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
 from sheeplike.files import (
+    EVENTS,
     REPLAY,
     find_unusual,
     list_checkpoints,
@@ -50,7 +51,6 @@ LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "eval"
 LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
-EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
 FILES = (CONFIG_FILE, METRICS, LOCK_FILE, LAST_BATCH)
 OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS}  # what a run makes
 
@@ -262,7 +262,7 @@ def config_file(run_dir: Path, key: str) -> Path:
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
     paths = (run_dir / name for name in FILES)
-    found = next((f"{path} {problem}" for path in paths if (problem := unusual(path))), None) or find_unusual(run_dir)
+    found = find_unusual(run_dir) or next((f"{path} {why}" for path in paths if (why := unusual(path))), None)
     if found:
         raise CommandError(
             f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
