@@ -217,7 +217,7 @@ MONSTROUS = {
     "large": "x" * 2**21,
 }
 SLOW = ("x: [" + "[]," * 20_000 + "]", "x: " + "1:" * 30_000 + "1", "x: " + "1:" * 400 + "1.5")
-REFUSED = ("a: &a [1]\nb: *a\n", "\0", "[", "- 1", "seed: 0x" + "f" * 5000, "seed: 1" + "0" * 400, *SLOW)
+REFUSED = ("a: &a [1]\nb: *a\n", "\0", "[", "- 1", *SLOW)
 
 
 @pytest.mark.parametrize("text", MONSTROUS.values(), ids=MONSTROUS)

@@ -172,6 +172,11 @@ def test_auto_takes_what_may_change(begun, sheeplike):
     assert run.config.eval.every is None
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_of_many_digits_is_one_line(refused, digits):
+    assert "total_steps=1000" in refused(*JOB, f"total_steps=1{'0' * digits}")
+
+
 @pytest.mark.parametrize("value", ["x" * 2**16, str(2**65), "[" * 25 + "]" * 25])
 def test_what_could_not_be_resumed_does_not_begin(refused, value):
     job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", f"env.options.arguments.x={value}")
