@@ -106,6 +106,7 @@ class Simulator:
         randomize: False: every world is the compiled scene all the same.
         physics: what steps the worlds; ``"auto"``: MuJoCo's own engine on a CPU, where the task reads nothing that
             Warp alone has.
+        stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Attributes:
         randomization: bound to the scene.
@@ -130,6 +131,7 @@ class Simulator:
         randomization: Lines | Randomization | None = None,
         randomize: bool = True,
         physics: PhysicsName = "auto",
+        stagger: bool = False,
     ) -> None:
         if renderer.num_envs != num_envs:
             raise ValueError(
@@ -141,6 +143,7 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
+        self.stagger = stagger
         defaults = {} if steps_itself(task) else declared(task)
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
         self._use(make_physics(physics, task, num_envs=num_envs, device=device))
@@ -313,7 +316,8 @@ class Simulator:
             reward_terms={name: so_far.reward_terms[name] + value for name, value in terms.items()},
         )
         terminated = alive & outcome.terminated
-        truncated = ~terminated & (nonfinite | (statistics.length >= task.episode_length))
+        longest = self._longest(state.key, state.episode)
+        truncated = ~terminated & (nonfinite | (statistics.length >= longest))
 
         frames, data = self.renderer.render(model, data)
         frames = adjust_frames(frames, variation.frames)
@@ -328,6 +332,13 @@ class Simulator:
         )
         output = Output(frames, vectors, reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, output
+
+    def _longest(self, key: jax.Array, episode: jax.Array) -> jax.Array | int:
+        """Control steps after which an episode is truncated."""
+        if not self.stagger:
+            return self.task.episode_length
+        first = jax.random.randint(jax.random.wrap_key_data(key), (), 1, self.task.episode_length + 1)
+        return jnp.where(episode <= 1, first, self.task.episode_length)
 
     def _varied(self, variation: Variation) -> mjx.Model:
         """The model of a world."""

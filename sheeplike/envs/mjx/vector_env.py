@@ -74,6 +74,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             :mod:`sheeplike.envs.mjx.randomization.spec`.
         randomize: False: every world is the compiled scene, with the same observations: for evaluation.
         physics: ``"native"``, MuJoCo's own engine on all cores of a CPU; ``"warp"``; ``"auto"``: native on a CPU.
+        stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Warns:
         UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
@@ -103,6 +104,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         randomization: Lines | None = None,
         randomize: bool = True,
         physics: PhysicsName = "auto",
+        stagger: bool = False,
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
         jax_device = jax_device_of(self.device)
@@ -127,6 +129,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             randomization=randomization,
             randomize=randomize,
             physics=physics,
+            stagger=stagger,
         )
         for remark in self.simulator.remarks:
             warnings.warn(remark, stacklevel=2)
