@@ -87,11 +87,6 @@ class NativePhysics:
         computed = [getattr(self.template, name) for name in outputs]
         results = [jax.ShapeDtypeStruct((self.num_envs, *leaf.shape), leaf.dtype) for leaf in computed]
 
-        @jax.custom_batching.custom_vmap
-        def compute(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros(leaf.shape, leaf.dtype) for leaf in computed)  # of one world for its shapes alone
-
-        @compute.def_vmap
         def compute_all(size: int, batched: list[bool], *leaves: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
             each = [
                 leaf if own else jnp.broadcast_to(leaf, (size, *leaf.shape))
@@ -99,6 +94,14 @@ class NativePhysics:
             ]
             call = HostCall(method, [jax.ShapeDtypeStruct((1,), jnp.int32), *shapes], results)
             return call(jnp.array([number], jnp.int32), *each), (True,) * len(computed)
+
+        @jax.custom_batching.custom_vmap
+        def compute(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+            # Nothing differs between worlds, as where an episode begins without a draw: any of them has the result.
+            each, _ = compute_all(self.num_envs, [False] * len(leaves), *leaves)
+            return tuple(values[0] for values in each)
+
+        compute.def_vmap(compute_all)
 
         return data.replace(**dict(zip(outputs, compute(*inputs), strict=True)))
 
