@@ -18,6 +18,7 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from sheeplike.envs.mjx.host_call import HostCall
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES
+from sheeplike.envs.mjx.quiet import quiet
 
 STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 """The inputs that a step changes."""
@@ -110,14 +111,11 @@ class NativePhysics:
         batch = self._batch
         batch.warning[:] = 0
         failed = np.zeros(self.num_envs, bool)
-        before = mujoco.get_mju_user_warning()
-        mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write to a file in the working directory
         try:
-            batch.step(nstep=int(substeps[0]))
+            with quiet():
+                batch.step(nstep=int(substeps[0]))
         except SimulationError as error:  # the other worlds have been stepped
             failed[error.ids] = True
-        finally:
-            mujoco.set_mju_user_warning(before)
         self._deliver(self._stepped, outputs)
         # Not a number, as anywhere else: the simulator ends the episode of such a world.
         failed |= batch.warning[:, DIVERGED, 1].any(1)  # how often
@@ -125,12 +123,14 @@ class NativePhysics:
 
     def _forward_all(self, _: np.ndarray, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
-        self._batch.forward()
+        with quiet():
+            self._batch.forward()
         self._deliver(self._derived, outputs)
 
     def _kinematics_all(self, _: np.ndarray, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
-        self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
+        with quiet():
+            self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
         self._deliver(self._poses, outputs)
 
     def _load(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
