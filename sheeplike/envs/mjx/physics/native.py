@@ -23,6 +23,9 @@ from sheeplike.envs.mjx.quiet import quiet
 STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 """The inputs that a step changes."""
 
+CONSTANTS = {"body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0"}
+"""Fields that MuJoCo derives from the others itself."""
+
 SHAPES = frozenset({"geom_size", "geom_pos", "geom_quat"})
 _OWN_NAMES = {"opt.impratio_invsqrt": "opt.impratio"}
 _WARPS_NAMES = {own: name for name, own in _OWN_NAMES.items()}
@@ -64,7 +67,8 @@ class NativePhysics:
         return tuple(name for name in names if getattr(self.template, name).size)
 
     def vary(self, fields: Collection[str]) -> None:
-        self._varied = tuple(sorted(MODEL_FIELDS & {_OWN_NAMES.get(path, path) for path in fields}))
+        own_names = {_OWN_NAMES.get(path, path) for path in fields}
+        self._varied = tuple(sorted((MODEL_FIELDS & own_names) - CONSTANTS))
         if SHAPES & set(self._varied):  # the boxes around a body's geoms, by which pairs are sorted out, stay nominal
             self._scene.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE
         self._batch = Batch(self._scene, self.num_envs, self._threads)
