@@ -36,6 +36,23 @@ DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQ
 """Warnings after which MuJoCo begins anew from the model's defaults, without a word to the caller."""
 
 
+def obstacle(scene: mujoco.MjModel, recentred: Iterable[int]) -> str | None:
+    """Why this engine cannot step a scene, or nothing.
+
+    Args:
+        recentred: bodies whose centre of mass, or the axes of whose inertia, vary.
+    """
+    if scene.nhistory:
+        return "the scene's delays, which Warp alone carries over"
+    if scene.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+        return "the scene's flag sleep, which Warp alone serves"
+    for body in recentred:
+        if scene.body_simple[body]:
+            name = scene.body(body).name
+            return f"body_ipos or body_iquat of {name} to vary, which Warp alone lets it"
+    return None
+
+
 class NativePhysics:
     """Steps worlds by ``mujoco.batch``; see :class:`~sheeplike.envs.mjx.physics.physics.Physics`.
 
