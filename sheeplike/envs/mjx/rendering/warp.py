@@ -193,7 +193,8 @@ _VECTORS = {(3,): wp.vec3, (3, 3): wp.mat33}
 
 
 def _leaf(tree: mjx.Model | mjx.Data, name: str) -> jax.Array:
-    return getattr(tree if hasattr(tree, name) else tree._impl, name)
+    own = {field.name for field in type(tree).fields()}  # where hasattr would find what is deprecated
+    return getattr(tree if name in own else tree._impl, name)
 
 
 @contextmanager
