@@ -90,6 +90,8 @@ class NativePhysics:
             self._scene.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE
         self._batch = Batch(self._scene, self.num_envs, self._threads)
         self._expanded = {name: self._batch.expand(name) for name in self._varied}
+        for name in self._derived:  # what is bound after a call would be zeros until the next one
+            self._batch.bind(name)
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
         return self._compute(self._step_all, self._stepped, model, data, substeps)
