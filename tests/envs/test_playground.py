@@ -148,6 +148,11 @@ def test_one_camera_is_the_default_and_any_can_be_asked_for(balance: MjxVectorEn
     assert [name for name in env.single_observation_space if "pixels" in name] == ["pixels/back", "pixels/side"]
 
 
+def test_textures_are_not_asked_of_a_simulation_that_nobody_looks_at() -> None:
+    env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, renderer="none")
+    assert list(env.single_observation_space) == ["state"]
+
+
 def test_a_repeated_action_lowers_the_control_rate() -> None:
     env = sheeplike.envs.make(
         "playground", id="CheetahRun", num_envs=1, action_repeat=4, overrides={"ctrl_dt": 0.02}, episode_length=24
