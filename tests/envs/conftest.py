@@ -1,6 +1,7 @@
 """Environments shared by the tests here: every one costs seconds to trace and compile, so each is built once, used by
 many tests, and restarted by `reset(seed=...)` at the start of each."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -10,27 +11,38 @@ from gymnasium.vector import VectorEnv
 import sheeplike.envs
 
 
-@pytest.fixture(scope="session")
-def cartpole() -> VectorEnv:
+@pytest.fixture(scope="module", params=["native", "warp"])
+def physics(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other. Tests that are not about physics take one of them:
+    ``@pytest.mark.parametrize("physics", ["native"], scope="module")``."""
+    return request.param
+
+
+build = functools.cache(sheeplike.envs.make)
+
+
+@pytest.fixture
+def cartpole(physics: str) -> VectorEnv:
     """Three worlds, episodes of six steps, an image that is not square."""
-    return sheeplike.envs.make("cartpole_balance", num_envs=3, image_size=(20, 28), episode_length=6)
+    return build("cartpole_balance", physics=physics, num_envs=3, image_size=(20, 28), episode_length=6)
 
 
-@pytest.fixture(scope="session")
-def swingup() -> VectorEnv:
-    return sheeplike.envs.make("cartpole_swingup", num_envs=2, image_size=12)
+@pytest.fixture
+def swingup(physics: str) -> VectorEnv:
+    return build("cartpole_swingup", physics=physics, num_envs=2, image_size=12)
 
 
-@pytest.fixture(scope="session")
-def franka() -> VectorEnv:
+@pytest.fixture
+def franka(physics: str) -> VectorEnv:
     """Eight worlds, both cameras with depth, no episode that starts with the box grasped."""
-    return sheeplike.envs.make("franka_pick", num_envs=8, image_size=32, depth=True, picked_probability=0.0)
+    return build("franka_pick", physics=physics, num_envs=8, image_size=32, depth=True, picked_probability=0.0)
 
 
-@pytest.fixture(scope="session")
-def franka_picked() -> VectorEnv:
+@pytest.fixture
+def franka_picked(physics: str) -> VectorEnv:
     """Two worlds in which every episode starts with the box grasped."""
-    return sheeplike.envs.make("franka_pick", num_envs=2, image_size=8, cameras=["front"], picked_probability=1.0)
+    options = {"num_envs": 2, "image_size": 8, "cameras": ("front",), "picked_probability": 1.0}
+    return build("franka_pick", physics=physics, **options)
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ from sheeplike.envs.mjx.task import repeat_actions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 
 
-def test_the_conversion_keeps_simulated_time_and_transitions() -> None:
+def test_the_conversion_keeps_simulated_time_and_transitions(physics: str) -> None:
     """A cart-pole of half the control rate against one whose every step is taken twice with the same action."""
     steps, repeat = 6, 2
-    held = sheeplike.envs.make("cartpole_swingup", num_envs=2, image_size=16, action_repeat=repeat, episode_length=12)
-    fine = sheeplike.envs.make("cartpole_swingup", num_envs=2, image_size=16, episode_length=12)
+    options = {"num_envs": 2, "image_size": 16, "episode_length": 12, "physics": physics}
+    held = sheeplike.envs.make("cartpole_swingup", action_repeat=repeat, **options)
+    fine = sheeplike.envs.make("cartpole_swingup", **options)
     assert held.episode_length * repeat == fine.episode_length == steps * repeat
     assert held.metadata["render_fps"] * repeat == pytest.approx(fine.metadata["render_fps"])
     first, _ = held.reset(seed=4)

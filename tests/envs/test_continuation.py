@@ -20,9 +20,10 @@ GRAVITY_AND_COLOURS = {
 }
 
 
-def build(name, varied):
+def build(name, varied, physics):
     task = {"franka_pick": FrankaPick, "cartpole_balance": Cartpole}[name](TASKS[name](episode_length=9))
-    return MjxVectorEnv(task, num_envs=4, image_size=48, randomization=GRAVITY_AND_COLOURS if varied else None)
+    lines = GRAVITY_AND_COLOURS if varied else None
+    return MjxVectorEnv(task, num_envs=4, image_size=48, randomization=lines, physics=physics)
 
 
 def leaves(tree, path=""):
@@ -39,22 +40,25 @@ def play(env, actions):
 def continued(saved, outputs):
     """What the other process does."""
     parts = torch.load(saved, weights_only=True)
-    env = build(parts["name"], parts["varied"])
+    env = build(parts["name"], parts["varied"], parts["physics"])
     env.load_state_dict(parts["envs"])
     torch.save(play(env, parts["actions"]), outputs)
 
 
 @pytest.mark.parametrize(
-    ("name", "varied"),
+    ("name", "varied", "physics"),
     [
-        ("franka_pick", True),
-        pytest.param("franka_pick", False, marks=pytest.mark.slow),
-        pytest.param("cartpole_balance", True, marks=pytest.mark.slow),
-        pytest.param("cartpole_balance", False, marks=pytest.mark.slow),
+        ("franka_pick", True, "native"),
+        ("cartpole_balance", True, "warp"),
+        pytest.param("franka_pick", False, "native", marks=pytest.mark.slow),
+        pytest.param("franka_pick", True, "warp", marks=pytest.mark.slow),
+        pytest.param("franka_pick", False, "warp", marks=pytest.mark.slow),
+        pytest.param("cartpole_balance", True, "native", marks=pytest.mark.slow),
+        pytest.param("cartpole_balance", False, "native", marks=pytest.mark.slow),
     ],
 )
-def test_another_process_goes_on_bit_for_bit(name, varied, tmp_path):
-    env = build(name, varied)
+def test_another_process_goes_on_bit_for_bit(name, varied, physics, tmp_path):
+    env = build(name, varied, physics)
     actions = torch.rand(BEFORE + AFTER, *env.action_space.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
     if env.settings:
         env.set_attr("box_range", [0.0, 0.1, 0.15, 0.2])
@@ -63,7 +67,8 @@ def test_another_process_goes_on_bit_for_bit(name, varied, tmp_path):
     env.reset(seed=3)
     play(env, actions[:BEFORE])
     saved, outputs = tmp_path / "saved.pt", tmp_path / "outputs.pt"
-    parts = {"name": name, "varied": varied, "envs": env.state_dict(), "actions": actions[BEFORE:]}
+    parts = {"name": name, "varied": varied, "physics": physics, "envs": env.state_dict()}
+    parts["actions"] = actions[BEFORE:]
     torch.save(parts, saved)
     program = (
         "import sys; from importlib.util import module_from_spec, spec_from_file_location as spec_of;"

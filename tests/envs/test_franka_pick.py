@@ -221,6 +221,7 @@ def test_touching_the_floor_is_seen(task):
         assert (len(touching) == 0) is above
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_both_cameras_show_what_matters(franka):
     obs, _ = franka.reset(seed=0)
     assert obs["pixels/wrist"].shape == (8, 32, 32, 3)

@@ -13,7 +13,7 @@ from sheeplike.monitor.metrics import EpisodeStatistics
 POISON = {
     "qpos": ["qpos"],
     "qvel": ["qvel"],
-    "everything": ["qpos", "qvel", "qacc_warmstart", "ctrl", "time", "qacc", "cvel", "_impl.efc__force", "_impl.qLD"],
+    "everything": ["qpos", "qvel", "qacc_warmstart", "ctrl", "time", "qacc", "cvel"],
 }
 
 
@@ -39,7 +39,7 @@ def run(env, actions):
 
 
 @pytest.fixture(params=["cartpole", "franka"])
-def env(request):
+def env(request, physics):
     env = request.getfixturevalue(request.param)
     env.reset(seed=3)
     return env

@@ -96,9 +96,9 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def balance() -> MjxVectorEnv:
+def balance(physics: str) -> MjxVectorEnv:
     made = task("CartpoleBalance", episode_length=LENGTH)
-    return MjxVectorEnv(made, num_envs=WORLDS, image_size=48, randomization=GRAVITY)
+    return MjxVectorEnv(made, num_envs=WORLDS, image_size=48, randomization=GRAVITY, physics=physics)
 
 
 def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
@@ -112,11 +112,14 @@ def test_cartpole_is_playgrounds_step_for_step(balance: MjxVectorEnv) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["CheetahRun", "FingerTurnHard", "HumanoidWalk"])
-def test_tasks_are_playgrounds_step_for_step(id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_playgrounds_step_for_step(
+    id: str, physics: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that falls to rest in its reset, one whose scene got a geom and a target, and a large one."""
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes what it thinks of Playground's scenes
     with find_body():
-        assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), num_envs=WORLDS, randomization=GRAVITY), id)
+        options = {"num_envs": WORLDS, "randomization": GRAVITY, "physics": physics}
+        assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), **options), id)
 
 
 @contextmanager
@@ -136,12 +139,18 @@ def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
     assert not isinstance(balance.simulator.task._env.mjx_model.opt.gravity, jax.core.Tracer)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_one_camera_is_the_default_and_any_can_be_asked_for(balance: MjxVectorEnv) -> None:
     assert list(balance.single_observation_space) == ["pixels/fixed", "privileged_state", "state", "variation"]
     assert balance.simulator.renderer.cameras == task("CartpoleBalance").default_cameras == ("fixed",)
     assert task("FishSwim").default_cameras == ("fixed_top",)
     env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, cameras=["back", "side"])
     assert [name for name in env.single_observation_space if "pixels" in name] == ["pixels/back", "pixels/side"]
+
+
+def test_textures_are_not_asked_of_a_simulation_that_nobody_looks_at() -> None:
+    env = sheeplike.envs.make("playground", id="CheetahRun", num_envs=1, renderer="none")
+    assert list(env.single_observation_space) == ["state"]
 
 
 def test_a_repeated_action_lowers_the_control_rate() -> None:
@@ -220,8 +229,8 @@ def test_a_playground_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", sheeplike.envs.list_ids("playground"))
-def test_every_task_steps_and_shows_something_that_moves(id: str) -> None:
-    env = sheeplike.envs.make("playground", id=id, num_envs=2, image_size=64, episode_length=20)
+def test_every_task_steps_and_shows_something_that_moves(id: str, physics: str) -> None:
+    env = sheeplike.envs.make("playground", id=id, num_envs=2, image_size=64, episode_length=20, physics=physics)
     (camera,) = [name for name in env.single_observation_space if name.startswith("pixels/")]
     observed, _ = env.reset(seed=0)
     random = torch.Generator().manual_seed(0)

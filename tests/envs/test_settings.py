@@ -66,8 +66,8 @@ class Stone:
 
 
 @pytest.fixture(scope="module")
-def stones():
-    return MjxVectorEnv(Stone(), num_envs=3, image_size=8)
+def stones(physics):
+    return MjxVectorEnv(Stone(), num_envs=3, image_size=8, physics=physics)
 
 
 @pytest.fixture
@@ -218,8 +218,8 @@ def test_a_saved_state_with_other_settings_changes_nothing(env):
     assert env.get_attr("spread") == (0.5,) * 3
 
 
-def test_the_same_seed_and_settings_give_the_same_episodes_for_any_number_of_worlds(env):
-    few = MjxVectorEnv(Stone(), num_envs=2, image_size=8)
+def test_the_same_seed_and_settings_give_the_same_episodes_for_any_number_of_worlds(env, physics):
+    few = MjxVectorEnv(Stone(), num_envs=2, image_size=8, physics=physics)
     for name, values in {"spread": [0.1, 0.2, 0.3], "low": [0.8, 1.3, 1.1]}.items():
         env.set_attr(name, values)
         few.set_attr(name, values[:2])
@@ -261,6 +261,7 @@ def test_names_that_cannot_be_read_are_refused(env, name, nearest):
         env.get_attr(name)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_a_task_without_settings_has_none(cartpole):
     assert cartpole.settings == {}
     for call in (lambda: cartpole.set_attr("box_range", 1.0), lambda: cartpole.get_attr("box_range")):
@@ -323,6 +324,7 @@ def places(env, resets, seed=0):
     return torch.stack(drawn)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_box_of_the_pick_task_lies_in_its_range(pick):
     usual = places(pick, 4)
     assert pick.get_attr("box_range") == (float(np.float32(BOX_RANGE)),) * 8
@@ -344,6 +346,7 @@ def test_the_box_of_the_pick_task_lies_in_its_range(pick):
     assert pick.simulator.compilations == 1
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_whole_box_is_seen_up_to_the_widest_range(pick):
     """Red pixels at both edges of the range: as many as in the middle, but for perspective."""
     seen = {}

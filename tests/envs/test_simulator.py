@@ -87,8 +87,8 @@ COLOUR = {
 
 
 @pytest.fixture(scope="module")
-def drone():
-    return MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, randomization=COLOUR)
+def drone(physics):
+    return MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, randomization=COLOUR, physics=physics)
 
 
 def test_vectors_frames_and_reward_show_the_same_moment(drone):
@@ -225,11 +225,11 @@ def test_a_step_is_dispatched_and_not_waited_for(drone):
     assert simulator.compilations == 1
 
 
-def test_the_process_ends_after_the_last_step_has(monkeypatch):
-    """A step calls Warp in Python: it would never end if Python had gone, and neither would the process."""
+def test_the_process_ends_after_the_last_step_has(physics, monkeypatch):
+    """A step calls Python: it would never end if Python had gone, and neither would the process."""
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append((function, arguments)))
-    simulator = MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, randomization=COLOUR).simulator
+    simulator = MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), randomization=COLOUR, physics=physics).simulator
     actions = jax.device_put(np.zeros(3, np.float32), simulator.device)
     worlds = simulator.step(*simulator.start(0), actions)
     (finish, arguments), *_ = [entry for entry in at_exit if entry[0].__module__ == Simulator.__module__]

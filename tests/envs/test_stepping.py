@@ -111,8 +111,8 @@ def played(env: MjxVectorEnv) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def stepping() -> MjxVectorEnv:
-    return MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT)
+def stepping(physics: str) -> MjxVectorEnv:
+    return MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, physics=physics)
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +121,10 @@ def steps(stepping: MjxVectorEnv) -> list[dict[str, torch.Tensor]]:
 
 
 def test_the_same_task_in_both_forms_plays_the_same(
-    stepping: MjxVectorEnv, steps: list[dict[str, torch.Tensor]]
+    stepping: MjxVectorEnv, steps: list[dict[str, torch.Tensor]], physics: str
 ) -> None:
     """Every output of every step: ends of both kinds, resets, fields that differ between worlds."""
-    other = played(MjxVectorEnv(Drone(), num_envs=3, image_size=16, randomization=WEIGHT))
+    other = played(MjxVectorEnv(Drone(), num_envs=3, image_size=16, randomization=WEIGHT, physics=physics))
     for number, (step, expected) in enumerate(zip(steps, other, strict=True)):
         assert step.keys() == expected.keys()
         for name, value in step.items():
@@ -134,9 +134,9 @@ def test_the_same_task_in_both_forms_plays_the_same(
     assert stepping.simulator.compilations == 1
 
 
-def test_a_reset_that_is_branched_around_is_the_same(steps: list[dict[str, torch.Tensor]]) -> None:
+def test_a_reset_that_is_branched_around_is_the_same(steps: list[dict[str, torch.Tensor]], physics: str) -> None:
     """On a GPU a cheap reset is made in every step."""
-    env = MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT)
+    env = MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, physics=physics)
     assert env.simulator._resets._branch
     env.simulator._resets._branch = False
     for step, expected in zip(played(env), steps, strict=True):
@@ -196,12 +196,12 @@ def test_tasks_that_break_the_protocol_are_refused(task: type, message: str) -> 
         MjxVectorEnv(task(), num_envs=2, image_size=16)
 
 
-def test_a_reset_is_not_made_where_no_episode_begins() -> None:
+def test_a_reset_is_not_made_where_no_episode_begins(physics: str) -> None:
     """The branch stays one when it is mapped over the worlds: both sides are not computed."""
     task, device = SteppingDrone(), jax.devices("cpu")[0]
-    physics = make_physics("native", task, num_envs=2, device=device)
-    model, template = physics.model, physics.template
-    resets = Resets(task, physics, device)
+    engine = make_physics(physics, task, num_envs=2, device=device)
+    model, template = engine.model, engine.template
+    resets = Resets(task, engine, device)
 
     def begin(key: jax.Array, due: jax.Array) -> jax.Array:
         return resets.begin(model, template, key, due)[0].qpos

@@ -51,6 +51,7 @@ def test_contract_of_attributes(cartpole):
     assert cartpole.action_space.shape == (3, 1)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_observations_lie_in_the_spaces(cartpole, franka):
     for env in (cartpole, franka):
         obs, _ = env.reset(seed=0)
@@ -138,9 +139,14 @@ def test_returns_are_sums_of_rewards_and_terms_sum_to_the_reward(cartpole):
         torch.testing.assert_close(step["info/episode/reward_terms/balance/"], total)
 
 
-def test_the_same_seed_gives_the_same_worlds(cartpole):
+def make(physics, **options):
+    return sheeplike.envs.make("cartpole_balance", image_size=(20, 28), episode_length=6, physics=physics, **options)
+
+
+@pytest.mark.parametrize("physics", ["native"], scope="module")
+def test_the_same_seed_gives_the_same_worlds(cartpole, physics):
     actions = random_actions(cartpole, 9)
-    other = sheeplike.envs.make("cartpole_balance", num_envs=3, image_size=(20, 28), episode_length=6, seed=5)
+    other = make(physics, num_envs=3, seed=5)
     runs = []
     for env, seed in ((cartpole, 5), (cartpole, 5), (other, None)):
         obs, _ = env.reset(seed=seed)
@@ -160,8 +166,9 @@ def test_a_reset_without_a_seed_goes_on_in_each_worlds_stream(cartpole):
     assert (second["state"][:, 0] != first[:, 0]).all()
 
 
-def test_a_worlds_stream_does_not_depend_on_how_many_there_are(cartpole, swingup):
-    more = sheeplike.envs.make("cartpole_balance", num_envs=5, image_size=(20, 28), episode_length=6)
+@pytest.mark.parametrize("physics", ["native"], scope="module")
+def test_a_worlds_stream_does_not_depend_on_how_many_there_are(cartpole, physics):
+    more = make(physics, num_envs=5)
     few, _ = cartpole.reset(seed=0)
     many, _ = more.reset(seed=0)
     torch.testing.assert_close(many["state"][:3], few["state"], rtol=0, atol=1e-6)
@@ -235,7 +242,7 @@ def test_step_never_waits_for_the_device(cartpole, monkeypatch):
         cartpole.step(action)
 
 
-def test_a_restored_state_continues_bit_by_bit(cartpole, swingup):
+def test_a_restored_state_continues_bit_by_bit(cartpole, swingup, physics):
     cartpole.reset(seed=0)
     actions = random_actions(cartpole, 12)
     play(cartpole, actions[:4])
@@ -243,7 +250,7 @@ def test_a_restored_state_continues_bit_by_bit(cartpole, swingup):
     assert all(value.device.type == "cpu" for value in state.values())
     kept = {name: value.clone() for name, value in state.items()}
     straight = play(cartpole, actions[4:])
-    other = sheeplike.envs.make("cartpole_balance", num_envs=3, image_size=(20, 28), episode_length=6, seed=9)
+    other = make(physics, num_envs=3, seed=9)
     other.load_state_dict(state)
     assert_equal(straight, play(other, actions[4:]))
     assert all(torch.equal(kept[name].nan_to_num(), state[name].nan_to_num()) for name in kept), "a view was handed out"

@@ -42,11 +42,6 @@ def call_for_all(
         outputs: shapes and dtypes of what comes back, of one world.
     """
 
-    @jax.custom_batching.custom_vmap
-    def call(*inputs: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(jnp.zeros(output.shape, output.dtype) for output in outputs)  # of one world for its shapes alone
-
-    @call.def_vmap
     def call_once(size: int, batched: list[bool], *inputs: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
         own = [
             value if each else jnp.broadcast_to(value, (size, *value.shape))
@@ -65,6 +60,13 @@ def call_for_all(
         made = wp.jax_callable(function, num_outputs=len(outputs), graph_mode=mode, output_dims=shapes)
         return tuple(made(*own)), (True,) * len(outputs)
 
+    @jax.custom_batching.custom_vmap
+    def call(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+        # Nothing differs between worlds, as where an episode begins without a draw: any of them has the result.
+        results, _ = call_once(num_envs, [False] * len(inputs), *inputs)
+        return tuple(result[0] for result in results)
+
+    call.def_vmap(call_once)
     return call(*inputs)
 
 

@@ -33,6 +33,7 @@ from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
+from sheeplike.envs.mjx.quiet import quiet
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.options import InvalidOption, nearest
 
@@ -231,22 +232,19 @@ def _adapted() -> Iterator[None]:
     - Sites are not rendered. A target that is one, as of ``FingerTurnHard``, becomes a geom that touches nothing.
     - MuJoCo would write its warnings about these scenes to a file in the working directory.
     """
-    spec_class, warn = mujoco.MjSpec, mujoco.get_mju_user_warning()
+    spec_class = mujoco.MjSpec
     compile_spec, find_body = spec_class.compile, getattr(spec_class, "find_body", spec_class.body)
 
     def compile_with_targets(spec: mujoco.MjSpec) -> mujoco.MjModel:
         _show_sites(spec)
         return compile_spec(spec)
 
-    mujoco.set_mju_user_warning(lambda _: None)
-    try:
-        with (
-            mock.patch.object(spec_class, "compile", compile_with_targets),
-            mock.patch.object(spec_class, "find_body", find_body, create=True),
-        ):
-            yield
-    finally:
-        mujoco.set_mju_user_warning(warn)
+    with (
+        quiet(),
+        mock.patch.object(spec_class, "compile", compile_with_targets),
+        mock.patch.object(spec_class, "find_body", find_body, create=True),
+    ):
+        yield
 
 
 def _show_sites(spec: mujoco.MjSpec) -> None:

@@ -33,6 +33,7 @@ from mujoco import mjx
 from sheeplike.envs.mjx.leaves import leaves_read
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
 from sheeplike.envs.mjx.physics import make_physics
+from sheeplike.envs.mjx.physics.native import obstacle
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, PhysicsName
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
@@ -153,15 +154,11 @@ class Simulator:
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
         memory, self.vector_shapes, self._reward_names = self._check_task()
-        if self.physics.name == "native" and (field := self._beyond_native(memory)):
+        if self.physics.name == "native" and (reason := self._beyond_native(memory)):
             if physics == "native":
-                raise ValueError(
-                    f"physics='native': {task.name} reads data.{field}, which Warp alone has; nearest: 'warp'"
-                )
+                raise ValueError(f"physics='native': {task.name} needs {reason}; nearest: 'warp'")
             self._use(make_physics("warp", task, num_envs=num_envs, device=device))
-            self.remarks.append(
-                f"{task.name} reads data.{field}, which Warp alone has: physics=warp steps it, slowly on a CPU"
-            )
+            self.remarks.append(f"{task.name} needs {reason}: physics=warp steps it, slowly on a CPU")
         if self.physics.name == "warp":
             self.remarks += randomization.remarks
         self._varied_fields = tuple(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
@@ -182,7 +179,9 @@ class Simulator:
         self._resets = Resets(self.task, physics, self.device) if steps_itself(self.task) else None
 
     def _beyond_native(self, memory: Memory) -> str | None:
-        """A field that the task reads and that MuJoCo's own engine does not deliver, such as a contact."""
+        """What the task needs and MuJoCo's own engine does not have, such as a contact that it reads."""
+        if reason := obstacle(self.task.model, self.randomization.rows("body_ipos", "body_iquat")):
+            return reason
         action = jnp.zeros(self.task.action_space.shape, jnp.float32)
 
         def judge(data: mjx.Data, memory: Memory) -> Any:
@@ -193,7 +192,8 @@ class Simulator:
             outcome = self.task.evaluate(data, memory, action)
             return {name: getattr(after, name) for name in INPUTS}, outcome, dict(self.task.observe(data, memory))
 
-        return next((name for name in leaves_read(judge, self._template, memory) if name.startswith("_impl.")), None)
+        read = leaves_read(judge, self._template, memory)
+        return next((f"data.{name}, which Warp alone has" for name in read if name.startswith("_impl.")), None)
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.

@@ -120,7 +120,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             depth=depth,
             segmentation=segmentation,
             shadows=shadows,
-            textures=getattr(task, "textures", False) if textures is None else textures,
+            textures=renderer != "none" and getattr(task, "textures", False) if textures is None else textures,
             device=str(self.device),
         )
         self.simulator = Simulator(

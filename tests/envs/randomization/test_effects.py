@@ -101,9 +101,9 @@ VISION = {
 
 
 @pytest.fixture(scope="module")
-def hover():
+def hover(physics):
     lines = {name: line for name, (line, _, _) in (PHYSICS | VISION).items()}
-    env = MjxVectorEnv(Hover(), num_envs=len(lines) + 1, image_size=32, randomization=lines)
+    env = MjxVectorEnv(Hover(), num_envs=len(lines) + 1, image_size=32, randomization=lines, physics=physics)
     yield env
     env.close()
 

@@ -38,8 +38,8 @@ def make(num_envs, lines=LINES, **options):
 
 
 @pytest.fixture(scope="module")
-def worlds():
-    env = make(6)
+def worlds(physics):
+    env = make(6, physics=physics)
     yield env
     env.close()
 
@@ -82,6 +82,7 @@ def test_discrete_lines_change_too(worlds):
         assert {float(value) for variation in seen for value in variation[name].flatten()} == values
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_same_seed_gives_the_same_variations_whatever_the_number_of_worlds(worlds):
     worlds.reset(seed=11)
     worlds.reset()  # and so do their later episodes
@@ -96,6 +97,7 @@ def test_the_same_seed_gives_the_same_variations_whatever_the_number_of_worlds(w
     few.close()
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_variation_is_observed_and_only_by_the_critic(worlds):
     obs, _ = worlds.reset(seed=0)
     flat = torch.cat([value.flatten(1) for _, value in sorted(worlds.variation.items())], 1)

@@ -58,9 +58,10 @@ def test_a_scene_needs_no_camera():
         MjxVectorEnv(Blind(), num_envs=3)
 
 
-def test_the_worlds_are_those_that_are_rendered(swingup):
+def test_the_worlds_are_those_that_are_rendered(swingup, physics):
     """The same seed and actions: the same numbers, to the bit."""
-    unseen = sheeplike.envs.make("cartpole_swingup", num_envs=2, renderer="none", cameras=["any"], image_size=3)
+    options = {"renderer": "none", "cameras": ["any"], "image_size": 3}
+    unseen = sheeplike.envs.make("cartpole_swingup", num_envs=2, physics=physics, **options)
     assert isinstance(unseen.simulator.renderer, NoRenderer)
     generator = torch.Generator().manual_seed(0)
     (one, _), (other, _) = swingup.reset(seed=7), unseen.reset(seed=7)

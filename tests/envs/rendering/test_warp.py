@@ -84,7 +84,7 @@ def test_depth_and_segmentation_are_those_of_mujoco(seeing):
     assert seeing.simulator.compilations == 1
 
 
-def test_a_camera_sees_the_same_beside_any_other(seeing, franka):
+def test_a_camera_sees_the_same_beside_any_other(seeing):
     """Colours do not depend on what else is rendered, nor on the sizes of the others."""
     one = sheeplike.envs.make("franka_pick", num_envs=2, cameras=["wrist"], image_size=(32, 24), picked_probability=0.0)
     (alone, _), (beside, _) = one.reset(seed=3), seeing.reset(seed=3)

@@ -1,5 +1,7 @@
 """Engines that step the worlds: MJX-Warp on a GPU, MuJoCo's own on a CPU."""
 
+from typing import get_args
+
 import jax
 
 from sheeplike.envs.mjx.physics.native import NativePhysics
@@ -7,14 +9,17 @@ from sheeplike.envs.mjx.physics.physics import Physics, PhysicsName
 from sheeplike.envs.mjx.physics.warp import WarpPhysics
 from sheeplike.envs.mjx.task import SteppingTask, Task
 from sheeplike.host import cpu_cores
+from sheeplike.options import one_of
 
 
 def make_physics(name: PhysicsName, task: Task | SteppingTask, *, num_envs: int, device: jax.Device) -> Physics:
     """The engine of this name; ``auto``: MuJoCo's own on a CPU.
 
     Raises:
-        ValueError: MuJoCo's own engine on a GPU.
+        ValueError: there is no such engine, or MuJoCo's own on a GPU.
     """
+    if name not in get_args(PhysicsName):
+        raise ValueError(f"physics={name!r}: expected {one_of(name, get_args(PhysicsName))}")
     on_cpu = device.platform == "cpu"
     if name == "native" and not on_cpu:
         raise ValueError("physics='native' steps worlds that live on a CPU: expected 'warp' on a GPU")

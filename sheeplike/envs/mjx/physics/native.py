@@ -17,9 +17,13 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from sheeplike.envs.mjx.host_call import call_for_all
 from sheeplike.envs.mjx.leaves import leaf
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES
+from sheeplike.envs.mjx.quiet import quiet
 
 STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 """The inputs that a step changes."""
+
+CONSTANTS = {"body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0"}
+"""Fields that MuJoCo derives from the others itself."""
 
 SHAPES = frozenset({"geom_size", "geom_pos", "geom_quat"})
 _OWN_NAMES = {"opt.impratio_invsqrt": "opt.impratio"}
@@ -29,6 +33,23 @@ _CONVERTED = {"opt.impratio": lambda inverse_root: inverse_root**-2.0}
 
 DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQPOS", "BADQVEL", "BADQACC", "INERTIA")]
 """Warnings after which MuJoCo begins anew from the model's defaults, without a word to the caller."""
+
+
+def obstacle(scene: mujoco.MjModel, recentred: Iterable[int]) -> str | None:
+    """Why this engine cannot step a scene, or nothing.
+
+    Args:
+        recentred: bodies whose centre of mass, or the axes of whose inertia, vary.
+    """
+    if scene.nhistory:
+        return "the scene's delays, which Warp alone carries over"
+    if scene.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+        return "the scene's flag sleep, which Warp alone serves"
+    for body in recentred:
+        if scene.body_simple[body]:
+            name = scene.body(body).name
+            return f"body_ipos or body_iquat of {name} to vary, which Warp alone lets it"
+    return None
 
 
 class NativePhysics:
@@ -62,11 +83,14 @@ class NativePhysics:
         return tuple(name for name in names if getattr(self.template, name).size)
 
     def vary(self, fields: Collection[str]) -> None:
-        self._varied = tuple(sorted(MODEL_FIELDS & {_OWN_NAMES.get(path, path) for path in fields}))
+        own_names = {_OWN_NAMES.get(path, path) for path in fields}
+        self._varied = tuple(sorted((MODEL_FIELDS & own_names) - CONSTANTS))
         if SHAPES & set(self._varied):  # the boxes around a body's geoms, by which pairs are sorted out, stay nominal
             self._scene.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE
         self._batch = Batch(self._scene, self.num_envs, self._threads)
         self._expanded = {name: self._batch.expand(name) for name in self._varied}
+        for name in self._derived:  # what is bound after a call would be zeros until the next one
+            self._batch.bind(name)
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
         return self._compute(self._step_all, self._stepped, model, data, substeps)
@@ -91,14 +115,11 @@ class NativePhysics:
         batch = self._batch
         batch.warning[:] = 0
         failed = np.zeros(self.num_envs, bool)
-        before = mujoco.get_mju_user_warning()
-        mujoco.set_mju_user_warning(lambda _: None)  # MuJoCo would write to a file in the working directory
         try:
-            batch.step(nstep=substeps)
+            with quiet():
+                batch.step(nstep=substeps)
         except SimulationError as error:  # the other worlds have been stepped
             failed[error.ids] = True
-        finally:
-            mujoco.set_mju_user_warning(before)
         self._deliver(self._stepped, outputs)
         # Not a number, as anywhere else: the simulator ends the episode of such a world.
         failed |= batch.warning[:, DIVERGED, 1].any(1)  # how often
@@ -106,12 +127,14 @@ class NativePhysics:
 
     def _forward_all(self, _: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
-        self._batch.forward()
+        with quiet():
+            self._batch.forward()
         self._deliver(self._derived, outputs)
 
     def _kinematics_all(self, _: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
-        self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
+        with quiet():
+            self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
         self._deliver(self._poses, outputs)
 
     def _load(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:

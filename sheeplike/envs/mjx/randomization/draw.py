@@ -101,6 +101,11 @@ class Randomization:
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
+    def rows(self, *paths: str) -> set[int]:
+        """Rows of these fields of the model that differ between worlds."""
+        targets = [target for bound in self._lines if self.randomize for target in bound.targets]
+        return {int(row) for target in targets if target.field.path in paths for row in target.rows}
+
     def sample(self, key: jax.Array) -> Variation:
         """The variation of a new episode, from a typed PRNG key."""
         return self.apply(self.draw(key))
