@@ -7,7 +7,9 @@ import errno
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import sheeplike
@@ -21,6 +23,7 @@ from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
 EX_SOFTWARE, EX_IOERR = 70, 74  # of sysexits.h
+PATIENCE = 10.0  # seconds for which Python may wait, when a command has ended, for threads that others have begun
 # What says that a place cannot be used, rather than that the program is wrong: a line is all there is to tell. Zero is
 # that of our own errors.
 _KINDS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR")
@@ -30,6 +33,33 @@ FLAGS = {
     "--version": "the version",
     "--config-dir": "also look for configs in this directory (so does SHEEPLIKE_SEARCH_PATH, a list separated by ;)",
 }
+
+
+def program() -> None:
+    """:func:`main` as a whole process, whose status is delivered whatever threads an environment leaves behind."""
+    status = 1  # that of a traceback
+    try:
+        main()
+        status = 0
+    except SystemExit as ending:
+        status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        raise
+    finally:
+        # Python waits for threads before it calls what libraries have registered for the exit: JAX is not cut short.
+        timer = threading.Timer(PATIENCE, _end, [status])
+        timer.daemon = True
+        timer.start()
+
+
+def _end(status: int) -> None:
+    others = {threading.main_thread(), threading.current_thread()}
+    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in others]
+    if not left:  # Python waits for something else
+        return
+    warn(f"something in the run left {'threads' if len(left) > 1 else 'a thread'} behind, ended now: {', '.join(left)}")
+    with suppress(AttributeError, OSError, ValueError):  # there is none, its disk is full, or it is closed
+        sys.stdout.flush()
+    os._exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,6 +109,10 @@ def dispatch(arguments: list[str]) -> int:
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):
         name, *arguments = arguments
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise CommandError("the working directory is gone: expected one that is there") from None
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise unknown("command", name, list_commands())
     return importlib.import_module(f"sheeplike.commands.{name}").main(parse(arguments)) or 0
@@ -141,4 +175,4 @@ def overview() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    program()

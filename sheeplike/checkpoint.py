@@ -51,6 +51,7 @@ from torch import Tensor
 
 from sheeplike import __version__, files, host
 from sheeplike.files import list_checkpoints, step_of
+from sheeplike.terminal import first_sentence
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -75,7 +76,7 @@ class UnknownFormat(Corrupt):
 
 
 class NonFinite(ValueError):
-    """A state that must not be saved holds NaN or infinity; the message names the tensor."""
+    """A state holds NaN or infinity: it is neither saved nor loaded. The message names the tensor."""
 
 
 class NotWritten(OSError):
@@ -200,12 +201,13 @@ def _read_part(file: BinaryIO, path: Path, map_location: torch.device | str = "c
     except (Corrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except pickle.UnpicklingError as error:
-        raise Corrupt(f"{path}: refused by weights_only: {str(error).splitlines()[0]}") from error
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2]  # behind advice on how to run it all the same
+        raise Corrupt(f"{path}: refused by weights_only: {first_sentence(reason)}") from error
     except Exception as error:  # torch and zipfile raise whatever they stumble over
         if "allocate memory" in str(error):
             raise  # which says nothing of the file
-        reason = (str(error).splitlines() or [""])[0]
-        raise Corrupt(f"{path}: is no file of a checkpoint: {type(error).__name__}: {reason}") from error
+        reason = f"{type(error).__name__}: {first_sentence(error)}"
+        raise Corrupt(f"{path}: is no file of a checkpoint: {reason}") from error
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
@@ -243,7 +245,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
             raise ValueError(f"it is of step {manifest['step']}, and not of the one in its name")
         manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
         for chunk in manifest["chunks"]:
-            if not _CHUNK.fullmatch(chunk.name) or not 0 <= chunk.start < chunk.stop:
+            whole = [type(value) for value in chunk] == [str, int, int, int, str]
+            if not whole or not _CHUNK.fullmatch(chunk.name) or not 0 <= chunk.start < chunk.stop:
                 raise ValueError(f"{chunk} is no chunk")
     except (ValueError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: is no manifest: {error}") from None
@@ -281,6 +284,11 @@ def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         )
 
 
+def check_finite(name: str, state: Any) -> None:
+    """Raise :class:`NonFinite` where a floating tensor in ``state``, which errors call ``name``, is not finite."""
+    _check_finite(_tensors(name, state))
+
+
 def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Raise :class:`NonFinite`; one reduction per tensor, on its device, and one read by the host per device."""
     devices: dict[torch.device, dict[str, Tensor]] = {}
@@ -290,7 +298,7 @@ def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
     for checks in devices.values():
         for where, finite in zip(checks, torch.stack(list(checks.values())).tolist(), strict=True):
             if not finite:
-                raise NonFinite(f"{where} holds NaN or infinity: it is not saved")
+                raise NonFinite(f"{where} holds NaN or infinity")
 
 
 def _snapshot(value: Any, *, copied: bool) -> Any:
@@ -362,7 +370,11 @@ class Stored(NamedTuple):
         for chunk in self.chunks:
             path = self.place / chunk.name
             with _corrupt_if_unreadable(path), files.open_regular(path) as file:
-                history.write_steps(chunk.start, _read_part(file, path))
+                steps = _read_part(file, path)
+            # The manifest's range decides later whether the file is used again.
+            if any(len(value) != chunk.stop - chunk.start for value in steps.values()):
+                raise ValueError(f"{path} does not hold the steps [{chunk.start}, {chunk.stop})")
+            history.write_steps(chunk.start, steps)
         if any(len(value) for value in self.tail.values()):
             history.write_steps(self.tail_start, self.tail)
         history.chunks = list(self.chunks)

@@ -21,6 +21,11 @@ def one_line(text: object) -> str:
     return visible(" ".join(str(text)[:LONGEST].split()))
 
 
+def first_sentence(text: object) -> str:
+    """That of a library's message, 200 characters at most: what follows is advice, or a list of all that it can do."""
+    return re.split(r"(?<=[.!?]) ", one_line(text), maxsplit=1)[0][:200]
+
+
 def visible(text: str) -> str:
     """Text in which control characters, line breaks apart, are shown as escapes such as ``\\x1b``.
 
@@ -36,7 +41,11 @@ def echo(*lines: object) -> None:
     Raises:
         OSError: they cannot be written, as on a full disk.
     """
-    write("\n".join(map(str, lines)) + "\n")
+    try:
+        write("\n".join(map(str, lines)) + "\n")
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def info(*lines: object, file: TextIO | None = None) -> None:

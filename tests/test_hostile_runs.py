@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -307,6 +308,18 @@ def test_a_full_disk_is_one_line(
     assert content(Path("mine")) == before
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+@pytest.mark.parametrize("command", ["eval", "export"])
+def test_output_that_is_lost_is_no_success(
+    trained: Path, call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    shutil.copytree(trained, "mine")
+    monkeypatch.setattr("sys.stdout", open("/dev/full", "w"))  # noqa: SIM115, which cannot be closed: it holds text
+    status, _, error = call(*COMMANDS[command])
+    assert status == 74
+    assert error == "sheeplike: standard output: No space left on device; SHEEPLIKE_DEBUG=1 shows where\n"
+
+
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "train"])
 def test_whether_files_can_be_written_is_found_out_first(
     trained: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, command: str
@@ -396,6 +409,7 @@ def test_a_start_that_fails_removes_what_it_made_and_nothing_else(
     assert Path("logs").exists() == there
 
 
+WEIGHT = "policy_head.0.weight"
 FORGED = {
     "due": ("loop", ("counters", "due"), 10**15),
     "due-": ("loop", ("counters", "due"), -1),
@@ -416,6 +430,12 @@ FORGED = {
     "groups": ("monitor", ("metrics", "groups"), [(["loss"], torch.zeros(3), torch.zeros(3))]),
     "sums": ("monitor", ("episodes", "sums"), torch.zeros(4)),
     "generation": ("envs", ("generation",), torch.tensor(-7)),
+    "generator": ("agent", ("generator",), torch.zeros(3)),
+    "nan weights": ("agent", ("modules", WEIGHT), lambda weight: weight * math.nan),
+    "inf weights": ("agent", ("modules", WEIGHT), lambda weight: torch.full(weight.shape, 1e300, dtype=torch.float64)),
+    "nan moment": ("agent", ("optimizer", "state", 0, "exp_avg"), lambda moment: moment * math.nan),
+    "negative moment": ("agent", ("optimizer", "state", 0, "exp_avg_sq"), lambda moment: -1 - moment),
+    "negative step": ("agent", ("optimizer", "state", 0, "step"), torch.tensor(-3.0)),
 }
 
 
@@ -430,7 +450,7 @@ def test_a_whole_checkpoint_with_one_wrong_value(
     for key in keys[:-1]:
         place = place[key]
     assert isinstance(place, list) or keys[-1] in place
-    place[keys[-1]] = value
+    place[keys[-1]] = value(place[keys[-1]]) if callable(value) else value
     shutil.rmtree("mine/checkpoints")
     checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
     Path("mine/.lock").unlink()  # says who had it last
@@ -442,6 +462,34 @@ def test_a_whole_checkpoint_with_one_wrong_value(
     assert "the checkpoint is not of the agent and the environments in its config.yaml" in error
     assert "Traceback" not in error
     assert "\x1b" not in output + error
+
+
+@pytest.mark.parametrize("command", ["eval", "export"])
+def test_weights_that_are_not_finite_do_not_act(
+    trained: Path, call: Callable[..., tuple[int, str, str]], command: str
+) -> None:
+    config = load_saved(trained / "config.yaml").config
+    shutil.copytree(trained, "mine")
+    meta, parts = checkpoint.load_latest("mine/checkpoints")
+    parts["agent"]["modules"][WEIGHT][0] = math.inf
+    checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
+    before = content(Path("mine"))
+    status, _, error = call(*COMMANDS[command])
+    assert status == 2, error
+    assert f"'{WEIGHT}'] holds NaN or infinity" in error
+    assert content(Path("mine")) == before
+
+
+@pytest.mark.parametrize("command", [COMMANDS["train"], AUTO])
+def test_a_directory_in_place_of_steps_is_refused(
+    mine: Path, call: Callable[..., tuple[int, str, str]], command: tuple[str, ...]
+) -> None:
+    """Nothing could be saved beside it."""
+    (mine / "replay/000000000682-000000001022.pt").mkdir(parents=True)
+    status, output, error = call(*command)
+    assert status == 2
+    assert "replay/000000000682-000000001022.pt is no regular file" in error
+    assert "loading torch" not in output
 
 
 def test_what_goes_wrong_in_a_resumed_run_is_not_the_checkpoints_fault(

@@ -248,7 +248,10 @@ def _rows(path: Path) -> Rows:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise TypeError
-            step, seconds = float(row.pop("step")), float(row.pop("seconds"))
+            step, seconds = row.pop("step"), row.pop("seconds")
+            if not {type(step), type(seconds)} <= {int, float}:
+                raise TypeError
+            step, seconds = float(step), float(seconds)
             if not (abs(step) <= LARGEST and abs(seconds) <= LARGEST):
                 raise ValueError
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -107,6 +107,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         agent = make_agent(config, made, fabric)
     with of_this_agent(run_dir):
         agent.load_state_dict(parts["agent"])
+        checkpoint.check_finite("agent", agent.state_dict(replay=False))
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
@@ -138,7 +139,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         place.mkdir(parents=True, exist_ok=True)
         for file, content in files.items():
             write_atomically(place / file, content)
-    info(f"saved: {place}")
+    echo(f"saved: {place}")
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:

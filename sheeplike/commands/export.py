@@ -29,7 +29,7 @@ from sheeplike.config.errors import as_command_errors, require_writable, validat
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
-from sheeplike.terminal import echo, info, warn
+from sheeplike.terminal import echo, first_sentence, info, warn
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,7 @@ def main(request: Request) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting.items())
-    info(
+    echo(
         f"saved: {place}\nload it:\n"
         "  import torch\n"
         "  from sheeplike.commands.export import load_agent\n"
@@ -219,7 +219,7 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
         where = ".".join(map(str, first["loc"]))
         raise CommandError(f"{place / MODEL}: is no description of an agent: {where}: {first['msg']}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise CommandError(f"{place}: describes no agent: {type(error).__name__}: {error}") from None
+        raise CommandError(f"{place}: describes no agent: {type(error).__name__}: {first_sentence(error)}") from None
     _load(agent, tensors, f"{place / WEIGHTS}: is not of the agent in {MODEL}")
     return agent
 
@@ -236,11 +236,14 @@ def _build(
 
 
 def _load(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> None:
+    from sheeplike.checkpoint import check_finite
+
     networks = getattr(agent, "networks", None) or agent.modules
     try:
         networks.load_state_dict(weights)
+        check_finite("agent", networks.state_dict())
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise CommandError(f"{problem}: {error}") from error
+        raise CommandError(f"{problem}: {first_sentence(error)}") from error
 
 
 def _check_free(place: Path) -> None:

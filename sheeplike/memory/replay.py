@@ -22,6 +22,7 @@ from torch import Tensor
 from sheeplike import host
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+_GENERATOR_STATES = ((5056,), (16,))  # shapes: a CPU's, a GPU's
 
 
 class Sequences(NamedTuple):
@@ -348,8 +349,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def load_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Go on with the random numbers of ``state``, unless it is of another kind of device."""
+    """Go on with the random numbers of ``state``, unless it is of another kind of device.
+
+    Raises:
+        ValueError, RuntimeError: it is of no generator.
+    """
     state = state.cpu()
+    if state.dtype != torch.uint8 or state.shape not in _GENERATOR_STATES:
+        raise ValueError(f"the state of a generator is {tuple(state.shape)} {state.dtype}")
     # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
     if state.shape == generator.get_state().shape:
         generator.set_state(state)

@@ -29,7 +29,7 @@ from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS
 from sheeplike.options import CommandError
 from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock, parts_to_read
-from sheeplike.terminal import info, warn
+from sheeplike.terminal import first_sentence, info, warn
 
 INEXACT = (
     "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
@@ -325,7 +325,7 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         what = "the checkpoint is not of the agent and the environments in its config.yaml"
-        raise CommandError(f"{run_dir}: {what}: {type(error).__name__}: {error}") from error
+        raise CommandError(f"{run_dir}: {what}: {type(error).__name__}: {first_sentence(error)}") from error
 
 
 def _make_deterministic(gpu: bool) -> None:

@@ -45,7 +45,7 @@ COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
 
 class Halted(CommandError):
-    """Training cannot go on: updates stay non-finite."""
+    """Training cannot go on, or not be saved: numbers are not finite."""
 
     status = 70  # EX_SOFTWARE of sysexits.h
 
@@ -390,7 +390,8 @@ class Experiment:
 
     def _save_if_sound(self) -> None:
         """A periodic checkpoint, unless updates are being skipped: what follows from this state is not sound."""
-        problem = f"{skipped} updates were skipped" if (skipped := int(self.agent.skipped_in_a_row)) else None
+        skipped = int(self.agent.skipped_in_a_row)
+        problem = f"updates are being skipped ({skipped} in a row); its end is saved all the same" * (skipped > 0)
         if not problem:
             try:
                 self.save(wait=False)
@@ -413,7 +414,8 @@ class Experiment:
                 if self._touched or not self.writer.holds(self.policy_steps):
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
-            raise Unsaved(f"{self.run_dir} could not be saved, {newest}: {error}") from error
+            kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
+            raise kind(f"{self.run_dir} could not be saved, {newest}: {error}") from error
 
     def _last_row(self) -> None:
         with suppress(RuntimeError):  # a device that has failed keeps it

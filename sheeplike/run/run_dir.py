@@ -261,7 +261,7 @@ def config_file(run_dir: Path, key: str) -> Path:
         match = nearest(str(run_dir), runs)
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
-    paths = (run_dir / name for name in FILES)
+    paths = (*(run_dir / name for name in FILES), *(run_dir / REPLAY).glob("*"))
     found = find_unusual(run_dir) or next((f"{path} {why}" for path in paths if (why := unusual(path))), None)
     if found:
         raise CommandError(

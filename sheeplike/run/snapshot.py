@@ -75,6 +75,7 @@ def restore(
         if type(counters[name]) is not int or not low <= counters[name] <= high:
             raise ValueError(f"{name} is {counters[name]!r}")
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
+    checkpoint.check_finite("agent", agent.state_dict(replay=False))
     if checkpoint.HISTORY in parts:
         parts[checkpoint.HISTORY].copy_to(agent.history)
     envs.load_state_dict(parts["envs"])

@@ -208,6 +208,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(root, lab, tmp_path, form, na
         {"chunks": [["000000000000-000000000009.pt", 0]]},
         {"chunks": [["000000000000-000000000009.pt", "0", 10, 1, ""]]},
         {"chunks": [["000000000000-000000000009.pt", 10, 10, 1, ""]]},
+        *({"chunks": [["000000000000-000000000009.pt", *span, 1, ""]]} for span in ((0, 10.0), (False, 10), (0.0, 10))),
     ],
     ids=str,
 )
@@ -218,6 +219,26 @@ def test_a_manifest_cannot_lead_astray(root, lab, changed):
         load(path)
     lab.save_ring(root, 2, lab.fill(lab.make_ring(), 15))  # nor keep the next one from being written
     assert load_latest(root)[0]["step"] == 2
+
+
+@pytest.mark.parametrize("stop", [10**30, 11, 9])
+def test_a_chunk_of_other_steps_than_the_manifest_says_is_refused(root, lab, stop):
+    path = lab.save_ring(root, 1, lab.fill(lab.make_ring(), 15))
+    ((name, start, _, *rest),) = json.loads((path / "manifest.json").read_text())["chunks"]
+    lab.rewrite(path, chunks=[[name, start, stop, *rest]])
+    with pytest.raises(ValueError, match=rf"{name} does not hold the steps \[0, {stop}\)"):
+        lab.restore_ring(path)
+
+
+def test_what_torch_says_is_cut_short(root, lab):
+    (path,) = save_steps(root, 1)
+    buffer = io.BytesIO()
+    torch.save({"x": Bomb("fired")}, buffer)
+    (path / "agent.pt").write_bytes(buffer.getvalue())
+    entry = {"bytes": len(buffer.getvalue()), "sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
+    lab.rewrite(path, files={"agent.pt": entry})
+    with pytest.raises(Corrupt, match=r"agent\.pt: refused by weights_only: Unsupported .* by default\.$"):
+        load(path)
 
 
 def test_nothing_in_the_package_unpickles_freely():

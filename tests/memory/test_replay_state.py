@@ -312,3 +312,13 @@ def test_a_ring_that_is_cleared_is_as_new() -> None:
         for ring in (replay, new):
             ring.add({key: torch.full((2, *shape), time).to(dtype) for key, (shape, dtype) in STEPS.items()})
     assert torch.equal(replay.sample(3).times, new.sample(3).times)
+
+
+@pytest.mark.parametrize("state", [torch.zeros(5), torch.zeros(5, dtype=torch.uint8), torch.zeros(16)], ids=str)
+def test_what_no_generator_has_is_refused(state: torch.Tensor) -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    replay_module.load_generator(generator, torch.zeros(16, dtype=torch.uint8))  # of a GPU
+    assert torch.equal(generator.get_state(), before)
+    with pytest.raises(ValueError, match="the state of a generator is"):
+        replay_module.load_generator(generator, state)

@@ -187,6 +187,16 @@ def test_adam_keeps_no_memory_of_what_it_loads() -> None:
             optimizer.load_state_dict(saved)
 
 
+def test_squares_and_counters_are_not_negative() -> None:
+    p = nn.Parameter(torch.ones(3))
+    for optimizer, square in ((adam([p], 0.1, eps=1e-8), "exp_avg_sq"), (make([p], 0.1, warmup=0), "square")):
+        for name in (square, "step"):
+            saved = copy.deepcopy(optimizer.state_dict())
+            saved["state"][0][name] -= 1
+            with pytest.raises(ValueError, match=f"{name} of the optimizer is negative"):
+                optimizer.load_state_dict(saved)
+
+
 def test_update_slow_moves_a_fraction_in_place() -> None:
     slow, fast = nn.Linear(2, 2), nn.Linear(2, 2)
     before = {name: p.detach().double().clone() for name, p in slow.named_parameters()}

@@ -89,7 +89,7 @@ def test_what_it_raises_when_it_is_made(
 ) -> None:
     arguments = {"train": [*JOB, "run_dir=other"]}.get(command, [command, f"run={run_dir}"])
     trouble["init"] = RuntimeError("the licence server is away\ncall somebody")
-    expected = ["its maps are old", "sheeplike: the licence server is away"]
+    expected = ["its maps are old", "sheeplike: Moody-v0: RuntimeError: the licence server is away"]
     assert error_lines(arguments, capsys) == expected
     assert not Path("other").exists()
 

@@ -204,6 +204,27 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert "no checkpoint at policy step 64" in capsys.readouterr().out
 
 
+def test_at_the_end_what_is_not_finite_is_no_fault_of_the_disk(begin: Callable[..., Experiment]) -> None:
+    run = begin(*PPO_JOB, *GYM)
+    run.iterate(40)
+    with torch.no_grad():
+        next(run.agent.networks.parameters()).fill_(float("nan"))
+    with pytest.raises(Halted, match=r"could not be saved, .*holds NaN or infinity$") as halted, run:
+        pass
+    assert halted.value.status == 70
+
+
+def test_the_end_is_saved_even_where_the_last_update_was_skipped(
+    begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with begin(*PPO_JOB, *GYM, "total_steps=64") as run:
+        run.iterate(63)
+        run.agent.skips.skipped_in_a_row.fill_(1)
+        run._save_if_sound()
+    assert "updates are being skipped (1 in a row); its end is saved all the same" in capsys.readouterr().out
+    assert checkpoint_steps(run.run_dir)[-1] == 64
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,13 @@ SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
 FROM_A_TABLE = "MiniGrid-WFC-"
 """How the ids begin that only MiniGrid itself can list."""
+OURS = {
+    "id": "that is env.id",
+    "max_episode_steps": "that is env.options.episode_length",
+    "render_mode": "images are rendered here, as env.options.frames says",
+    "disable_env_checker": "the environment is checked here",
+}
+"""Arguments of ``gymnasium.make`` that are not left to the user, and why."""
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 """Values of ``MUJOCO_GL`` that need no screen, and the libraries that they need."""
 
@@ -91,6 +98,8 @@ class GymOptions(CommonOptions):
     )
 
     def check(self) -> None:
+        for name in OURS.keys() & (self.arguments or {}):
+            raise InvalidOption("arguments", self.arguments, f"others than {name}: {OURS[name]}")
         module = self.id.rpartition(":")[0]
         if not module:
             find(self.id)

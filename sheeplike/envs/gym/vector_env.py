@@ -26,7 +26,7 @@ from sheeplike.envs.contract import (
 )
 from sheeplike.envs.gym.observations import choose_frames, parts_of
 from sheeplike.envs.gym.options import CommonOptions
-from sheeplike.envs.gym.world import MakeEnv, MakeWorld, derive_seed, first_line
+from sheeplike.envs.gym.world import MakeEnv, MakeWorld, by_name, close, derive_seed, first_line
 from sheeplike.options import InvalidOption
 from sheeplike.terminal import warn
 
@@ -353,10 +353,8 @@ def _inspect(
         ValueError: it has no such frames.
         InvalidOption: it has no limit of its own and none is given: an evaluation of it might never end.
     """
-    try:
+    with by_name(options.id):
         env = make(render_mode=None)
-    except (gymnasium.error.Error, ImportError) as error:
-        raise Unusable(f"{options.id}: {first_line(error)}") from error
     try:
         for part in parts_of(env.observation_space)[2]:
             if not isinstance(part.space, spaces.Text):
@@ -379,4 +377,4 @@ def _inspect(
         )
         return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS)
     finally:
-        env.close()
+        close(env, options.id)

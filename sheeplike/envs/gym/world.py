@@ -5,7 +5,8 @@ No torch and no JAX: with ``vectorization=async`` this runs in processes of thei
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,8 @@ class MakeWorld:
     def __call__(self) -> "World":
         world = World(self)
         if os.getpid() == self.process:
-            world.open()
+            with by_name(self.options.id):
+                world.open()
             return world
         # An exception here would be lost with the process: there, the first reset opens the environment.
         os.environ.update(self.environment)
@@ -133,15 +135,9 @@ class World(gymnasium.Env):
         return outcome
 
     def close(self) -> None:
-        """Closes the environment; that it fails at that harms nobody."""
         env, self._env = self._env, None
-        try:
-            if env is not None:
-                env.close()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            warn(f"{self._options.id}: closing it failed: {type(error).__name__}: {first_line(error)}")
+        if env is not None:
+            close(env, self._options.id)
 
     def _advance(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         options, env = self._options, self._env
@@ -161,8 +157,10 @@ class World(gymnasium.Env):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
         if options.clip_rewards:
             reward = float(np.sign(reward))
-        success = info.get("is_success", info.get("success"))
-        own = {"success": True} if success is not None and np.asarray(success).all() else {}
+        success = np.asarray(info.get("is_success", info.get("success", False)))
+        # NaN, which counts as true, is none; nor is what is no number.
+        good = success.dtype.kind in "biuf" and success.all() and not np.isnan(success).any()
+        own = {"success": True} if good else {}
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
@@ -191,6 +189,31 @@ class World(gymnasium.Env):
         if self._failures:
             info["restarted"], self._failures = "; ".join(self._failures), []
         return info
+
+
+@contextmanager
+def by_name(id: str) -> Iterator[None]:
+    """Have errors say of which environment they are.
+
+    Raises:
+        Unusable: instead of whatever somebody else's code raises within it.
+    """
+    try:
+        yield
+    except (Unusable, InvalidOption):
+        raise
+    except Exception as error:
+        raise Unusable(f"{id}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def close(env: gymnasium.Env, id: str) -> None:
+    """Close an environment; that it fails at that harms nobody."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        warn(f"{id}: closing it failed: {type(error).__name__}: {first_line(error)}")
 
 
 def derive_seed(*numbers: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -238,6 +239,31 @@ def test_an_environment_that_cannot_be_closed_is_left_alone(
     env.step(torch.zeros(1, dtype=torch.int64))  # in a new one
     env.close()
     assert capsys.readouterr().err.count("closing it failed: SystemExit: no\n") == 2
+
+
+def test_nor_does_it_keep_a_run_from_its_start(capsys: pytest.CaptureFixture[str]) -> None:
+    class Stuck(gymnasium.wrappers.TransformReward):
+        def close(self) -> None:
+            raise Broken("no")
+
+    make = partial(Stuck, gymnasium.make("CartPole-v1"), abs)
+    options = GymOptions(id="Stuck", frames="none", episode_length=9)
+    GymVectorEnv(lambda render_mode: make(), options, num_envs=1).close()
+    assert capsys.readouterr().err.count("sheeplike: Stuck: closing it failed: Broken: no\n") == 2
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_an_environment_that_cannot_be_made_is_named(worlds: Make, failing: type, fails_at: int) -> None:
+    """Be it the first, that is looked at, or the one of a world."""
+    made: list[Any] = []
+
+    def make(render_mode: str | None) -> Any:
+        made.append(failing(lambda *_: None) if len(made) + 1 < fails_at else 1 / 0)
+        return made[-1]
+
+    options = GymOptions(id="Divides", frames="none", episode_length=9)
+    with pytest.raises(Unusable, match=r"^Divides: ZeroDivisionError: division by zero$"):
+        GymVectorEnv(make, options, num_envs=1)
 
 
 @pytest.mark.parametrize("shape", [(3,), (1,), (2, 2), ()])

@@ -287,6 +287,21 @@ def test_worlds_in_processes_of_their_own_do_the_same() -> None:
     assert sum(bool(x.any()) for x in one[4::6]) > 0  # episodes were truncated
 
 
+@pytest.mark.parametrize(
+    ("told", "success"),
+    [(True, True), (1.0, True), (np.array([1, 2]), True), (np.nan, False), (0, False), (None, False), ("no", False)],
+    ids=str,
+)
+def test_what_counts_as_a_success(told: Any, success: bool) -> None:
+    class Tells(Counter):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return *super().step(action)[:4], {"success": told}
+
+    env = GymVectorEnv(lambda render_mode: Tells(9), GymOptions(id="t", episode_length=9), num_envs=1)
+    env.reset()
+    assert env.step(torch.zeros(1, dtype=torch.int64))[4]["success"].tolist() == [success]
+
+
 def test_an_environment_that_is_not_there() -> None:
     with pytest.raises(InvalidOption, match=r"id=CartPol-v1.*<module>:<id>.*nearest: .*CartPole-v1"):
         sheeplike.envs.make("gym", id="CartPol-v1", num_envs=1)
@@ -301,6 +316,15 @@ def test_ids_with_a_module_and_without_a_version() -> None:
     assert set(made.single_observation_space) == {"direction", "image", "state"}  # symbols are no picture
     assert made.single_observation_space["image"].shape == (147,)
     assert sheeplike.envs.make("gym", id="CartPole", num_envs=1, frames="none").episode_length == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("render_mode", "images are rendered here"), ("max_episode_steps", "that is env.options.episode_length")],
+)
+def test_arguments_that_are_not_the_users(name: str, message: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"^arguments=.*: expected others than {name}: {message}"):
+        sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, arguments={name: 3})
 
 
 def test_arguments_of_the_environment() -> None:
