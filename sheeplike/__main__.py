@@ -17,7 +17,7 @@ from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 from sheeplike.run.signals import INTERRUPTED, AskedToExit
-from sheeplike.terminal import show, warn, warnings_as_lines
+from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
 EX_SOFTWARE, EX_IOERR = 70, 74  # of sysexits.h
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except AskedToExit:
         raise
     except (CommandError, OSError, SystemExit) as error:
-        place = not isinstance(error, OSError) or error.errno in FILE_SYSTEM_ERRORS
-        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or not place:
+        explained = not isinstance(error, OSError) or error.errno in FILE_SYSTEM_ERRORS
+        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or not explained:
             raise
         warn(_explain(error))
         status = getattr(error, "status", EX_SOFTWARE if isinstance(error, SystemExit) else EX_IOERR)
@@ -71,10 +71,10 @@ def dispatch(arguments: list[str]) -> int:
         CommandError: the command does not exist, or it refuses the arguments.
     """
     if arguments in (["--help"], ["-h"]):
-        show(overview())
+        echo(overview())
         return 0
     if arguments == ["--version"]:
-        show(sheeplike.__version__)
+        echo(sheeplike.__version__)
         return 0
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):

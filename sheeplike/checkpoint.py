@@ -50,6 +50,7 @@ import torch
 from torch import Tensor
 
 from sheeplike import __version__, files, host
+from sheeplike.files import list_checkpoints, step_of
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -84,16 +85,6 @@ class NotWritten(OSError):
 # --- which checkpoints there are ------------------------------------------------------------------------------------
 
 
-def list_checkpoints(root: Path | str) -> list[Path]:
-    """Directories under ``root``, oldest first; they are not verified."""
-    found: dict[int, Path] = {}
-    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
-        match = files.CHECKPOINT.fullmatch(path.name)
-        if match and path.is_dir():
-            found.setdefault(int(match[1]), path)
-    return [found[step] for step in sorted(found)]
-
-
 def best(root: Path | str) -> Path | None:
     """The checkpoint with the highest finite ``meta["score"]``, the oldest of several; None where none has a score."""
     return next(iter(_ranking(root)), None)
@@ -108,10 +99,6 @@ def _ranking(root: Path | str) -> list[Path]:
             if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
                 scores.setdefault(score, path)
     return [scores[score] for score in sorted(scores, reverse=True)]
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.rpartition("_")[2])
 
 
 def _replay_of(root: Path) -> Path:
@@ -243,14 +230,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
         raise UnknownFormat(f"{path}: has format {written}{by}; {here}")
     try:
-        for name, kind in {
-            "step": int,
-            "files": dict,
-            "chunks": list,
-            "versions": dict,
-            "meta": dict,
-            "config": dict,
-        }.items():
+        kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
+        for name, kind in kinds.items():
             if type(manifest.get(name)) is not kind or (kind is int and manifest[name] < 0):
                 raise ValueError(f"{name} is {manifest.get(name)!r}")
         for name, entry in manifest["files"].items():
@@ -258,7 +239,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
                 raise ValueError(f"{name!r} is no file name")
             if {"bytes", "sha256"} - entry.keys():
                 raise ValueError(f"{name} is without its size and SHA-256")
-        if manifest["step"] != _step_of(checkpoint):
+        if manifest["step"] != step_of(checkpoint):
             raise ValueError(f"it is of step {manifest['step']}, and not of the one in its name")
         manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
         for chunk in manifest["chunks"]:
@@ -683,7 +664,7 @@ class Writer:
         """
         reached = step if self._resumed_from is None else min(step, self._resumed_from)
         found = list_checkpoints(self.root)
-        valid = [path for path in found if _step_of(path) <= reached or _step_of(path) == step]
+        valid = [path for path in found if step_of(path) <= reached or step_of(path) == step]
         spared = valid[-self.keep_last :] + [path for path in _ranking(self.root) if path in valid][: self.keep_best]
         for path in found:
             if path not in spared:
@@ -699,7 +680,7 @@ class Writer:
         needed = {chunk.name for chunk in plan.known} if plan else set()
         try:
             for path in list_checkpoints(self.root):
-                if up_to is None or _step_of(path) <= up_to:
+                if up_to is None or step_of(path) <= up_to:
                     needed |= {chunk.name for chunk in _read_manifest(path)["chunks"]}
         except Corrupt:
             return
@@ -756,7 +737,10 @@ def load(
             _open_verified(place / chunk.name, chunk.bytes, chunk.sha256).close()
         parts = {name: _read_part(file, entries[name][0], map_location) for name, file in opened.items()}
     if HISTORY in parts:
-        parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
+        try:
+            parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
+        except (LookupError, TypeError):
+            raise Corrupt(f"{path}: its part {HISTORY} is no history") from None
     written = {key: manifest.get(key) for key in ("step", "versions", "device", "config")}
     return {**manifest["meta"], **written}, parts
 

@@ -20,7 +20,8 @@ try:
 except ImportError:  # Windows has no such locks: there, two processes are not kept apart
     fcntl = None
 
-CHECKPOINT = re.compile(r"(?:\.old-)?step_(\d{12,})")  # the directory of one; of a replaced one until the new is there
+CHECKPOINT = re.compile(r"(?:\.old-)?step_\d{12,}")  # the directory of one; of a replaced one until the new is there
+EVENTS = "events.out.tfevents."  # as the names of TensorBoard's files begin
 REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
 YAML_BYTES, YAML_DEPTH = 2**16, 20  # of a configuration, which takes about three thousand and has four sections deep
 _FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")  # as far as the system has them
@@ -36,7 +37,7 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is none.
     """
-    if problem := _unusual(path):
+    if problem := unusual(path):
         raise OSError(0, problem, str(path))
     descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -60,13 +61,23 @@ def read_text(path: Path | str, limit: int) -> str:
 
 
 def read_yaml(path: Path | str) -> Any:
-    """The plain values in a YAML file: no tags, which make objects; no references, which multiply; nothing deep.
+    """:func:`parse_yaml` of a file.
 
     Raises:
         OSError: as of :func:`read_text`.
-        ValueError: it is no such file; the text says where.
+        ValueError: likewise.
     """
-    text = read_text(path, YAML_BYTES)
+    return parse_yaml(read_text(path, YAML_BYTES))
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain values in YAML: no tags, which make objects; no references, which multiply; nothing large or deep.
+
+    Raises:
+        ValueError: it is something else; the error says where.
+    """
+    if len(text.encode()) > YAML_BYTES:
+        raise ValueError(f"has more than {YAML_BYTES:,} bytes")
     try:
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -84,9 +95,35 @@ def read_yaml(path: Path | str) -> Any:
             raise ValueError(
                 f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved"
             )
-        return yaml.safe_load(text)
+        return _Loader(text).get_single_data()
     except (yaml.YAMLError, OverflowError) as error:  # a number may be larger than a float
         raise ValueError(str(error)) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values, whose integers have 64 bits at most: longer ones take long, and cannot be printed."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > 70 or (value := super().construct_yaml_int(node)).bit_length() > 64:
+            raise ValueError(f"line {node.start_mark.line + 1} holds an integer of more than 64 bits")
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def list_checkpoints(root: Path | str) -> list[Path]:
+    """Directories of checkpoints under ``root``, oldest first; they are not verified."""
+    found: dict[int, Path] = {}
+    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
+        if CHECKPOINT.fullmatch(path.name) and path.is_dir():
+            found.setdefault(step_of(path), path)
+    return [found[step] for step in sorted(found)]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The policy steps in the name of a checkpoint's directory."""
+    return int(checkpoint.name.rpartition("_")[2])
 
 
 def find_unusual(root: Path | str, below: str = "") -> str | None:
@@ -107,11 +144,11 @@ def _leads_out(path: str, inside: str) -> str | None:
         if not target.startswith(inside):
             return f"{path} is a link to {target}"
         path = target
-    problem = None if os.path.isdir(path) else _unusual(path)
+    problem = None if os.path.isdir(path) else unusual(path)
     return f"{path} {problem}" if problem else None
 
 
-def _unusual(path: Path | str) -> str | None:
+def unusual(path: Path | str) -> str | None:
     """Why nothing should be read from or written to ``path``; None where it is a file, or where there is nothing."""
     try:
         mode = os.lstat(path).st_mode
@@ -146,10 +183,11 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
     """Write a file that is whole or absent, whatever ends the process or the power: beside its place, then renamed.
 
     Raises:
-        OSError: it cannot be written, or what is there is no regular file; that is untouched.
+        OSError: it cannot be written, or what is there is no regular file: then that is untouched. Or the directory
+            could not be flushed: then the new file is there, and may not survive a power cut.
     """
     path = Path(path)
-    if problem := _unusual(path):
+    if problem := unusual(path):
         raise OSError(0, problem, str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -207,7 +245,7 @@ def check_writable(directory: Path, *names: str) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror or "cannot be written", str(above)) from None
     for name in names:
-        if problem := _unusual(directory / name):
+        if problem := unusual(directory / name):
             raise OSError(0, problem, str(directory / name))
 
 

@@ -140,6 +140,7 @@ def evaluate(
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
     Where ``info["restarted"]`` says that an environment was replaced, its episode was cut, and its next one counts.
     """
+    film: Callable[[], dict[str, Tensor]] = getattr(envs, "film", dict)  # by a camera that no agent has, one world
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}
     for start in range(0, episodes, envs.num_envs):
@@ -150,8 +151,9 @@ def evaluate(
         final = info["episode"]
         while True:
             if start == 0 and video_envs:
-                for key in (k for k in obs if k.startswith("pixels/")):
-                    videos.setdefault(key.removeprefix("pixels/"), []).append(obs[key][:video_envs].clone())
+                seen = {key.removeprefix("pixels/"): obs[key][:video_envs].clone() for key in obs if "pixels/" in key}
+                for camera, frames in (seen | film()).items():
+                    videos.setdefault(camera, []).append(frames)
             if bool(over.all()):
                 break
             action = player.act(obs, step.is_first, sample=sample)

@@ -51,8 +51,8 @@ class InvalidOption(CommandError, ValueError):
         self.key, self.value, self.expected, self.nearest = key, value, expected, nearest
 
     def __str__(self) -> str:
-        hint = "" if self.nearest is None else f"; nearest: {self.key}={show(self.nearest)}"
-        return one_line(f"{self.key}={show(self.value)}: expected {self.expected}{hint}")
+        hint = "" if self.nearest is None else f"; nearest: {self.key}={format_value(self.nearest)}"
+        return one_line(f"{self.key}={format_value(self.value)}: expected {self.expected}{hint}")
 
 
 class UnknownOption(InvalidOption):
@@ -162,7 +162,7 @@ def explain_keys(keys: Iterable[Key]) -> str:
     """One line per key for ``--help``: what it means, what it takes, its default."""
     lines = []
     for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
-        takes = expectation(schema) + (f"; default {show(schema['default'])}" if "default" in schema else "")
+        takes = expectation(schema) + (f"; default {format_value(schema['default'])}" if "default" in schema else "")
         lines.append(f"  {path:<32} {schema.get('description', '')} ({takes})")
     return "\n".join(lines)
 
@@ -187,14 +187,14 @@ def closest(value: Any, schema: Schema) -> Any:
     return next((found for form in forms if (found := _closest(value, form)) is not None), None)
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """``value`` as it would be typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{show(item)}" for name, item in value.items()) + "}"
+        return "{" + ",".join(f"{name}:{format_value(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(show(item) for item in value) + "]"
+        return "[" + ",".join(format_value(item) for item in value) + "]"
     return str(value)
 
 
@@ -308,7 +308,7 @@ def _closest(value: Any, form: Schema) -> Any:
     if kind == "boolean":
         word = str(value).lower()
         return _SPOKEN.get(word, {"true": True, "false": False}.get(nearest(word, ("true", "false"), cutoff=0.6) or ""))
-    if kind in ("integer", "number") and type(value) in (int, float) and math.isfinite(value):
+    if kind in ("integer", "number") and type(value) in (int, float) and -1e300 < value < 1e300:
         return _closest_number(value, form)
     return None
 

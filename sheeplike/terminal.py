@@ -17,7 +17,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 def one_line(text: object) -> str:
-    """Text of whatever origin as one line, of at most ten thousand characters, that :func:`visible` leaves as it is."""
+    """The first ten thousand characters of a text of whatever origin, as one line and :func:`visible`."""
     return visible(" ".join(str(text)[:LONGEST].split()))
 
 
@@ -30,7 +30,7 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def show(*lines: object) -> None:
+def echo(*lines: object) -> None:
     """Print lines that somebody has asked for; a reader that has gone away had enough.
 
     Raises:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sheeplike.files import write_atomically
+from sheeplike.files import parse_yaml, write_atomically
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -25,3 +25,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, failing):
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, "seed: é\n".encode())]
     write_atomically(path, b"\x00")
     assert path.read_bytes() == b"\x00"
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "0x" + "f" * 5000, "1" + ":00" * 20, str(2**64)])
+def test_integers_have_64_bits(number):
+    assert parse_yaml(f"x: {2**64 - 1}\ny: [-0xff, 1:30]") == {"x": 2**64 - 1, "y": [-255, 90]}
+    with pytest.raises(ValueError, match="line 2 holds an integer of more than 64 bits"):
+        parse_yaml(f"x: 1\ny: {number}")

@@ -248,7 +248,7 @@ def test_a_configuration_that_is_no_file_or_too_large(run_dir, tmp_path, refusal
     file.unlink()
     (run_dir / "other").write_text(text)
     file.symlink_to("other")
-    assert "mine/config.yaml: is a link" in refusal(USES[0])
+    assert "mine/config.yaml is a link" in refusal(USES[0])
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "eval", "export", ".lock", "tensorboard/x"])

@@ -189,6 +189,8 @@ class Ratio:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.counted, self.carry = max(int(state["counted"]), self.start), float(state["carry"])
+        if not 0 <= self.carry < 1:
+            raise ValueError(f"the ratio carries {self.carry}: expected less than one gradient step")
 
 
 def own_randomness(device: torch.device | str) -> AbstractContextManager:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from sheeplike.agents.agent import own_randomness
-from sheeplike.nn.optimizers import load_in_place
 
 
 class SkipCounter:
@@ -65,6 +64,6 @@ def preserve_state(
             yield
     finally:
         networks.load_state_dict(before[0])
-        load_in_place(optimizer, optimizer.load_state_dict, before[1])
+        optimizer.load_state_dict(before[1])
         optimizer.zero_grad(set_to_none=False)
         skips.load_state_dict(before[2])

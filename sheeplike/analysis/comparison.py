@@ -105,7 +105,7 @@ def compare(
     notes = [*notes, f"Compared from {_position(start, x)} to {_position(end, x)}{ended}."]
     for run in runs:
         if count := run.nonfinite.get(metric):
-            notes.append(f"{run.path}: values of {metric} that are not finite, left out: {count}.")
+            notes.append(f"{run.path}: values of {metric} that are not finite or too large, left out: {count}.")
     env = next((run.env for run in runs if run.env), None)
     return Comparison(env, metric, x, threshold, end, compared, verdicts, notes)
 
@@ -127,7 +127,7 @@ def to_markdown(comparison: Comparison) -> str:
         for axis, name in AXES.items():
             columns[f"{name} to {number(threshold)}"] = [_reach(group.curves, axis, threshold) for group in groups]
     rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-    table = ["| " + " | ".join(one_line(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
     lists = [

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sheeplike.files import open_regular, read_yaml
+from sheeplike.files import EVENTS, open_regular, read_yaml
 from sheeplike.options import nearest
 from sheeplike.terminal import one_line
 
-CONFIG_FILE, METRICS_FILE, EVENT_FILES = "config.yaml", "metrics.jsonl", "events.out.tfevents."
+CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
 LARGEST = 1e100  # of a number that is taken for finite: sums of squares of such are numbers too
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
 # Keys and sections that do not make another experiment.
@@ -118,7 +118,7 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
             raise RunError(f"{place} {problem}: expected a directory of runs" + f"; nearest: {match}" * bool(match))
         runs = {run.resolve(): run for run in _walk(place)}
         if not runs:
-            expected = f"directories with {CONFIG_FILE} and {METRICS_FILE} or with {EVENT_FILES}*"
+            expected = f"directories with {CONFIG_FILE} and {METRICS_FILE} or with {EVENTS}*"
             raise RunError(f"{place}: expected runs in it, {expected}, and found none")
         found |= runs
     return list(found.values())
@@ -176,7 +176,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     others = sorted(run.metrics - {metric})
-    found = "none of them is finite" if metric in run.metrics else "there are none"
+    found = f"none of them is finite and below {LARGEST:g}" if metric in run.metrics else "there are none"
     match = nearest(metric, others, cutoff=0.6)
     hint = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
     hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
@@ -191,7 +191,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
     for folder, inside, files in os.walk(place, onerror=refuse):
         inside.sort()
-        if METRICS_FILE in files or any(name.startswith(EVENT_FILES) for name in files):
+        if METRICS_FILE in files or any(name.startswith(EVENTS) for name in files):
             inside.clear()
             yield Path(folder)
 
@@ -231,7 +231,9 @@ def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any
     if name is None:
         name, parent = parent.name, parent.parent
     shown = parent.relative_to(Path.cwd()) if parent.is_relative_to(Path.cwd()) else parent
-    return found.get("env"), f"{name} (TensorBoard)", found.get("seed", "none"), {"directory": str(shown)}
+    env = found.get("env")
+    settings = {"directory": one_line(shown)}
+    return env and one_line(env), one_line(f"{name} (TensorBoard)"), found.get("seed", "none"), settings
 
 
 def _rows(path: Path) -> Rows:
@@ -262,7 +264,7 @@ def _events(path: Path) -> Rows:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    for file in path.glob(f"{EVENT_FILES}*"):  # the reader opens whatever has the name
+    for file in path.glob(f"{EVENTS}*"):  # the reader opens whatever has the name
         if file.is_symlink() or not file.is_file():
             raise RunError(f"{file}: cannot be read: is no regular file")
     reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
@@ -342,4 +344,4 @@ def _label(run: Run, keys: Sequence[str]) -> str:
             value = json.dumps(run.settings[key], separators=(",", ":"), ensure_ascii=False, default=str)
             short = name if names.count(name) == 1 and not key.startswith("randomization.") else key
             texts.append(f"{short}={value}".replace('"', ""))
-    return one_line(", ".join(texts))
+    return ", ".join(texts)

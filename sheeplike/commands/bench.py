@@ -34,7 +34,7 @@ from sheeplike.monitor.progress import format_seconds, phase
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
 from sheeplike.run.signals import stops_at_once
-from sheeplike.terminal import info, show
+from sheeplike.terminal import echo, info
 
 PARTS = {
     "physics": "the jitted simulation without rendering",
@@ -78,13 +78,13 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met.
     """
     if request.help:
-        show(f"{EXAMPLE} [key=value ...]", "", explain_keys(keys_of(BenchOptions)), "", "parts")
-        show(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "")
-        show("Further keys are those of the run: python -m sheeplike train --help lists them.")
+        echo(f"{EXAMPLE} [key=value ...]", "", explain_keys(keys_of(BenchOptions)), "", "parts")
+        echo(*(f"  {name:<32} {text}" for name, text in PARTS.items()), "")
+        echo("Further keys are those of the run: python -m sheeplike train --help lists them.")
         return
     asked, composed = compose(request.arguments, Sources(request.config_dirs))
     if asked.show:
-        show(explain(composed))
+        echo(explain(composed))
         return
     config = composed.config
     check_accelerator(config)
@@ -98,7 +98,7 @@ def main(request: Request) -> None:
         with explain_oom(config), as_command_errors(OSError, envs.Unusable):
             bench = Bench(config, asked, shlex.join(["python", "-m", "sheeplike", "bench", *request.arguments]))
             bench.measure()
-    show("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json")
+    echo("", *bench.tables, f"saved: {asked.out}/bench.md and bench.json")
 
 
 def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, Composed]:

@@ -16,7 +16,7 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors, require_writable, unknown, validated
 from sheeplike.files import find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
-from sheeplike.terminal import one_line, show
+from sheeplike.terminal import echo, one_line
 
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
@@ -44,7 +44,7 @@ def main(request: Request) -> None:
         CommandError: the request cannot be met; nothing was written.
     """
     if request.help:
-        show(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
+        echo(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
         return
     if request.config_dirs:
         raise CommandError("--config-dir: expected only directories of runs, which hold their whole configuration")
@@ -71,7 +71,7 @@ def main(request: Request) -> None:
         comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
     if asked.scale == "log" and comparison.end <= 0:
         raise InvalidOption("scale", "log", f"linear, since the compared {AXES[x]} are not above 0", "linear")
-    task = one_line(comparison.env or places[0].resolve().name)
+    task = comparison.env or one_line(places[0].resolve().name)
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
     table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log")
     files = {
@@ -85,7 +85,7 @@ def main(request: Request) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_atomically(path, content)
-    show(f"{title}\n\n{table}", *files)
+    echo(f"{title}\n\n{table}", *files)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:

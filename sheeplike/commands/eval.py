@@ -20,7 +20,7 @@ from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint, open_run
-from sheeplike.terminal import info, show, warn
+from sheeplike.terminal import echo, info, warn
 
 
 class EvalOptions(Options):
@@ -52,8 +52,8 @@ def main(request: Request) -> None:
         CommandError: there is nothing to evaluate, or not in this way; nothing was written.
     """
     if request.help:
-        show("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
-        show("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
+        echo("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
+        echo("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
         return
     asked = load_options(EvalOptions, request.about_run())
     run_dir, config = open_run(asked.run, "eval")

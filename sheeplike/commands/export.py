@@ -29,7 +29,7 @@ from sheeplike.config.errors import as_command_errors, require_writable, validat
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import CHECKPOINTS, choose_checkpoint, open_run
-from sheeplike.terminal import info, show, warn
+from sheeplike.terminal import echo, info, warn
 
 if TYPE_CHECKING:
     import torch
@@ -107,9 +107,9 @@ def main(request: Request) -> None:
         CommandError: there is nothing to export, or the directory is taken; nothing was written.
     """
     if request.help:
-        show(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
-        show(f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
-        show("safetensors.torch.load_file reads the weights alone.")
+        echo(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
+        echo(f"Writes {WEIGHTS} and {MODEL}, both at once; what is there already is never replaced.")
+        echo("safetensors.torch.load_file reads the weights alone.")
         return
     asked = load_options(ExportOptions, request.about_run())
     run_dir, config = open_run(asked.run, "export")

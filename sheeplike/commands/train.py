@@ -21,7 +21,7 @@ from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
-from sheeplike.terminal import info, show, warn
+from sheeplike.terminal import echo, info, warn
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -37,7 +37,7 @@ def main(request: Request) -> int:
     """
     sources = Sources(request.config_dirs)
     if request.help:
-        show(usage(request.arguments, sources))
+        echo(usage(request.arguments, sources))
         return 0
     from sheeplike.config.compose import explain, load, start_of  # Hydra, which help does without
     from sheeplike.config.saved import load_saved
@@ -47,7 +47,7 @@ def main(request: Request) -> int:
     if start.show == "config":
         resumed = start.resume not in (None, "auto")  # then all values are in its directory
         file = run_dir.config_file(Path(start.resume).expanduser(), "resume") if resumed else None
-        show(explain(load_saved(file, rest) if file else load(rest, sources)))
+        echo(explain(load_saved(file, rest) if file else load(rest, sources)))
         return 0
     if start.seeds is not None:
         return train_seeds(start, rest, request.config_dirs)

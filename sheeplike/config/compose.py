@@ -36,7 +36,7 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown, unknown_key, validated
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
-from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of, show
+from sheeplike.options import CommandError, InvalidOption, Key, Options, format_value, keys_of
 from sheeplike.terminal import warn
 
 COMMAND_LINE = "command line"
@@ -165,7 +165,7 @@ def parse(argument: str) -> Override:
         argument = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     try:
         override = OverridesParser.create().parse_override(argument)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # the latter of a number with thousands of digits
         reason = str(error).splitlines()[0]
         hint = "a bracket that is closed" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
         raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {hint}") from None
@@ -442,7 +442,7 @@ def explain(composed: Composed) -> str:
         source = next(
             (found for path, found in composed.sources.items() if key == path or path.startswith(f"{key}.")), ""
         )
-        lines.append(f"{key}: {show(value)}" + (f"  # {source}" if source else ""))
+        lines.append(f"{key}: {format_value(value)}" + (f"  # {source}" if source else ""))
     return "\n".join(lines)
 
 

@@ -14,8 +14,8 @@ import yaml
 from sheeplike.config.compose import COMMAND_LINE, Composed, Merged, check_key, flat, parse
 from sheeplike.config.schema import Config, all_keys, to_data, validate
 from sheeplike.config.sources import GROUPS
-from sheeplike.files import find_unusual, read_yaml
-from sheeplike.options import CommandError, InvalidOption, show
+from sheeplike.files import read_yaml
+from sheeplike.options import CommandError, InvalidOption, format_value
 
 FORMAT = 1  # of config.yaml
 # What may change when a run is resumed; anything else would make it another run.
@@ -32,9 +32,6 @@ RESUMABLE = {
     "logger",
 }
 SHOWN = 8  # changes, at most
-
-
-MUST_BE_FILES = ("config.yaml", "metrics.jsonl", ".lock", "nonfinite_batch.pt")
 
 
 def to_yaml(config: Config) -> str:
@@ -82,24 +79,9 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
 
 def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """``total_steps 1000 -> 2000, log_every 10 -> 20``; of many the first few."""
-    texts = [f"{key} {show(before)} -> {show(after)}" for key, (before, after) in changed.items()]
+    texts = [f"{key} {format_value(before)} -> {format_value(after)}" for key, (before, after) in changed.items()]
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return ", ".join(texts[:SHOWN] + more)
-
-
-def refuse_unusual(run_dir: Path, key: str) -> None:
-    """Refuse a run in whose directory there are links out of it, pipes or devices: they would be read and written to.
-
-    Raises:
-        CommandError: there is one.
-    """
-    directories = (run_dir / name for name in MUST_BE_FILES if (run_dir / name).is_dir())
-    found = next((f"{path} is a directory" for path in directories), None) or find_unusual(run_dir)
-    if found:
-        raise CommandError(
-            f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
-            "a link leads to"
-        )
 
 
 def _read(path: Path) -> dict[str, Any]:

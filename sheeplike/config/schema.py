@@ -16,7 +16,7 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.envs.registry import SIMULATION
-from sheeplike.options import CommandError, InvalidOption, Key, Options, keys_of, show
+from sheeplike.options import CommandError, InvalidOption, Key, Options, format_value, keys_of
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
@@ -43,6 +43,9 @@ class Env(Options):
     renderer: Literal["warp", "madrona", "none"] = Field(
         "warp",
         description="warp: MJX-Warp's; madrona: where that is installed; none: no images, for agents that see vectors",
+    )
+    stagger: bool = Field(
+        True, description="end first episodes at random times, so that simulated worlds are not in step"
     )
     depth: bool = Field(False, description="render depth beside the colours")
     segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
@@ -228,7 +231,7 @@ def _check_rendering(config: Config) -> None:
     env = config.env
     sizes, cameras = env.image_size, env.cameras
     if isinstance(sizes, dict) and cameras is not None and set(cameras) != set(sizes):
-        expected = f"a size for each of env.cameras={show(cameras)}, and for no other"
+        expected = f"a size for each of env.cameras={format_value(cameras)}, and for no other"
         raise InvalidOption("env.image_size", sizes, expected)
     if env.renderer != "none":
         return

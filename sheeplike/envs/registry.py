@@ -151,6 +151,7 @@ def make(
     textures: bool | None = None,
     action_repeat: int = 1,
     seed: int = 0,
+    stagger: bool = False,
     randomization: Mapping[str, Mapping[str, Any]] | None = None,
     randomize: bool = True,
     **options: Any,
@@ -159,8 +160,9 @@ def make(
 
     Args:
         name: one of ``list_envs()``.
-        num_envs, device, image_size, seed: of every environment. With ``cameras`` to ``textures``, ``randomization``
-            and ``randomize``, for those that we simulate, see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
+        num_envs, device, image_size, seed: of every environment. For ``physics`` to ``textures`` and
+            ``stagger`` to ``randomize``, of those that we simulate, see
+            :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         **options: the environment's own, such as ``id`` of a family and ``episode_length``; see
             :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Any other keyword is refused.
@@ -194,7 +196,7 @@ def make(
 
     task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
     task = repeat_actions(task, action_repeat)
-    return MjxVectorEnv(task, **common, **simulation, randomization=randomization, randomize=randomize)
+    return MjxVectorEnv(task, **common, **simulation, **varied, stagger=stagger)
 
 
 SIMULATION: Mapping[str, object] = {

@@ -317,7 +317,7 @@ class SequenceReplay:
         """Restore what :meth:`state_dict` returned; without history, :meth:`write_steps` has to complete it.
 
         Raises:
-            ValueError: the stored ring has other keys, shapes or length than this one.
+            ValueError: the stored ring has other keys, shapes or length than this one, or counters that it cannot have.
         """
         stored, added = state["storage"], int(state["added"])
         held = min(added, self.length)
@@ -331,7 +331,9 @@ class SequenceReplay:
             ring.copy_(stored[key])
         self.added = added
         self.head.fill_(added)
-        self.fresh = deque((world, start) for world, start in state["fresh"])
+        self.fresh = deque((int(world), int(start)) for world, start in state["fresh"])
+        if any(world not in range(self.num_envs) or start not in range(added) for world, start in self.fresh):
+            raise ValueError("replay: a sequence is not in this ring")
         self.expected, self.chunks = None if complete or not held else self.oldest, []
         load_generator(self.generator, state["generator"])
 

@@ -121,5 +121,7 @@ class Rollout:
                 found, expected = tuple(state["storage"][key].shape), tuple(ring.shape)
                 raise ValueError(f"rollout {key!r} has shape {found}: expected {expected}")
             ring.copy_(state["storage"][key])
-        self.age.copy_(state["age"])
+        self.age.copy_(state["age"].clamp(0, self.history))  # a stack reaches back no further
         self.steps = int(state["steps"])
+        if self.steps not in range(self.length + 2):
+            raise ValueError(f"the rollout holds {self.steps} steps: expected 0 to {self.length + 1}")

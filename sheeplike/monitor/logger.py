@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sheeplike.files import open_regular, write_atomically
+from sheeplike.files import EVENTS, open_regular, write_atomically
 from sheeplike.monitor.dashboard import layout, table_entry
 from sheeplike.monitor.video import check_video, encode_gif
 
@@ -153,7 +153,7 @@ class EventFile:
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         self._event, self._summary, session = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        name = f"{EVENTS}{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self._file, self._lock = open_regular(run_dir / name, "ab"), threading.Lock()
         self._write(self._event(file_version="brain.Event:2"))
         if purge_step is not None:

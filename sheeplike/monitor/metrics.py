@@ -88,7 +88,10 @@ class MetricBuffer:
         return {"groups": [(list(names), sums.clone(), counts.clone()) for names, (sums, counts) in groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._groups = {tuple(names): (sums.clone(), counts.clone()) for names, sums, counts in state["groups"]}
+        self._groups = {
+            tuple(names): (_vector(sums, len(names)), _vector(counts, len(names)))
+            for names, sums, counts in state["groups"]
+        }
 
 
 class EpisodeStatistics:
@@ -152,7 +155,12 @@ class EpisodeStatistics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._terms, sums = tuple(state["terms"]), state["sums"]
-        self._sums = None if sums is None else sums.to(self.device, copy=True)
+        self._sums = None if sums is None else _vector(sums, 7 + len(self._terms)).to(self.device)
+
+
+def _vector(saved: Tensor, length: int) -> Tensor:
+    """A copy of saved numbers, which have to be so many."""
+    return torch.empty(length, dtype=torch.float64).copy_(saved)
 
 
 def _means(names: list[str], values: list[float]) -> dict[str, float]:

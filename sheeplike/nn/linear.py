@@ -1,7 +1,7 @@
-"""A linear map by the faster of a CPU's two libraries.
+"""A linear map by oneDNN on a CPU, which torch has for its convolutions.
 
-torch multiplies float32 matrices with MKL, which on an AMD leaves half of the vector units idle. oneDNN, which torch
-has for its convolutions, uses them all, in float32 too.
+torch multiplies float32 matrices with MKL, which on an AMD leaves half of the vector units idle; oneDNN uses them all,
+in float32 too. That was measured on an AMD only.
 
 Shape letters: ``B`` batch, ``I`` inputs, ``O`` outputs.
 """

@@ -6,14 +6,43 @@ momentum stays bounded; adaptive gradient clipping (Brock et al., 2021) bounds e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-class LaProp(torch.optim.Optimizer):
+class RestoredInPlace(torch.optim.Optimizer):
+    """An optimizer that takes its state back where it is, so that a captured update goes on working.
+
+    Nothing of what is loaded is kept but its numbers: a fused step writes as many as its parameter has, wherever a
+    tensor ends that says it is as large.
+    """
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore moments, counters, and a learning rate that is a tensor; all other options are our own.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is the state of other parameters.
+        """
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            if isinstance(group["lr"], Tensor):
+                _restore("lr", group["lr"], saved["lr"])
+            for p, number in zip(group["params"], saved["params"], strict=True):
+                for name, value in self.state[p].items():
+                    _restore(name, value, state_dict["state"][number][name])
+
+
+def _restore(name: str, ours: Tensor, saved: Any) -> None:
+    found = tuple(saved.shape) if isinstance(saved, Tensor) else type(saved).__name__
+    if found != tuple(ours.shape):
+        raise ValueError(f"{name} of the optimizer is {found}: expected {tuple(ours.shape)}")
+    ours.copy_(saved)
+
+
+class LaProp(RestoredInPlace):
     """Clip each tensor's gradient, biases and norm scales included, divide by its RMS, average with momentum, step.
 
     The step counter is a device tensor and all arithmetic is ``foreach`` on the device: no host synchronisation, and
@@ -46,17 +75,12 @@ class LaProp(torch.optim.Optimizer):
         warmup: int,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "agc_min": agc_min, "warmup": warmup}
-        # Capturable: load_state_dict moves the step counters to the parameters' device too.
-        super().__init__(params, defaults | {"capturable": True})
+        super().__init__(params, defaults)
         self.found_inf: Tensor | None = None
         for group in self.param_groups:
             for p in group["params"]:
                 step = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = {"step": step, "momentum": torch.zeros_like(p), "square": torch.zeros_like(p)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state where it is: a captured update goes on working."""
-        load_in_place(self, super().load_state_dict, state_dict)
 
     def learning_rate(self) -> Tensor:
         """The learning rate of the next update, a 0-dim float32 device tensor."""
@@ -151,47 +175,14 @@ def adam(params: Iterable[nn.Parameter], lr: float, *, eps: float) -> torch.opti
     params = list(params)
     device = params[0].device
     rate = torch.tensor(lr, device=device)
-    optimizer = torch.optim.Adam(params, lr=rate, eps=eps, fused=True, capturable=device.type == "cuda")
+    optimizer = _Adam(params, lr=rate, eps=eps, fused=True, capturable=device.type == "cuda")
     # It is told to be capturable whether or not it will be captured; that needs no warning.
     optimizer._warned_capturable_if_run_uncaptured = True
+    for p in params:
+        step = torch.zeros((), device=device)
+        optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return optimizer
 
 
-def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[dict], None], state_dict: dict[str, Any]) -> None:
-    """Restore an optimizer without moving its tensors, whose addresses a CUDA graph may hold.
-
-    Options are the optimizer's own; of the saved ones a learning rate counts that is a tensor, and so may have moved.
-
-    Args:
-        load: the optimizer's own ``load_state_dict``, which puts new tensors in place of the old ones.
-
-    Raises:
-        ValueError: a tensor is not of its parameter's shape and type: a fused step would write beyond its end.
-    """
-    options = [dict(group) for group in optimizer.param_groups]
-    groups = []
-    for ours, saved in zip(options, state_dict["param_groups"], strict=True):
-        groups.append(ours | {"params": saved["params"]})
-        if isinstance(ours["lr"], Tensor):
-            groups[-1]["lr"] = _expected("lr", saved["lr"], ours["lr"])
-        for p, number in zip(ours["params"], saved["params"], strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                _expected(name, value, torch.empty(()) if name == "step" else p)
-    state = {p: dict(values) for p, values in optimizer.state.items()}
-    load({"state": state_dict["state"], "param_groups": groups})
-    for p, values in state.items():
-        if p not in optimizer.state:  # saved before the first step: as new, but in the same place
-            optimizer.state[p] = {name: value.zero_() for name, value in values.items()}
-    pairs = [(state.get(p, {}), values) for p, values in optimizer.state.items()]
-    for before, loaded in [*pairs, *zip(options, optimizer.param_groups, strict=True)]:
-        for name, value in loaded.items():
-            if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
-                loaded[name] = before[name].copy_(value)
-
-
-def _expected(name: str, value: Any, like: Tensor) -> Tensor:
-    """``value``, if it is a tensor of the shape and type of ``like``."""
-    found = (value.shape, value.dtype, value.layout) if isinstance(value, Tensor) else type(value).__name__
-    if found != (like.shape, like.dtype, like.layout):
-        raise ValueError(f"{name} of the optimizer is {found}: expected {tuple(like.shape)} {like.dtype}")
-    return value
+class _Adam(RestoredInPlace, torch.optim.Adam):
+    """Torch's own, restored in place."""

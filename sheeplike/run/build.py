@@ -34,6 +34,8 @@ from sheeplike.terminal import info, warn
 INEXACT = (
     "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
 )
+# What loading a state raises that is of something else.
+_OF_ANOTHER = (LookupError, TypeError, AttributeError, RuntimeError, OverflowError, ValueError, checkpoint.Corrupt)
 _OUT_OF_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|out of memory|can(?:'t|not) allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
     r"|cudaErrorMemoryAllocation",
@@ -92,7 +94,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 for difference in differences(meta, parts):
                     warn(difference)
                 resumed = {"parts": parts, "start": meta["step"], "changed": changed, "writer": writer}
-        train_envs = build_envs(config, config.env.num_envs, fabric.device)
+        train_envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
         stack.callback(train_envs.close)
         if resume and not getattr(train_envs, "exact_resume", True):
             warn(INEXACT)
@@ -197,7 +199,7 @@ def launch(config: Config) -> Fabric:
     return fabric
 
 
-def build_envs(config: Config, num_envs: int, device: torch.device, *, randomize: bool = True) -> VectorEnv:
+def build_envs(config: Config, num_envs: int, device: torch.device, **options: bool) -> VectorEnv:
     """:func:`make_envs` as a command begins: it is shown, and what others raise is a line.
 
     Raises:
@@ -205,14 +207,17 @@ def build_envs(config: Config, num_envs: int, device: torch.device, *, randomize
     """
     refused = (ValueError, TypeError) if envs.simulated(config.env.name) else (Exception,)
     with phase("building worlds"), as_command_errors(*refused):
-        return make_envs(config, num_envs, device, randomize=randomize)
+        return make_envs(config, num_envs, device, **options)
 
 
-def make_envs(config: Config, num_envs: int, device: torch.device, *, randomize: bool = True) -> VectorEnv:
+def make_envs(
+    config: Config, num_envs: int, device: torch.device, *, randomize: bool = True, stagger: bool = False
+) -> VectorEnv:
     """The environments that the configuration describes.
 
     Args:
         randomize: False: in the scene as it was compiled, whatever the configuration says of randomization.
+        stagger: end first episodes at random times.
     """
     env = config.env
     return envs.make(
@@ -231,6 +236,7 @@ def make_envs(config: Config, num_envs: int, device: torch.device, *, randomize:
         seed=config.seed,
         randomization=config.randomization,
         randomize=randomize,
+        stagger=stagger,
         **({} if env.id is None else {"id": env.id}),
         **env.options,
     )
@@ -315,15 +321,7 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
         yield
     except CommandError:
         raise
-    except (
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        ArithmeticError,
-        ValueError,
-        checkpoint.Corrupt,
-    ) as error:
+    except _OF_ANOTHER as error:
         if is_out_of_memory(error):
             raise
         what = "the checkpoint is not of the agent and the environments in its config.yaml"

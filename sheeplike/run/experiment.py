@@ -165,9 +165,6 @@ class Experiment:
         self.recorder.begin(self.state)
         self._busy = True
         with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
-            if self.policy_steps == self._resumed_from:  # what loads may still be of another shape
-                with of_this_agent(self._place):
-                    self._go_to(min(self.policy_steps + self.envs.num_envs, target))
             self._go_to(target)
         self.recorder.flush()
         self._busy = False
@@ -233,10 +230,8 @@ class Experiment:
             self.state = LoopState.begin(self.agent, self.envs, config.seed)
         else:
             with of_this_agent(self._place):
-                self.state = snapshot.restore(parts, self.agent, self.envs, self.recorder)
+                self.state = snapshot.restore(parts, start, config, self.agent, self.envs, self.recorder)
                 behind = parts["loop"]["counters"]["due"] > 0
-                if self.policy_steps != start:
-                    raise ValueError(f"policy_steps is {self.policy_steps}")
             parts.clear()  # or part of it would be in memory twice
             if "seed" in built.changed:
                 snapshot.seed_everything(config.seed)

@@ -25,10 +25,22 @@ from typing import BinaryIO, NamedTuple, Self
 from sheeplike import host
 from sheeplike.config.compose import Composed, load
 from sheeplike.config.errors import as_command_errors, nearest, require_writable
-from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, may_change, refuse_unusual, to_yaml
+from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, may_change, to_yaml
 from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
-from sheeplike.files import CHECKPOINT, REPLAY, open_regular, read_text, read_yaml, write_atomically
+from sheeplike.files import (
+    EVENTS,
+    REPLAY,
+    find_unusual,
+    list_checkpoints,
+    open_regular,
+    parse_yaml,
+    read_text,
+    read_yaml,
+    step_of,
+    unusual,
+    write_atomically,
+)
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.terminal import warn
@@ -39,8 +51,8 @@ LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "eval"
 LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
-EVENTS = "events.out.tfevents"  # as TensorBoard's files begin
-OURS = {CONFIG_FILE, METRICS, CHECKPOINTS, REPLAY, EVALUATIONS, LAST_BATCH, LOCK_FILE}  # what a run makes
+FILES = (CONFIG_FILE, METRICS, LOCK_FILE, LAST_BATCH)
+OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS}  # what a run makes
 
 
 class Plan(NamedTuple):
@@ -71,12 +83,13 @@ class Plan(NamedTuple):
 
         with as_command_errors(checkpoint.Corrupt, FileNotFoundError), warnings.catch_warnings(record=True) as passed:
             warnings.simplefilter("always")
-            meta, _ = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
-        if meta["step"] < total or meta.get("due"):
-            return None  # what was passed over is told when the run goes on
-        for warning in passed:
-            warn(str(warning.message))
-        return meta["step"]
+            meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
+        with suppress(LookupError, TypeError):  # somebody has made it: refused when the run goes on
+            if meta["step"] >= total and parts["loop"]["counters"]["due"] == 0:
+                for warning in passed:
+                    warn(str(warning.message))
+                return meta["step"]
+        return None  # what was passed over is told when the run goes on
 
 
 def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
@@ -95,6 +108,10 @@ def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
         planned = _auto(composed) if start.resume == "auto" else None
         planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
     check_accelerator(planned.config)
+    try:
+        parse_yaml(to_yaml(planned.config))
+    except ValueError as error:
+        raise CommandError(f"the configuration could not be read again from {CONFIG_FILE}: {error}") from None
     return planned
 
 
@@ -126,7 +143,7 @@ class Claim:
         again: the run in it, which has no checkpoint, begins anew.
 
     Raises:
-        CommandError: another process took the directory meanwhile, or it cannot be written; nothing was left there.
+        CommandError: another process took the directory meanwhile, or it cannot be written.
     """
 
     def __init__(self, run_dir: Path, config: Config, *, again: bool = False) -> None:
@@ -244,14 +261,19 @@ def config_file(run_dir: Path, key: str) -> Path:
         match = nearest(str(run_dir), runs)
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
-    refuse_unusual(run_dir, key)
+    paths = (run_dir / name for name in FILES)
+    found = find_unusual(run_dir) or next((f"{path} {why}" for path in paths if (why := unusual(path))), None)
+    if found:
+        raise CommandError(
+            f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
+            "a link leads to"
+        )
     return file
 
 
 def checkpoint_steps(run_dir: Path) -> list[int]:
     """Policy steps of a run's checkpoints, oldest first, by their names; found without torch, and not verified."""
-    names = [entry.name for entry in (run_dir / CHECKPOINTS).glob("*")]
-    return sorted({int(match[1]) for name in names if (match := CHECKPOINT.fullmatch(name))})
+    return [step_of(path) for path in list_checkpoints(run_dir / CHECKPOINTS)]
 
 
 def open_run(run: str | None, command: str) -> tuple[Path, Config]:
@@ -279,24 +301,21 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
     """
     if name == "last":
         return None
-    steps = checkpoint_steps(run_dir)
-    step = name.removeprefix("step_")
-    if name != "best":
-        expected = f"best, last, or one of {', '.join(map(str, steps))}"
-        if not step.isdecimal():
-            raise InvalidOption("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
-        if int(step) not in steps:
-            raise InvalidOption("checkpoint", name, expected, min(steps, key=lambda other: abs(other - int(step))))
-    from sheeplike.checkpoint import best, list_checkpoints  # torch takes seconds
-
     if name == "best":
+        from sheeplike.checkpoint import best  # torch takes seconds
+
         path = best(run_dir / CHECKPOINTS)
         if path is None:
             raise InvalidOption("checkpoint", name, "one that was saved after an evaluation; here is none", "last")
         return path
-    return next(
-        path for path in list_checkpoints(run_dir / CHECKPOINTS) if int(path.name.rpartition("_")[2]) == int(step)
-    )
+    paths = {step_of(path): path for path in list_checkpoints(run_dir / CHECKPOINTS)}
+    step = name.removeprefix("step_")
+    expected = f"best, last, or one of {', '.join(map(str, paths))}"
+    if not step.isdecimal() or len(step) > 20:
+        raise InvalidOption("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
+    if int(step) not in paths:
+        raise InvalidOption("checkpoint", name, expected, min(paths, key=lambda other: abs(other - int(step))))
+    return paths[int(step)]
 
 
 def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
@@ -323,7 +342,7 @@ def _auto(composed: Composed) -> Plan | None:
     if refused:
         raise CommandError(
             f"resume=auto: run_dir={path} holds another run: {describe_changes(refused)}; expected the command line "
-            f"that began it (only {', '.join(sorted(RESUMABLE))} may differ), or another run_dir"
+            f"that began it (only {', '.join(sorted(RESUMABLE - {'seed'}))} may differ), or another run_dir"
         )
     resume = bool(checkpoint_steps(path))
     return Plan(config, path, resume=resume, again=not resume, files=composed.files)

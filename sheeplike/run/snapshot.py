@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,10 @@ from gymnasium.vector import VectorEnv
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.config.schema import Config
-from sheeplike.loop import LoopState
+from sheeplike.loop import LoopState, first_step
 from sheeplike.run.recorder import Recorder
+
+STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # of the current step; the next one has another action
 
 
 def take(
@@ -27,7 +28,7 @@ def take(
     All rows up to here are written first: nobody would write them after a resume.
     """
     recorder.flush()
-    step = {f.name: getattr(state.step, f.name) for f in fields(Step)}
+    step = {name: getattr(state.step, name) for name in STEP}
     counters = {name: getattr(state, name) for name in ("policy_steps", "gradient_steps", "due")}
     counters["seconds"] = recorder.seconds
     learner = agent.state_dict(replay=False)
@@ -46,43 +47,47 @@ def take(
         # What the agent has seen is a part of its own, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
-    meta = {"env": config.env.name, "agent": config.agent.name, "due": state.due}
+    meta = {"env": config.env.name, "agent": config.agent.name}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None
 
 
-def restore(parts: Mapping[str, Any], agent: Agent, envs: VectorEnv, recorder: Recorder) -> LoopState:
+def restore(
+    parts: Mapping[str, Any], start: int, config: Config, agent: Agent, envs: VectorEnv, recorder: Recorder
+) -> LoopState:
     """Put a checkpoint back into objects that were built for it; returns where the run stood.
 
+    Every tensor is copied into one of the shape and type that the run makes itself: what is wrong shows here.
+
+    Args:
+        start: policy steps of the checkpoint.
+
     Raises:
-        ValueError, KeyError: it is of another agent or of other environments.
+        ValueError, KeyError, …: it is of another agent or of other environments.
         Corrupt: a file of the replay has been removed or altered since it was verified.
     """
-    device = envs.device
+    monitor, loop = parts["monitor"], parts["loop"]
+    counters = loop["counters"]
+    most = config.agent.updates(0, start + envs.num_envs, envs.num_envs)
+    largest = 2**62 if most is None else most + 1
+    for name, low, high in (("policy_steps", start, start), ("gradient_steps", 0, 2**62), ("due", 0, largest)):
+        if type(counters[name]) is not int or not low <= counters[name] <= high:
+            raise ValueError(f"{name} is {counters[name]!r}")
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
     if checkpoint.HISTORY in parts:
         parts[checkpoint.HISTORY].copy_to(agent.history)
     envs.load_state_dict(parts["envs"])
-    monitor, loop = parts["monitor"], parts["loop"]
     recorder.episodes.load_state_dict(monitor["episodes"])
     recorder.metrics.load_state_dict(monitor["metrics"])
     recorder.latest = {str(name): float(value) for name, value in monitor["latest"].items()}
     recorder.skipped = 0.0
     player = agent.player(envs.num_envs)
     player.load_state_dict(loop["player"])
-    step = Step(**{k: _to(v, device) for k, v in loop["step"].items()})
+    step = _step(loop["step"], envs)
     if not getattr(envs, "exact_resume", True):
         # They begin new episodes at their next step: those under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
-    counters = loop["counters"]
-    for name in ("policy_steps", "gradient_steps", "due"):
-        if type(counters[name]) is not int or not 0 <= counters[name] < 2**62:
-            raise ValueError(f"{name} is {counters[name]!r}")
-    for key, space in envs.single_observation_space.spaces.items():
-        expected = (envs.num_envs, *space.shape), torch.from_numpy(np.empty(0, space.dtype)).dtype
-        if (tuple(step.obs[key].shape), step.obs[key].dtype) != expected:
-            raise ValueError(f"observation {key} is {step.obs[key].dtype} {tuple(step.obs[key].shape)}")
     set_random_state(parts["rng"])
     recorder.started = time.monotonic() - counters["seconds"]
     due = counters["due"] if "memory" in parts else 0  # there is nothing to learn from
@@ -124,5 +129,13 @@ def _plain(number: Any) -> float | int:
     return number.item() if isinstance(number, np.generic) else number
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    return {k: _to(v, device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
+def _step(saved: Mapping[str, Any], envs: VectorEnv) -> Step:
+    """The step that is acted upon next."""
+    obs = {}
+    for key, space in envs.single_observation_space.spaces.items():
+        dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+        obs[key] = torch.empty(envs.num_envs, *space.shape, dtype=dtype, device=envs.device).copy_(saved["obs"][key])
+    step = first_step(obs, envs.num_envs)
+    for name in STEP[1:]:  # each in memory of its own, which those of a first step share
+        setattr(step, name, torch.empty_like(getattr(step, name)).copy_(saved[name]))
+    return step

@@ -37,6 +37,16 @@ def observation_space(cameras: Collection[str] | dict[str, tuple[int, ...]], vec
 
 
 @pytest.fixture(scope="session")
+def all_finite() -> Callable[[dict[str, Tensor]], bool]:
+    """Whether an update's metrics are finite, where they are defined: there may be no reward of some sign."""
+
+    def check(metrics: dict[str, Tensor]) -> bool:
+        return all(bool(value.isfinite()) for name, value in metrics.items() if "/reward_log_likelihood/" not in name)
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def make_space() -> Callable[..., spaces.Dict]:
     """Builds an observation space: :func:`observation_space`."""
     return observation_space

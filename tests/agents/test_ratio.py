@@ -74,6 +74,12 @@ def test_state_round_trip_carries_the_fraction() -> None:
     assert [resumed(step) for step in range(8, 100)] == [whole(step) for step in range(8, 100)]
 
 
+@pytest.mark.parametrize("carry", [-1.0, 1e18, math.nan])
+def test_a_state_that_owes_more_than_it_can_is_refused(carry: float) -> None:
+    with pytest.raises(ValueError, match="expected less than one gradient step"):
+        Ratio(0.3).load_state_dict({"counted": 8, "carry": carry})
+
+
 @pytest.mark.parametrize("ratio", [4.0, 0.01])
 def test_a_ratio_changed_between_runs_takes_effect_without_a_burst(ratio: float) -> None:
     counter = Ratio(0.25)

@@ -7,28 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sheeplike.envs.mjx.host_call import HostCall
+from sheeplike.envs.mjx.host_call import call_for_all
 
 
 class Doubler:
     def __init__(self):
         self.calls, self.failure = 0, None
 
-    def double(self, number, flag, out, mirrored):
+    def double(self, factor, number, flag, out, mirrored):
         self.calls += 1
         if self.failure:
             raise self.failure
-        out[...] = 2 * number
+        out[...] = factor * number
         mirrored[...] = ~flag
 
 
-SHAPES = (jax.ShapeDtypeStruct((4, 3), jnp.float32), jax.ShapeDtypeStruct((4,), bool))
+SHAPES = (jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((), bool))  # of one world
 NUMBER, FLAG = jnp.arange(12, dtype=jnp.float32).reshape(4, 3), jnp.array([True, False, True, True])
 
 
 def compiled(owner):
-    call = HostCall(owner.double, SHAPES, SHAPES)
-    return jax.jit(lambda number, flag: call(number + 1, flag))
+    def step(number, flag):
+        return call_for_all(owner.double, 2, (number + 1, flag), SHAPES, num_envs=4)
+
+    return jax.jit(jax.vmap(step)).lower(NUMBER, FLAG).compile()  # which holds no ``owner``, as ``step`` does
 
 
 def test_it_fills_the_outputs_each_time_that_the_computation_gets_there():

@@ -187,6 +187,14 @@ def test_a_ring_of_another_length_or_shape_is_refused_and_nothing_is_changed() -
     assert torch.equal(other.storage["value"], before)
 
 
+@pytest.mark.parametrize("sequence", [(2, 0), (-1, 0), (0, 30)])
+def test_a_fresh_sequence_of_no_ring_is_refused(sequence: tuple[int, int]) -> None:
+    replay = small()
+    fill(replay, 30)
+    with pytest.raises(ValueError, match="a sequence is not in this ring"):
+        small().load_state_dict(replay.state_dict() | {"fresh": [sequence]})
+
+
 # Steps by time: what never changes, out of the ring and back into it
 
 STEPS = {

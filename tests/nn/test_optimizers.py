@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sheeplike.nn.optimizers import LaProp, update_slow
+from sheeplike.nn.optimizers import LaProp, adam, update_slow
 
 
 class Reference:
@@ -167,6 +167,24 @@ def test_state_round_trip_continues_alike() -> None:
         other.step()
     for p, twin in zip(params, copies, strict=True):
         assert torch.equal(p, twin)
+
+
+def test_adam_keeps_no_memory_of_what_it_loads() -> None:
+    """Its fused step writes as many numbers as a parameter has, whatever a moment that was loaded says of itself."""
+    p = nn.Parameter(torch.ones(3, 2))
+    optimizer = adam([p], 0.1, eps=1e-8)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg"] = torch.full((1,), 5.0).expand(3, 2)
+    saved["param_groups"][0]["lr"] = torch.tensor(0.5)
+    optimizer.load_state_dict(saved)
+    loaded = optimizer.state[p]["exp_avg"]
+    assert loaded.untyped_storage().nbytes() == p.untyped_storage().nbytes()
+    assert torch.equal(loaded, torch.full((3, 2), 5.0))
+    assert float(optimizer.param_groups[0]["lr"]) == 0.5
+    for wrong in (torch.zeros(1), "x"):
+        saved["state"][0]["exp_avg_sq"] = wrong
+        with pytest.raises(ValueError, match="exp_avg_sq of the optimizer is"):
+            optimizer.load_state_dict(saved)
 
 
 def test_update_slow_moves_a_fraction_in_place() -> None:

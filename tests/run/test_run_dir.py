@@ -172,6 +172,17 @@ def test_auto_takes_what_may_change(begun, sheeplike):
     assert run.config.eval.every is None
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_of_many_digits_is_one_line(refused, digits):
+    assert "total_steps=1000" in refused(*JOB, f"total_steps=1{'0' * digits}")
+
+
+@pytest.mark.parametrize("value", ["x" * 2**16, str(2**65), "[" * 25 + "]" * 25])
+def test_what_could_not_be_resumed_does_not_begin(refused, value):
+    job = ("exp=ppo", "env=gym", "env.id=CartPole-v1", f"env.options.arguments.x={value}")
+    assert "the configuration could not be read again from config.yaml" in refused(*job)
+
+
 def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     begun(*JOB)
     line = refused(
@@ -181,6 +192,7 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     assert "agent.batch_size 16 -> 8" in line
     assert "-> 3" in line.partition("env.num_envs")[2]
     assert "total_steps 1000000" not in line
+    assert "max_skipped, total_steps, video_every, watchdog may differ" in line, "and the seed may not"
     line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
     assert "holds another run: exp dreamer_v3 -> ppo" in line
     assert " more; expected" in line
@@ -214,8 +226,9 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
     run = begun(*JOB, "total_steps=2000", checkpoint=False)
     root = run.run_dir / "checkpoints"
     job = (*JOB, "total_steps=2000", "resume=auto")
+    parts = {"agent": {"x": torch.zeros(3)}, "loop": {"counters": {"due": 0}}}
     for step in (1000, 2000):
-        checkpoint.save(root, step, {"agent": {"x": torch.zeros(3)}}, {}, keep_last=9)
+        checkpoint.save(root, step, parts, {}, keep_last=9)
     result = sheeplike(*job)
     assert (result.status, result.runs, result.error) == (0, [], "")
     assert f"finished before: {DEFAULT}, at policy step 2,000" in result.output
@@ -227,6 +240,11 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
     assert (result.status, result.runs) == (0, [])
     assert "passing over a damaged checkpoint" in result.error
 
+    for loop in ({"counters": {"due": 1}}, {}):  # updates are left to make; somebody else's
+        checkpoint.save(root, 2000, parts | {"loop": loop}, {}, keep_last=9)
+        assert sheeplike(*job).runs[0].resume
+
+    checkpoint.save(root, 2000, parts, {}, keep_last=9)
     file = root / "step_000000002000/agent.pt"
     os.truncate(file, file.stat().st_size - 1)
     assert sheeplike(*job).runs[0].resume

@@ -381,6 +381,6 @@ class DreamerPlayer(Player):
         return {"deter": self.latent.deter, "stoch": self.latent.stoch, "action": self.action}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        device = self.agent.device
-        self.latent = Latent(state["deter"].to(device), state["stoch"].to(device))
-        self.action = state["action"].to(device)
+        kept = self.state_dict().items()
+        deter, stoch, self.action = (torch.empty_like(value).copy_(state[name]) for name, value in kept)
+        self.latent = Latent(deter, stoch)

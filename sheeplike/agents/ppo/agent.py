@@ -27,7 +27,7 @@ from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
 from sheeplike.memory.replay import load_generator
 from sheeplike.nn.compilation import Compilation
-from sheeplike.nn.optimizers import adam, load_in_place
+from sheeplike.nn.optimizers import adam
 
 # How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
@@ -307,16 +307,20 @@ class PPO(Agent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
-        load_in_place(self.optimizer, self.optimizer.load_state_dict, state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         load_generator(self.generator, state["generator"])
-        self.shift = state["shift"].to(self.device)
+        self.shift = torch.empty_like(self.shift).copy_(state["shift"])
         self.skips.load_state_dict(state)
         if "rollout" in state:
             self.rollout.load_state_dict(state["rollout"])
-            self.updates = state["learning"]["updates"]
+            self.updates = int(state["learning"]["updates"])
             if self.updates:
+                if not self.rollout.full or self.updates not in range(self.config.epochs * self.config.minibatches):
+                    raise ValueError(f"{self.updates} updates after {self.rollout.steps} steps of a rollout")
                 for name in LEARNING:
                     getattr(self, name).copy_(state["learning"][name])
+                if not torch.equal(self.order.sort().values, torch.arange(len(self.order), device=self.device)):
+                    raise ValueError("order is no order of the rollout's steps")
                 turn = (self.updates - 1) % self.config.minibatches
                 self._last_index = self.order.view(self.config.minibatches, -1)[turn]
         self.unknown = 0 if "rollout" in state else self.config.frame_stack - 1
@@ -388,4 +392,4 @@ class PPOPlayer(Player):
         return dict(self.frames)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.frames = {key: value.to(self.agent.device) for key, value in state.items()}
+        self.frames = {key: torch.empty_like(frames).copy_(state[key]) for key, frames in self.frames.items()}

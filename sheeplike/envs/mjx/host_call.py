@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import warp as wp
+
+Shape = jax.ShapeDtypeStruct
 
 _DTYPES = {
     np.dtype(np.float32): wp.float32,
@@ -21,43 +24,63 @@ _DTYPES = {
 }
 
 
-class HostCall:
-    """Calls ``method(*inputs, *outputs)``, which fills the outputs, each time that the compiled computation gets there.
+def call_for_all(
+    method: Callable[..., None],
+    argument: object,
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[Shape | jax.Array],
+    *,
+    num_envs: int,
+) -> tuple[jax.Array, ...]:
+    """What ``method`` computes for one world; traced inside a ``vmap`` over all, and called once for them.
 
     Args:
-        method: bound, of an object that lives as long as what calls it: JAX keeps what is registered for ever, so this
-            holds its object weakly.
-        inputs: float32, int32, uint32 or bool; their shapes and dtypes are those of every call.
-        outputs: what comes back.
+        method: bound; called as ``method(argument, *inputs, *outputs)`` with arrays (N, ...), of which it fills the
+            outputs. JAX keeps what is registered for ever, so that its object is held weakly.
+        argument: the same in every call.
+        inputs: of one world, none of them empty; float32, int32, uint32 or bool.
+        outputs: shapes and dtypes of what comes back, of one world.
     """
 
-    def __init__(
-        self,
-        method: Callable[..., None],
-        inputs: Sequence[jax.ShapeDtypeStruct | jax.Array],
-        outputs: Sequence[jax.ShapeDtypeStruct],
-    ) -> None:
-        weak, name = weakref.WeakMethod(method), method.__name__
+    def call_once(size: int, batched: list[bool], *inputs: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
+        own = [
+            value if each else jnp.broadcast_to(value, (size, *value.shape))
+            for value, each in zip(inputs, batched, strict=True)
+        ]
+        shapes = {f"output{i}": (num_envs, *output.shape) for i, output in enumerate(outputs)}
+        dtypes = [*(value.dtype for value in own), *(output.dtype for output in outputs)]
+        ranks = [*(value.ndim for value in own), *map(len, shapes.values())]
+        names = [*(f"input{i}" for i in range(len(own))), *shapes]
+        types = {
+            name: wp.array(dtype=_DTYPES[np.dtype(dtype)], ndim=rank)
+            for name, dtype, rank in zip(names, dtypes, ranks, strict=True)
+        }
+        function = _with_signature(method, argument, types)
+        mode = wp.JaxCallableGraphMode.NONE
+        made = wp.jax_callable(function, num_outputs=len(outputs), graph_mode=mode, output_dims=shapes)
+        return tuple(made(*own)), (True,) * len(outputs)
 
-        def call(*arrays: wp.array) -> None:
-            function = weak()
-            if function is None:
-                raise RuntimeError(f"{name}() of an environment that is gone")
-            function(*(array.numpy() for array in arrays))
+    @jax.custom_batching.custom_vmap
+    def call(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+        # Nothing differs between worlds, as where an episode begins without a draw: any of them has the result.
+        results, _ = call_once(num_envs, [False] * len(inputs), *inputs)
+        return tuple(result[0] for result in results)
 
-        names = [f"in{i}" for i in range(len(inputs))] + [f"out{i}" for i in range(len(outputs))]
-        types = [wp.array(dtype=_DTYPES[np.dtype(leaf.dtype)], ndim=len(leaf.shape)) for leaf in (*inputs, *outputs)]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        pairs = list(zip(names, types, strict=True))
-        call.__signature__ = inspect.Signature([inspect.Parameter(name, kind, annotation=t) for name, t in pairs])
-        call.__annotations__ = dict(pairs)
-        self._call: Any = wp.jax_callable(
-            call,
-            num_outputs=len(outputs),
-            graph_mode=wp.JaxCallableGraphMode.NONE,
-            output_dims={f"out{i}": leaf.shape for i, leaf in enumerate(outputs)},
-        )
+    call.def_vmap(call_once)
+    return call(*inputs)
 
-    def __call__(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-        """The outputs, as new arrays."""
-        return tuple(self._call(*inputs))
+
+def _with_signature(method: Callable[..., None], argument: object, types: dict[str, wp.array]) -> Callable[..., None]:
+    """The function that Warp registers, and whose arguments it reads from the signature."""
+    weak, name = weakref.WeakMethod(method), method.__name__
+
+    def call(*arrays: wp.array) -> None:
+        function = weak()
+        if function is None:
+            raise RuntimeError(f"{name}() of an environment that is gone")
+        function(argument, *(array.numpy() for array in arrays))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind, annotation=t) for name, t in types.items()])
+    call.__annotations__ = types
+    return call

@@ -21,7 +21,7 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -30,11 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 from mujoco import mjx
 
+from sheeplike.envs.mjx.leaves import leaves_read
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
 from sheeplike.envs.mjx.physics import make_physics
 from sheeplike.envs.mjx.physics.native import obstacle
-from sheeplike.envs.mjx.physics.physics import INPUTS, Physics, PhysicsName
-from sheeplike.envs.mjx.physics.reads import leaves_read
+from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, PhysicsName
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
     Variation,
@@ -44,6 +44,7 @@ from sheeplike.envs.mjx.randomization.draw import (
 )
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering.renderer import ENVS, Renderer
+from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Task, Vectors, check_capacity, steps_itself
 
@@ -107,6 +108,7 @@ class Simulator:
         randomize: False: every world is the compiled scene all the same.
         physics: what steps the worlds; ``"auto"``: MuJoCo's own engine on a CPU, where the task reads nothing that
             Warp alone has.
+        stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Attributes:
         randomization: bound to the scene.
@@ -131,6 +133,7 @@ class Simulator:
         randomization: Lines | Randomization | None = None,
         randomize: bool = True,
         physics: PhysicsName = "auto",
+        stagger: bool = False,
     ) -> None:
         if renderer.num_envs != num_envs:
             raise ValueError(
@@ -142,6 +145,7 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs
         self.device = device
+        self.stagger = stagger
         defaults = {} if steps_itself(task) else declared(task)
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
         self._use(make_physics(physics, task, num_envs=num_envs, device=device))
@@ -157,9 +161,9 @@ class Simulator:
             self.remarks.append(f"{task.name} needs {reason}: physics=warp steps it, slowly on a CPU")
         if self.physics.name == "warp":
             self.remarks += randomization.remarks
-        varied = jax.eval_shape(randomization.sample, jax.random.key(0)).model
-        self.physics.vary(varied)
-        renderer.vary(varied)
+        self._varied_fields = tuple(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
+        self.physics.vary(self._varied_fields)
+        renderer.vary(self._varied_fields)
         # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
         # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
         # order of appearance, so every leaf keeps its own only if arguments and results have one order, the donated
@@ -223,6 +227,32 @@ class Simulator:
     def compilations(self) -> int:
         """How often ``step`` was compiled: once, and once more for each set of names in ``overrides``."""
         return self._compiled._cache_size()
+
+    def film(self, camera: str, size: tuple[int, int], *, device: str) -> Callable[[Variation, State], jax.Array]:
+        """A compiled function that renders the first world, with shadows: uint8 (1, H, W, 3)."""
+        renderer = WarpRenderer(
+            self.task.model,
+            num_envs=1,
+            image_size=size,
+            cameras=[camera],
+            shadows=True,
+            textures=self.renderer.textures,
+            device=device,
+        )
+        renderer.vary(self._varied_fields)
+        renderer.open()
+
+        def render(variation: Variation, poses: dict[str, jax.Array]) -> jax.Array:
+            frames, _ = renderer.render(self._varied(variation), self._template.replace(**poses))
+            return frames[f"pixels/{camera}"]
+
+        compiled = jax.jit(jax.vmap(render, axis_name=ENVS))
+
+        def film(variation: Variation, state: State) -> jax.Array:
+            poses = {name: getattr(state.data, name) for name in POSES if getattr(state.data, name).size}
+            return compiled(*jax.tree.map(lambda leaf: leaf[:1], (variation, poses)))
+
+        return film
 
     def _start_world(self, key: jax.Array, index: jax.Array, settings: Scalars) -> tuple[Variation, State]:
         key = jax.random.fold_in(key, index)
@@ -313,7 +343,8 @@ class Simulator:
             reward_terms={name: so_far.reward_terms[name] + value for name, value in terms.items()},
         )
         terminated = alive & outcome.terminated
-        truncated = ~terminated & (nonfinite | (statistics.length >= task.episode_length))
+        longest = self._longest(state.key, state.episode)
+        truncated = ~terminated & (nonfinite | (statistics.length >= longest))
 
         frames, data = self.renderer.render(model, data)
         frames = adjust_frames(frames, variation.frames)
@@ -328,6 +359,13 @@ class Simulator:
         )
         output = Output(frames, vectors, reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, output
+
+    def _longest(self, key: jax.Array, episode: jax.Array) -> jax.Array | int:
+        """Control steps after which an episode is truncated."""
+        if not self.stagger:
+            return self.task.episode_length
+        first = jax.random.randint(jax.random.wrap_key_data(key), (), 1, self.task.episode_length + 1)
+        return jnp.where(episode <= 1, first, self.task.episode_length)
 
     def _varied(self, variation: Variation) -> mjx.Model:
         """The model of a world."""

@@ -74,7 +74,8 @@ class Task(World, Protocol):
         def reset(self, key, data, *, box_range): ...
 
     It may also say how it is rendered if nothing else is asked for: ``default_cameras``, names of cameras in place of
-    all; and ``textures``, True to draw those of the scene's materials.
+    all; ``textures``, True to draw those of the scene's materials; and ``film_camera``, one that is rendered for films
+    alone, larger and with shadows.
     """
 
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -27,6 +27,8 @@ from sheeplike.envs.mjx.simulator import Output, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 
 Observations = dict[str, torch.Tensor]
+
+FILM_SIZE = 180, 240
 
 SETTING = "settings."
 """Of the names in a saved state, what those of settings begin with."""
@@ -74,6 +76,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             :mod:`sheeplike.envs.mjx.randomization.spec`.
         randomize: False: every world is the compiled scene, with the same observations: for evaluation.
         physics: ``"native"``, MuJoCo's own engine on all cores of a CPU; ``"warp"``; ``"auto"``: native on a CPU.
+        stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Warns:
         UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
@@ -103,6 +106,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         randomization: Lines | None = None,
         randomize: bool = True,
         physics: PhysicsName = "auto",
+        stagger: bool = False,
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
         jax_device = jax_device_of(self.device)
@@ -127,6 +131,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             randomization=randomization,
             randomize=randomize,
             physics=physics,
+            stagger=stagger,
         )
         for remark in self.simulator.remarks:
             warnings.warn(remark, stacklevel=2)
@@ -143,6 +148,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._seed = check_seed(seed)
         self._variation: Variation = NOMINAL
         self._state: State | None = None
+        self._film: Callable[[Variation, State], jax.Array] | None = None
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
         self._in_flight: deque[tuple[torch.Tensor, Output]] = deque(maxlen=2)
@@ -197,6 +203,18 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         check_actions(self, actions, torch.float32, begun=self._state is not None)
         # Clamping also makes the copy that nobody else can write to while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
+
+    def film(self) -> dict[str, torch.Tensor]:
+        """What the task's ``film_camera`` sees of the first world: uint8 (1, H, W, 3) by its name, on the device.
+
+        Nothing if the task has none. The first call compiles a renderer.
+        """
+        camera = getattr(self.simulator.task, "film_camera", None)
+        if camera is None:
+            return {}
+        if self._film is None:
+            self._film = self.simulator.film(camera, FILM_SIZE, device=str(self.device))
+        return {camera: to_torch(self._film(self._variation, self._state))}
 
     @property
     def variation(self) -> dict[str, torch.Tensor]:

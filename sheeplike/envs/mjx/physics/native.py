@@ -6,16 +6,15 @@ nothing that a checkpoint does not hold, and its result not on the number of thr
 """
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import mujoco
 import numpy as np
 from mujoco import mjx
 from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
-from sheeplike.envs.mjx.host_call import HostCall
+from sheeplike.envs.mjx.host_call import call_for_all
+from sheeplike.envs.mjx.leaves import leaf
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES
 from sheeplike.envs.mjx.quiet import quiet
 from sheeplike.envs.mjx.randomization.fields import DERIVED
@@ -101,36 +100,18 @@ class NativePhysics:
     ) -> mjx.Data:
         """``data`` with those fields replaced by what ``method(number, *inputs, *fields, *outputs)`` computes."""
         inputs = [getattr(data, name) for name in self._inputs] + [_field(model, path) for path in self._varied]
-        shapes = [jax.ShapeDtypeStruct((self.num_envs, *leaf.shape), leaf.dtype) for leaf in inputs]
-        computed = [getattr(self.template, name) for name in outputs]
-        results = [jax.ShapeDtypeStruct((self.num_envs, *leaf.shape), leaf.dtype) for leaf in computed]
+        shapes = [getattr(self.template, name) for name in outputs]
+        computed = call_for_all(method, number, inputs, shapes, num_envs=self.num_envs)
+        return data.replace(**dict(zip(outputs, computed, strict=True)))
 
-        def compute_all(size: int, batched: list[bool], *leaves: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
-            each = [
-                leaf if own else jnp.broadcast_to(leaf, (size, *leaf.shape))
-                for leaf, own in zip(leaves, batched, strict=True)
-            ]
-            call = HostCall(method, [jax.ShapeDtypeStruct((1,), jnp.int32), *shapes], results)
-            return call(jnp.array([number], jnp.int32), *each), (True,) * len(computed)
-
-        @jax.custom_batching.custom_vmap
-        def compute(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-            # Nothing differs between worlds, as where an episode begins without a draw: any of them has the result.
-            each, _ = compute_all(self.num_envs, [False] * len(leaves), *leaves)
-            return tuple(values[0] for values in each)
-
-        compute.def_vmap(compute_all)
-
-        return data.replace(**dict(zip(outputs, compute(*inputs), strict=True)))
-
-    def _step_all(self, substeps: np.ndarray, *arrays: np.ndarray) -> None:
+    def _step_all(self, substeps: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
         batch = self._batch
         batch.warning[:] = 0
         failed = np.zeros(self.num_envs, bool)
         try:
             with quiet():
-                batch.step(nstep=int(substeps[0]))
+                batch.step(nstep=substeps)
         except SimulationError as error:  # the other worlds have been stepped
             failed[error.ids] = True
         self._deliver(self._stepped, outputs)
@@ -138,13 +119,13 @@ class NativePhysics:
         failed |= batch.warning[:, DIVERGED, 1].any(1)  # how often
         outputs[0][failed] = np.nan
 
-    def _forward_all(self, _: np.ndarray, *arrays: np.ndarray) -> None:
+    def _forward_all(self, _: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
         with quiet():
             self._batch.forward()
         self._deliver(self._derived, outputs)
 
-    def _kinematics_all(self, _: np.ndarray, *arrays: np.ndarray) -> None:
+    def _kinematics_all(self, _: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
         with quiet():
             self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
@@ -175,5 +156,4 @@ def _field(model: mjx.Model, path: str) -> jax.Array:
     """A field by the name that MuJoCo has for it."""
     path = _WARPS_NAMES.get(path, path)
     owner, _, name = path.rpartition(".")
-    holder = model.opt if owner else model
-    return getattr(holder if name in {field.name for field in type(holder).fields()} else holder._impl, name)
+    return leaf(model.opt if owner else model, name)

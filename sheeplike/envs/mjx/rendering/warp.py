@@ -16,7 +16,8 @@ from mujoco import mjx
 from mujoco.mjx.third_party import mujoco_warp
 from mujoco.mjx.warp import ffi
 
-from sheeplike.envs.mjx.host_call import HostCall
+from sheeplike.envs.mjx.host_call import call_for_all
+from sheeplike.envs.mjx.leaves import leaf
 from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
 from sheeplike.envs.mjx.rendering.renderer import GEOM_GROUPS, Frames, Renderer
 from sheeplike.host import cpu_cores
@@ -72,36 +73,38 @@ class WarpRenderer(Renderer):
             self._context = mjx.create_render_context(nworld=self.num_envs, devices=[self.device], **options)
             # The pytree holds only a key into Warp's registry: the context itself must outlive every compiled step.
             self._handle = self._context.pytree()
-        starts = {"pixels": self._context.rgb_adr, "depth": self._context.depth_adr, "seg": self._context.seg_adr}
-        self._starts = [(kind, array.numpy().tolist()) for kind, array in starts.items()]
+        wanted = {"rgb": True, "depth": self.depth, "seg": self.segmentation}
+        addresses = {kind: getattr(self._context, f"{kind}_adr") for kind, asked in wanted.items() if asked}
+        self._starts = {f"{kind}_data": array.numpy().tolist() for kind, array in addresses.items()}
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
         data = place_cameras_and_lights(model, data)
-        packed, depth, hits, data = self._cast(model, data)
+        rays, data = self._cast(model, data)
         frames: Frames = {}
         for index, (camera, size) in enumerate(self.image_sizes.items()):
-            places = {kind: slice(starts[index], starts[index] + size[0] * size[1]) for kind, starts in self._starts}
+            of = {name: rays[name][starts[index] :][: size[0] * size[1]] for name, starts in self._starts.items()}
             # One uint32 per pixel, bytes B G R A on a little-endian machine: reinterpret and reverse, no float frame.
-            bgra = jax.lax.bitcast_convert_type(packed[places["pixels"]].reshape(size), jnp.uint8)
+            bgra = jax.lax.bitcast_convert_type(of["rgb_data"].reshape(size), jnp.uint8)
             frames[f"pixels/{camera}"] = bgra[..., 2::-1]
             if self.depth:
-                frames[f"depth/{camera}"] = depth[places["depth"]].reshape(*size, 1)
+                frames[f"depth/{camera}"] = of["depth_data"].reshape(*size, 1)
             if self.segmentation:
                 # Pairs of an object's id and its kind, which can only be a geom.
-                frames[f"segmentation/{camera}"] = hits[places["seg"], 0].reshape(*size, 1)
+                frames[f"segmentation/{camera}"] = of["seg_data"][:, 0].reshape(*size, 1)
         return frames, data
 
-    def _cast(self, model: mjx.Model, data: mjx.Data) -> tuple[jax.Array, jax.Array, jax.Array | None, mjx.Data]:
-        """Colours, depths and hits of all rays of one world, and the data to go on with."""
+    def _cast(self, model: mjx.Model, data: mjx.Data) -> tuple[dict[str, jax.Array], mjx.Data]:
+        """What all rays of one world meet, by Warp's name of the buffer; and the data to go on with."""
         if isinstance(self._context, _Shares):
-            return *self._context.cast(model, data), data
+            return self._context.cast(model, data), data
         with _side_effects_undeclared():
             data = mjx.refit_bvh(model, data, self._handle)
             # The returned data carries the token that orders this render after its refit and before the next one's.
             if self.segmentation:
-                return mjx.render_with_segmentation(model, data, self._handle)
-            packed, depth, data = mjx.render(model, data, self._handle)
-            return packed, depth, None, data
+                *rays, data = mjx.render_with_segmentation(model, data, self._handle)
+            else:
+                *rays, data = mjx.render(model, data, self._handle)
+            return dict(zip(("rgb_data", "depth_data", "seg_data"), rays, strict=False)), data
 
 
 class _Shares:
@@ -129,72 +132,46 @@ class _Shares:
             ]
         blank = {field.name: None for field in dataclasses.fields(mujoco_warp.Data) if field.init}
         self._data = mujoco_warp.Data(**blank)
-        self._built = False
+        self._num_envs, self._built = num_envs, False
         self._fields = sorted(name for name in varied if isinstance(getattr(self._model, name, None), wp.array))
         self._threads = ThreadPoolExecutor(len(self._slices), thread_name_prefix="render")
         first = self._contexts[0]
         self.rgb_adr, self.depth_adr, self.seg_adr = first.rgb_adr, first.depth_adr, first.seg_adr
-        self._shapes = [
-            jax.ShapeDtypeStruct((num_envs, first.rgb_data.shape[1]), jnp.uint32),
-            jax.ShapeDtypeStruct((num_envs, first.depth_data.shape[1]), jnp.float32),
-            jax.ShapeDtypeStruct((num_envs, first.seg_data.shape[1], 2), jnp.int32),
-        ]
-        self._num_envs = num_envs
+        self._outputs = {
+            "rgb_data": jax.ShapeDtypeStruct(first.rgb_data.shape[1:], jnp.uint32),
+            "depth_data": jax.ShapeDtypeStruct(first.depth_data.shape[1:], jnp.float32),
+            "seg_data": jax.ShapeDtypeStruct((first.seg_data.shape[1], 2), jnp.int32),
+        }
+        self._outputs = {name: shape for name, shape in self._outputs.items() if shape.size}
 
-    def cast(self, model: mjx.Model, data: mjx.Data) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Colours uint32, depths float32 and hits int32 (R, 2) of the rays of one world; traced inside a ``vmap``."""
-        inputs = [_leaf(data, name) for name in self.DATA] + [_leaf(model, name) for name in self._fields]
-        kept = [index for index, leaf in enumerate(inputs) if leaf.size]
-        shapes = [jax.ShapeDtypeStruct((self._num_envs, *leaf.shape), leaf.dtype) for leaf in inputs]
-        self._names = [[*self.DATA, *self._fields][index] for index in kept]
-        shown = [index for index, shape in enumerate(self._shapes) if shape.size]
-        call = HostCall(self._render, [shapes[index] for index in kept], [self._shapes[index] for index in shown])
-        self._shown = shown
+    def cast(self, model: mjx.Model, data: mjx.Data) -> dict[str, jax.Array]:
+        """Colours ``rgb_data`` uint32 (R,), and where asked for ``depth_data`` float32 (R,) and ``seg_data`` int32
+        (R, 2), of the rays of one world; traced inside a ``vmap``."""
+        inputs = {name: leaf(data if name in self.DATA else model, name) for name in (*self.DATA, *self._fields)}
+        inputs = {name: value for name, value in inputs.items() if value.size}
+        shapes = self._outputs.values()
+        cast = call_for_all(self._render, tuple(inputs), tuple(inputs.values()), tuple(shapes), num_envs=self._num_envs)
+        return dict(zip(self._outputs, cast, strict=True))
 
-        @jax.custom_batching.custom_vmap
-        def cast(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-            return tuple(jnp.zeros(shape.shape[1:], shape.dtype) for shape in self._shapes)
-
-        @cast.def_vmap
-        def cast_all(size: int, batched: list[bool], *leaves: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
-            each = [
-                leaf if own else jnp.broadcast_to(leaf, (size, *leaf.shape))
-                for leaf, own in zip(leaves, batched, strict=True)
-            ]
-            found = dict(zip(shown, call(*each), strict=True))
-            blank = [jnp.zeros(shape.shape, shape.dtype) for shape in self._shapes]
-            return tuple(found.get(index, blank[index]) for index in range(3)), (True,) * 3
-
-        return cast(*(inputs[index] for index in kept))
-
-    def _render(self, *arrays: np.ndarray) -> None:
+    def _render(self, names: tuple[str, ...], *arrays: np.ndarray) -> None:
         # The first time one after the other: each builds its kernel then, and Python parses source in one thread only.
         each = self._threads.map if self._built else map
-        list(each(lambda index: self._render_share(index, arrays), range(len(self._slices))))
+        named = list(zip((*names, *self._outputs), arrays, strict=True))
+        list(each(self._render_share, self._slices, self._contexts, [named] * len(self._slices)))
         self._built = True
 
-    def _render_share(self, index: int, arrays: tuple[np.ndarray, ...]) -> None:
-        share, context = self._slices[index], self._contexts[index]
+    def _render_share(self, share: slice, context: Any, named: list[tuple[str, np.ndarray]]) -> None:
         model, data = copy.copy(self._model), copy.copy(self._data)
-        for name, values in zip(self._names, arrays, strict=False):
-            holder = data if name in self.DATA else model
-            kind = getattr(self._model, name).dtype if holder is model else _VECTORS[values.shape[2:]]
-            setattr(holder, name, wp.array(values[share], dtype=kind, device="cpu", copy=False))
         data.nworld = share.stop - share.start
-        names = ("rgb_data", "depth_data", "seg_data")
-        for number, values in zip(self._shown, arrays[len(self._names) :], strict=True):
-            kind = getattr(context, names[number]).dtype
-            setattr(context, names[number], wp.array(values[share], dtype=kind, device="cpu", copy=False))
+        for name, values in named:
+            if name in self.DATA:
+                holder, kind = data, wp.vec3 if values.ndim == 3 else wp.mat33
+            else:
+                holder = context if name in self._outputs else model
+                kind = getattr(holder, name).dtype
+            setattr(holder, name, wp.array(values[share], dtype=kind, device="cpu", copy=False))
         mujoco_warp.refit_bvh(model, data, context)
         mujoco_warp.render(model, data, context)
-
-
-_VECTORS = {(3,): wp.vec3, (3, 3): wp.mat33}
-
-
-def _leaf(tree: mjx.Model | mjx.Data, name: str) -> jax.Array:
-    own = {field.name for field in type(tree).fields()}  # where hasattr would find what is deprecated
-    return getattr(tree if name in own else tree._impl, name)
 
 
 @contextmanager

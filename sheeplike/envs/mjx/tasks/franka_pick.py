@@ -83,6 +83,8 @@ class FrankaPick:
 
     name = "franka_pick"
     substeps = 10
+    default_cameras = ("front", "wrist")
+    film_camera = "scene"
     # A grasp on the floor makes 12 contacts; each takes four rows beside the fingers' equality and the joint limits.
     contacts_per_world = 24
     constraints_per_world = 96

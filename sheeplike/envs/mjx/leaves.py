@@ -1,10 +1,16 @@
-"""Which leaves of its first argument a traced function reads."""
+"""Leaves of MJX's models and data by name, and which of them a function reads."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.interpreters import partial_eval
+from mujoco import mjx
+
+
+def leaf(holder: mjx.Model | mjx.Option | mjx.Data, name: str) -> jax.Array:
+    """A field, wherever it stands: some are Warp's own, in ``_impl``."""
+    return getattr(holder if name in {field.name for field in type(holder).fields()} else holder._impl, name)
 
 
 def leaves_read(function: Callable[..., Any], tree: Any, *arguments: Any) -> Iterator[str]:
