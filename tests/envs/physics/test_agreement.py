@@ -8,9 +8,11 @@ import yaml
 
 import sheeplike.envs
 from sheeplike.config.sources import CONFIGS
+from sheeplike.envs.mjx.options import PlaygroundOptions
+from sheeplike.envs.mjx.playground import PlaygroundTask
+from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
 ENGINES = ("native", "warp")
-STEPS = 50
 # Long enough for all that is compared; the looks, which are drawn, do not touch the physics.
 TASKS = {
     "cartpole_balance": {"num_envs": 4, "image_size": 32, "episode_length": 60},
@@ -33,18 +35,17 @@ def positions(env):
     return env.state_dict()["[1].data.qpos"].clone()
 
 
-def random_actions(env, steps=STEPS):
+def random_actions(env, steps=50):
     return torch.rand(steps, *env.action_space.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-def assert_agreement(envs, steps=STEPS, tolerance=1e-3):
+def assert_agreement(envs, tolerance=1e-3):
     """Of positions, rewards and ends under random actions."""
     for env in envs:
         env.reset(seed=1)
     native, warp = (positions(env) for env in envs)
     torch.testing.assert_close(native, warp, rtol=0, atol=1e-6)
-    assert (native[0] != native[1]).any()
-    for number, action in enumerate(random_actions(envs[0], steps)):
+    for number, action in enumerate(random_actions(envs[0])):
         native, warp = (env.step(action) for env in envs)
         torch.testing.assert_close(native[1], warp[1], rtol=0, atol=tolerance, msg=f"reward at {number}")
         assert native[2].tolist() == warp[2].tolist()
@@ -55,8 +56,11 @@ def assert_agreement(envs, steps=STEPS, tolerance=1e-3):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_positions_rewards_and_ends_are_the_same_under_random_actions(name):
-    assert [env.simulator.physics.name for env in pair(name)] == list(ENGINES)
-    assert_agreement(pair(name))
+    native, warp = pair(name)
+    assert (native.simulator.physics.name, warp.simulator.physics.name) == ENGINES
+    native.reset(seed=1)
+    assert len({tuple(start) for start in positions(native).tolist()}) == 4
+    assert_agreement([native, warp])
 
 
 def test_scripted_picks_are_worth_the_same_and_end_at_the_same_step(scripted_pick):
@@ -97,17 +101,10 @@ def test_frames_show_the_same(name, worlds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("id", "steps"),
-    [
-        *[("AcrobotSwingup", 20), ("AcrobotSwingupSparse", 20), ("BallInCup", 50), ("CartpoleBalance", 50)],
-        *[("CartpoleBalanceSparse", 50), ("CartpoleSwingup", 50), ("CartpoleSwingupSparse", 50), ("FishSwim", 50)],
-        *[("FingerSpin", 50), ("FingerTurnEasy", 50), ("FingerTurnHard", 50), ("PendulumSwingup", 50)],
-        *[("PointMass", 50), ("ReacherEasy", 50), ("ReacherHard", 50), ("SwimmerSwimmer6", 50)],
-        *[("CheetahRun", 50), ("HopperStand", 50), ("HumanoidStand", 50), ("WalkerWalk", 50)],
-    ],
-)
-def test_tasks_of_playground_are_the_same(id, steps):
+@pytest.mark.parametrize("id", sheeplike.envs.list_ids("playground"))
+def test_tasks_of_playground_are_the_same(id):
+    """With a solver that converges: in two iterations, as they come, each engine gets elsewhere in a hard contact."""
     pytest.importorskip("mujoco_playground")
-    options = {"id": id, "num_envs": 2, "renderer": "none"}
-    assert_agreement([sheeplike.envs.make("playground", physics=physics, **options) for physics in ENGINES], steps)
+    task = PlaygroundTask(PlaygroundOptions(id=id))
+    task.model.opt.iterations, task.model.opt.ls_iterations = 30, 50
+    assert_agreement([MjxVectorEnv(task, num_envs=2, renderer="none", physics=physics) for physics in ENGINES])

@@ -13,7 +13,7 @@ import torch
 from mujoco import mjx
 
 import sheeplike.envs
-from sheeplike.envs.mjx.physics.native import CONSTANTS, NativePhysics
+from sheeplike.envs.mjx.physics.native import NativePhysics
 from sheeplike.envs.mjx.randomization.constants import bounds
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.randomization.fields import DERIVED, OFFERED
@@ -152,10 +152,12 @@ def test_constants_follow_what_a_line_draws():
     lines = {
         "mass": {"field": ["body_mass", "body_inertia"], "operation": "scale", "distribution": {"uniform": [0.5, 2.0]}},
         "armature": {"field": "dof_armature", "operation": "add", "distribution": {"uniform": [0.0, 0.1]}},
+        "size": {"field": "geom_size", "of": "box", "operation": "scale", "distribution": {"uniform": [0.5, 2.0]}},
     }
+    constants = {name for name, field in DERIVED.items() if field == "body_mass"}
     randomization = Randomization(lines, scene, physics.model)
     drawn = jax.vmap(randomization.sample)(jax.random.split(jax.random.key(0), 3)).model
-    assert drawn.keys() > CONSTANTS
+    assert drawn.keys() > constants
     physics.vary(drawn)
 
     def kinematics(fields):
@@ -164,10 +166,10 @@ def test_constants_follow_what_a_line_draws():
     jax.block_until_ready(jax.jit(jax.vmap(kinematics))(drawn))
     for world in range(3):
         model, own = copy.copy(scene), physics._batch.get_model(world)
-        for name in ("body_mass", "body_inertia", "dof_armature"):
+        for name in ("body_mass", "body_inertia", "dof_armature", "geom_size"):
             getattr(model, name)[:] = drawn[name][world]
         mujoco.mj_setConst(model, mujoco.MjData(model))
-        for name in (*CONSTANTS, "dof_M0", "body_mass"):
+        for name in (*constants, "dof_M0", "geom_rbound", "body_mass"):
             np.testing.assert_array_equal(getattr(own, name), getattr(model, name), err_msg=name)
 
 
@@ -221,7 +223,7 @@ def test_every_field_that_may_vary_means_the_same_to_the_engine():
         if value.size:
             fields[path] = (f"{owner}." * bool(owner)) + "_impl." * inside + name, value
     physics.vary(fields)
-    assert len(physics._varied) == len(fields.keys() - CONSTANTS)
+    assert len(physics._varied) == len(fields.keys() - DERIVED.keys())
     placed = {place: value[None] for place, value in fields.values()}
     run = jax.vmap(lambda placed: physics.kinematics(physics.model.tree_replace(placed), physics.template).xpos)
     jax.block_until_ready(jax.jit(run)(placed))

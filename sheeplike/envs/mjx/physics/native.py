@@ -5,7 +5,6 @@ inputs of the next step from them, and afterwards what it has computed is writte
 nothing that a checkpoint does not hold, and its result not on the number of threads.
 """
 
-import copy
 from collections.abc import Callable, Collection, Iterable
 
 import jax
@@ -18,14 +17,11 @@ from sheeplike.envs.mjx.host_call import call_for_all
 from sheeplike.envs.mjx.leaves import leaf
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES
 from sheeplike.envs.mjx.quiet import quiet
+from sheeplike.envs.mjx.randomization.fields import DERIVED
 
 STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 """The inputs that a step changes."""
 
-CONSTANTS = {"body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0"}
-"""Fields that MuJoCo derives from the others itself."""
-
-SHAPES = frozenset({"geom_size", "geom_pos", "geom_quat"})
 _OWN_NAMES = {"opt.impratio_invsqrt": "opt.impratio"}
 _WARPS_NAMES = {own: name for name, own in _OWN_NAMES.items()}
 _CONVERTED = {"opt.impratio": lambda inverse_root: inverse_root**-2.0}
@@ -71,7 +67,7 @@ class NativePhysics:
         self.num_envs = num_envs
         self.model = mjx.put_model(scene, device=device, impl="warp")
         self.template = mjx.make_data(scene, device=device, impl="warp", naconmax=1, njmax=1)
-        self._scene, self._threads = copy.copy(scene), threads
+        self._scene, self._threads = scene, threads
         self._inputs = self._not_empty(INPUTS)
         own = ("_impl", "history", "userdata", "plugin_state")
         self._derived = self._not_empty(f.name for f in mjx.Data.fields() if f.name not in (*INPUTS, *own))
@@ -84,9 +80,7 @@ class NativePhysics:
 
     def vary(self, fields: Collection[str]) -> None:
         own_names = {_OWN_NAMES.get(path, path) for path in fields}
-        self._varied = tuple(sorted((MODEL_FIELDS & own_names) - CONSTANTS))
-        if SHAPES & set(self._varied):  # the boxes around a body's geoms, by which pairs are sorted out, stay nominal
-            self._scene.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE
+        self._varied = tuple(sorted((MODEL_FIELDS & own_names) - DERIVED.keys()))  # which MuJoCo derives itself
         self._batch = Batch(self._scene, self.num_envs, self._threads)
         self._expanded = {name: self._batch.expand(name) for name in self._varied}
         for name in self._derived:  # what is bound after a call would be zeros until the next one
