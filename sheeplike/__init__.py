@@ -13,6 +13,10 @@ from sheeplike import caches
 
 __version__ = "0.1.0"
 
+# Threads of torch that wait for each other give their core away. By default they spin, and where anything else wants a
+# core, an update takes five times as long; OpenMP reads this when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _MEMORY_SETTINGS = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_CLIENT_MEM_FRACTION",
