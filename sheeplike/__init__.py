@@ -13,9 +13,9 @@ from sheeplike import caches
 
 __version__ = "0.1.0"
 
-# Threads of torch that wait for each other give their core away. By default they spin, and where anything else wants a
-# core, an update takes five times as long; OpenMP reads this when torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# torch's threads spin while they wait for each other: by default for so long that an update takes five times as long
+# where anything else wants a core. GNU's OpenMP reads this when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _MEMORY_SETTINGS = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
