@@ -125,7 +125,7 @@ def test_catch_refuses_what_it_cannot_do(pages):
         with pytest.raises(ValueError, match=refusal):
             envs.make("catch", num_envs=1, **options)
     assert envs.make("catch", num_envs=1, action_repeat=3).episode_length == 3
-    with pytest.raises(ValueError, match="depth=true: expected false, since catch renders its images itself"):
+    with pytest.raises(ValueError, match="depth=true: expected false, since catch simulates and renders itself"):
         envs.make("catch", num_envs=1, depth=True)
 
 

@@ -151,7 +151,7 @@ def test_what_is_not_rendered_cannot_be_observed(refused, sheeplike):
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("env.renderer=none", "env.renderer=none: expected warp, since elsewhere renders its images itself"),
+        ("env.renderer=none", "env.renderer=none: expected warp, since elsewhere simulates and renders itself"),
         ("env.cameras=[front]", "env.cameras=[front]: expected null, since"),
         ("env.depth=true", "env.depth=true: expected false, since"),
         ("env.segmentation=true", "env.segmentation=true: expected false, since"),

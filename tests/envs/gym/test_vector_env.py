@@ -307,7 +307,7 @@ def test_an_environment_that_is_not_there() -> None:
         sheeplike.envs.make("gym", id="CartPol-v1", num_envs=1)
     with pytest.raises(ValueError, match=r"id=null: expected which of gym"):
         sheeplike.envs.make("gym", num_envs=1)
-    with pytest.raises(ValueError, match=r"cameras=\[a\]: expected null, since gym renders its images itself"):
+    with pytest.raises(ValueError, match=r"cameras=\[a\]: expected null, since gym simulates and renders itself"):
         sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, cameras=["a"])
 
 
