@@ -109,7 +109,7 @@ def test_training_and_evaluation_share_one_renderer_that_draws_things_where_they
     [
         ({"device": "cpu"}, "device='cpu': renderer='madrona' needs a GPU; nearest: renderer=warp"),
         ({"segmentation": True}, "segmentation=True: renderer='madrona' has none"),
-        ({"image_size": {"front": 4, "wrist": 8}}, "renderer='madrona' has one size for all cameras"),
+        ({"cameras": ["front", "wrist"], "image_size": {"front": 4, "wrist": 8}}, "renderer='madrona' has one size"),
         ({"cameras": ["back"]}, "camera 'back' does not exist"),
     ],
 )
