@@ -268,7 +268,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         """
         if self._state is None:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
-        leaves = _named_leaves((self._variation, self._state)).items()
+        leaves = self._named_leaves((self._variation, self._state)).items()
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
         state = {name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True)) for name, leaf in leaves}
         return state | {f"{SETTING}{name}": values for name, values in self.settings.items()}
@@ -280,7 +280,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             ValueError: names, shapes or dtypes differ from this environment's.
         """
         template = self.simulator.start(self._seed)
-        leaves = _named_leaves(template)
+        leaves = self._named_leaves(template)
         settings = {f"{SETTING}{name}": name for name in self.simulator.settings.on_device}
         known = {*leaves, *settings}
         if odd := sorted(state.keys() ^ known):
@@ -299,6 +299,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._variation, self._state = jax.tree_util.tree_map_with_path(
             lambda path, leaf: restored.get(jax.tree_util.keystr(path), leaf), template
         )
+
+    def _named_leaves(self, tree: tuple[Variation, State]) -> dict[str, jax.Array]:
+        """All that goes on; what only Warp has is empty with another engine."""
+        named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        warp = self.simulator.physics.name == "warp"
+        return {name: leaf for name, leaf in named.items() if warp or "._impl." not in name}
 
     def _advance(
         self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES
@@ -329,12 +335,6 @@ def _is_key(leaf: jax.Array) -> bool:
 def _raw(leaf: jax.Array) -> jax.Array:
     """The numbers of a leaf: a typed PRNG key's words, everything else as it is."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _named_leaves(tree: tuple[Variation, State]) -> dict[str, jax.Array]:
-    """All that goes on: no working memory of an engine, which each step fills anew."""
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    return {name: leaf for name, leaf in named.items() if "._impl." not in name}
 
 
 def jax_device_of(device: torch.device) -> jax.Device:
