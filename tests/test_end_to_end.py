@@ -34,7 +34,15 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["exp=dreamer_v3", "env=franka_pick", "profile=cpu", "dry_run=true", f"run_dir={run_dir}"]
     done = subprocess.run([*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for line in ("first gradient step", "one iteration", "train_ratio", "replay of", "profile cpu", "time  ", "ETA"):
+    for line in (
+        "first gradient step",
+        "one iteration",
+        "train_ratio",
+        "replay of",
+        "profile cpu",
+        "time  ",
+        "done in",
+    ):
         assert line in done.stdout, line
     return run_dir
 
