@@ -286,3 +286,31 @@ def test_frames_differ_between_worlds_and_follow_the_motion(cartpole):
         obs, *_ = cartpole.step(torch.tensor([[1.0], [-1.0], [0.0]]))
     assert not np.array_equal(obs["pixels/fixed"][0], obs["pixels/fixed"][1])
     assert not torch.equal(obs["pixels/fixed"][0], start[0])
+
+
+def test_worlds_that_are_staggered_end_their_first_episodes_at_times_of_their_own():
+    options = {"num_envs": 6, "renderer": "none", "picked_probability": 0.0, "episode_length": 12}
+    for stagger in (False, True):
+        env = sheeplike.envs.make("franka_pick", stagger=stagger, **options)
+        env.reset(seed=0)
+        lengths = [[] for _ in range(6)]
+        for _ in range(40):
+            *_, truncated, info = env.step(torch.zeros(6, 3))
+            for world in truncated.nonzero().flatten().tolist():
+                lengths[world].append(int(info["episode"]["length"][world]))
+        firsts = {each[0] for each in lengths}
+        assert all(length == 12 for each in lengths for length in each[1:])
+        assert all(1 <= length <= 12 for length in firsts)
+        assert len(firsts) > 2 if stagger else firsts == {12}
+
+
+def test_films_are_made_by_a_camera_that_is_no_observation():
+    env = sheeplike.envs.make("franka_pick", num_envs=2, image_size=16)
+    assert {name for name in env.single_observation_space if "/" in name} == {"pixels/front", "pixels/wrist"}
+    env.reset(seed=0)
+    first = env.film()["scene"].clone()
+    assert (first.shape, first.dtype) == ((1, 180, 240, 3), torch.uint8)
+    for _ in range(8):
+        env.step(torch.tensor([[0.0, -1.0, 1.0]] * 2))
+    assert (env.film()["scene"].int() - first.int()).abs().max() > 50  # the arm has moved
+    assert sheeplike.envs.make("cartpole_balance", num_envs=1, image_size=16).film() == {}
