@@ -207,11 +207,16 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     def film(self) -> dict[str, torch.Tensor]:
         """What the task's ``film_camera`` sees of the first world: uint8 (1, H, W, 3) by its name, on the device.
 
-        Nothing if the task has none. The first call compiles a renderer.
+        Nothing if the task has none, or with ``renderer="none"``. The first call compiles a renderer.
+
+        Raises:
+            RuntimeError: ``reset`` was never called.
         """
         camera = getattr(self.simulator.task, "film_camera", None)
-        if camera is None:
+        if camera is None or not self.simulator.renderer.cameras:
             return {}
+        if self._state is None:
+            raise RuntimeError("film() before reset(): there is nothing to see yet")
         if self._film is None:
             self._film = self.simulator.film(camera, FILM_SIZE, device=str(self.device))
         return {camera: to_torch(self._film(self._variation, self._state))}

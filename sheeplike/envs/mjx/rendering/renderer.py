@@ -97,7 +97,6 @@ class NoRenderer(Renderer):
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs, self.cameras, self.image_sizes, self.spaces = num_envs, (), {}, {}
-        self.textures = False
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
         return {}, data
