@@ -147,9 +147,9 @@ def test_vision_and_activation_arrive_where_they_belong() -> None:
 
 @pytest.mark.parametrize("actions", [BOX, spaces.Discrete(3)], ids=["continuous", "discrete"])
 def test_initial_weights_are_orthogonal_and_the_policy_starts_out_indifferent(actions: spaces.Space) -> None:
-    """Gains sqrt(2) within, 0.01 for actions and 1 for the value (Huang et al. 2022, detail 2)."""
+    """Gains sqrt(2) within, 0.01 for actions (Huang et al. 2022, detail 2); the value begins at 0."""
     networks = build({"pixels/a": (48, 48, 3)}, actions=actions)
-    last = {networks.policy_head[-1]: 0.01, networks.value_head[-1]: 1.0}
+    last = {networks.policy_head[-1]: 0.01, networks.value_head[-1]: 0.0}
     layers = [m for m in networks.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     assert len(layers) == 2 * (2 + 3)
     for layer in layers:
@@ -175,7 +175,7 @@ def test_the_published_initial_weights_of_policy_and_value() -> None:
         assert 0.99 * limit < layer.weight.abs().max() <= limit
         assert layer.weight.var().item() == pytest.approx(1 / layer.in_features, rel=0.03)
     torch.testing.assert_close(last.weight @ last.weight.T, 0.04 * torch.eye(6))
-    assert networks.value_head[-1].weight.norm().item() == pytest.approx(1)
+    assert not networks.value_head[-1].weight.any()
     assert not any(layer.bias.any() for layer in networks.modules() if isinstance(layer, nn.Linear))
 
 
