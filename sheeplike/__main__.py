@@ -18,6 +18,7 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
+from sheeplike.run import signals
 from sheeplike.run.signals import INTERRUPTED, AskedToExit
 from sheeplike.terminal import echo, warn, warnings_as_lines
 
@@ -38,6 +39,7 @@ FLAGS = {
 def program() -> None:
     """:func:`main` as a whole process, whose status is delivered whatever threads an environment leaves behind."""
     status = 1  # that of a traceback
+    signals.receive()
     try:
         main()
         status = 0

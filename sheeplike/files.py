@@ -20,7 +20,7 @@ try:
 except ImportError:  # Windows has no such locks: there, two processes are not kept apart
     fcntl = None
 
-CHECKPOINT = re.compile(r"(?:\.old-)?step_\d{12,}")  # the directory of one; of a replaced one until the new is there
+CHECKPOINT = re.compile(r"(?:\.old-)?step_[0-9]{12,}")  # the directory of one; of a replaced one until the new is there
 EVENTS = "events.out.tfevents."  # as the names of TensorBoard's files begin
 REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
 YAML_BYTES, YAML_DEPTH = 2**16, 20  # of a configuration, which takes about three thousand and has four sections deep
@@ -32,7 +32,7 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     """Open a file that must be one itself: a link could lead anywhere, a pipe keep us waiting for ever.
 
     Args:
-        mode: ``"rb"``, or ``"ab"``, unbuffered, which creates a file that is not there.
+        mode: ``"rb"``, or ``"ab"``, unbuffered, which creates a file that is not there and refuses one with hard links.
 
     Raises:
         OSError: it cannot be opened, or is none.
@@ -40,9 +40,14 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     if problem := unusual(path):
         raise OSError(0, problem, str(path))
     descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    found = os.fstat(descriptor)
+    regular = stat.S_ISREG(found.st_mode)
+    if not regular or (mode == "ab" and found.st_nlink > 1):  # nothing was written yet
         os.close(descriptor)
-        raise OSError(0, "is no regular file", str(path))
+        problem = (
+            "has another name elsewhere, a hard link: put a copy in its place" if regular else "is no regular file"
+        )
+        raise OSError(0, problem, str(path))
     return open(descriptor, mode, buffering=0 if mode == "ab" else -1)
 
 

@@ -155,6 +155,28 @@ def test_links_within_a_run(mine: Path, call: Callable[..., tuple[int, str, str]
     assert "loading torch" not in output
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
+def test_files_that_grow_in_place_have_one_name(
+    trained: Path, call: Callable[..., tuple[int, str, str]], name: str
+) -> None:
+    """Others are replaced as a whole; what is appended to would change under its other name too."""
+    shutil.copytree(trained, "mine")
+    victim = Path("victim")
+    victim.write_bytes(Path("mine", name).read_bytes() if name == "metrics.jsonl" else b"precious")
+    Path("mine", name).unlink(missing_ok=True)
+    os.link(victim, Path("mine", name))
+    before = victim.read_bytes()
+    status, _, error = call("train", "resume=mine", "total_steps=200")
+    assert (status, victim.read_bytes()) == (2, before)
+    assert f"{name}: has another name elsewhere" in error.replace(str(Path.cwd()) + "/", "")
+    assert len([line for line in error.splitlines() if line.startswith("sheeplike: ")]) == 1
+
+
+def test_digits_of_other_scripts_make_no_checkpoint(mine: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    Path("mine/checkpoints/step_" + "0" * 9 + "\N{ARABIC-INDIC DIGIT NINE}" * 3).mkdir()
+    assert "expected best, last, or one of 64; nearest" in call("eval", "run=mine", "checkpoint=128")[2]
+
+
 def test_a_file_with_the_name_of_a_checkpoint_is_none(mine: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     (mine / "checkpoints/step_000000000128").touch()
     assert "expected best, last, or one of 64; nearest" in call("eval", "run=mine", "checkpoint=128")[2]

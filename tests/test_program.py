@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,19 @@ def test_a_thread_that_is_left_behind_does_not_keep_the_status(code: str, argume
 def test_what_libraries_do_at_the_exit_is_not_cut_short() -> None:
     done = python(WAITS, "--version")
     assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "closed", "")
+
+
+def test_what_the_process_before_has_blocked_or_ignored_is_heard() -> None:
+    """A blocked SIGTERM could not stop a run, and with SIGCHLD ignored the status of a child is lost."""
+    told = "print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)"
+    code = f"import signal; from sheeplike import __main__; __main__.main = lambda: {told}; __main__.program()"
+
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=block, check=False)
+    assert (done.returncode, done.stdout) == (0, "set() True\n"), done.stderr
 
 
 ENVIRONMENT = """

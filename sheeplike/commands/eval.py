@@ -9,6 +9,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from pydantic import Field
 
@@ -132,13 +133,13 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         "metrics": metrics,
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
-    files = {f"{camera.replace('/', '_')}.gif": encode_gif(video, fps) for camera, video in frames.items()}
-    files["result.json"] = (json.dumps(_finite(record), indent=1) + "\n").encode()
     place = run_dir / EVALUATIONS / name  # an evaluation of the same name had the same options and is replaced
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            write_atomically(place / file, content)
+        write_atomically(place / "result.json", json.dumps(_finite(record), indent=1) + "\n")
+        for camera, video in frames.items():
+            # Others may have named their cameras as they like; no two of them share a file.
+            write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
     echo(f"saved: {place}")
 
 

@@ -132,7 +132,7 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
         if child is not None:
             child.send_signal(signum)
 
-    handlers = {signum: signal.getsignal(signum) for signum in (*SIGNALS, signal.SIGHUP)}
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}  # nohup, &
     for signum in before:
         signal.signal(signum, forward)

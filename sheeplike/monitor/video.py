@@ -14,6 +14,7 @@ from torch import Tensor
 BORDER = 2
 OBSERVING = (0, 255, 0)
 IMAGINING = (255, 0, 0)
+LONGEST_FRAME = 655_350  # ms in a GIF
 MAX_GIF_FPS = 50  # Browsers slow a GIF down whose frames last less than 20 ms.
 
 
@@ -44,7 +45,7 @@ def encode_gif(video: Tensor, fps: float) -> bytes:
     images = _to_palette(video[::stride].detach().cpu().numpy())
     # In units of 10 ms. Rounding the frames' ends, not their lengths, keeps the whole video's length right.
     ends = [round(i * 100 * stride / fps) for i in range(len(images) + 1)]
-    durations = [10 * (end - start) for start, end in itertools.pairwise(ends)]
+    durations = [min(10 * (end - start), LONGEST_FRAME) for start, end in itertools.pairwise(ends)]
     buffer = io.BytesIO()
     images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
     return buffer.getvalue()

@@ -91,7 +91,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 if changed:
                     info(f"changed: {describe_changes(changed)}")
                 writer.resumed_from(meta["step"])
-                for difference in differences(meta, parts):
+                for difference in differences(meta, parts, config):
                     warn(difference)
                 resumed = {"parts": parts, "start": meta["step"], "changed": changed, "writer": writer}
         train_envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
@@ -141,7 +141,7 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
             config=to_data(config),
-            device="cuda" if config.fabric.accelerator == "cuda" else "cpu",
+            device=learner(config),
             report=warn,
         )
     stack.callback(writer.close)
@@ -166,7 +166,12 @@ def edits(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
     return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
 
 
-def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[str]:
+def learner(config: Config) -> str:
+    """What the numbers of an update depend on beside versions: a GPU, or the threads that share its sums."""
+    return "cuda" if config.fabric.accelerator == "cuda" else f"{torch.get_num_threads()} threads of torch"
+
+
+def differences(meta: Mapping[str, Any], parts: Mapping[str, Any], config: Config) -> Iterator[str]:
     """Yield a warning for each reason why the resumed run will not be bit-identical."""
     if "memory" not in parts:
         yield (
@@ -175,6 +180,8 @@ def differences(meta: Mapping[str, Any], parts: Mapping[str, Any]) -> Iterator[s
         )
     here = checkpoint.versions()
     changed = [f"{name} {was} -> {here[name]}" for name, was in meta["versions"].items() if here.get(name) != was]
+    if meta["device"] != (now := learner(config)):
+        changed.append(f"{meta['device']} -> {now}")
     if changed:
         yield f"this resume may differ in the last bits: {', '.join(changed)}"
 

@@ -214,6 +214,8 @@ def lock(run_dir: Path) -> BinaryIO:
     """
     path = run_dir / LOCK_FILE
     try:
+        if (run_dir / METRICS).exists():
+            open_regular(run_dir / METRICS, "ab").close()  # refused now, and not once the worlds are built
         file = open_regular(path, "ab")
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"

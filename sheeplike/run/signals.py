@@ -17,10 +17,19 @@ from types import FrameType
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
 
 Handler = Callable[[int, FrameType | None], object]
+
+
+def receive() -> None:
+    """Undo what the process that began this one may have set: signals that are blocked, children that are forgotten."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the status of a child is lost
 
 
 class AskedToExit(SystemExit):
@@ -79,7 +88,7 @@ class StopRequest:
 
 @contextmanager
 def stoppable() -> Iterator[StopRequest]:
-    """Within it SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ask for an orderly stop; a second one ends the process at once.
+    """Within it each of ``SIGNALS`` asks for an orderly stop; a second one ends the process at once.
 
     A signal that another program has a handler for never ends the process here: that is told when all is saved. One
     that is ignored stays ignored. In a thread other than the main one, where Python takes no signals, nothing changes.

@@ -193,6 +193,15 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     assert (film.size, film.n_frames) == ((96, 48), max(result["episodes"]["length"]) + 1)
     assert [entry for entry in before if not entry[0].exists() or entry[0].stat().st_mtime_ns != entry[1]] == []
 
+    # A film that cannot be written costs no result.
+    (place / "result.json").unlink()
+    (place / "fixed.gif").unlink()
+    (place / "fixed.gif").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "fixed.gif: is no regular file" in capfd.readouterr().err
+    assert (place / "result.json").read_bytes() == first["result.json"]
+
     # Other settings go elsewhere, and are another evaluation.
     main([*arguments[:2], f"checkpoint={step}", "episodes=3", "num_envs=2", "seed=1", "sample=false", "video=false"])
     other = run_dir / "eval" / f"step_{step:012d}_3_episodes_2_worlds_seed_1_mode"

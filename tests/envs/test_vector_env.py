@@ -1,5 +1,9 @@
 """The vector-environment contract, on cart-pole: next-step reset, spaces, determinism, memory, continuation."""
 
+import os
+import subprocess
+import sys
+
 import gymnasium
 import jax
 import numpy as np
@@ -317,3 +321,14 @@ def test_films_are_made_by_a_camera_that_is_no_observation():
     assert (env.film()["scene"].int() - first.int()).abs().max() > 50  # the arm has moved
     for others in ({"name": "cartpole_balance"}, {"name": "franka_pick", "renderer": "none"}):
         assert sheeplike.envs.make(**others, num_envs=1, image_size=16).film() == {}
+
+
+def test_what_the_environment_asks_of_jax_is_named_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch):
+    with jax.enable_x64(True), pytest.raises(ValueError, match="leave JAX_ENABLE_X64 unset"):
+        sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)
+    told = "sheeplike: device='cpu': JAX has no such device here; JAX_PLATFORMS=zz; expected to find one"
+    command = [sys.executable, "-m", "sheeplike", "exp=ppo", "env=cartpole_balance", "dry_run=true", "profile=cpu"]
+    done = subprocess.run(
+        command, env=os.environ | {"JAX_PLATFORMS": "zz"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, told)

@@ -75,6 +75,11 @@ def test_what_is_no_video_is_refused(video, error, message):
         encode_gif(video, fps=10)
 
 
+def test_a_frame_lasts_as_long_as_a_gif_can_say():
+    _, durations, _ = decode(encode_gif(moving_square(2), fps=1e-6))
+    assert durations == [655_350] * 2
+
+
 def test_a_speed_of_zero_is_refused():
     with pytest.raises(ValueError, match="fps=0: expected a number above 0"):
         encode_gif(moving_square(), fps=0)

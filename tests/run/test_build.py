@@ -24,7 +24,7 @@ from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.memory import SequenceReplay
 from sheeplike.options import CommandError
-from sheeplike.run.build import explain_oom, is_out_of_memory, make_agent, make_envs
+from sheeplike.run.build import differences, explain_oom, is_out_of_memory, learner, make_agent, make_envs
 from sheeplike.run.run_dir import Claim
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
@@ -181,3 +181,12 @@ def test_what_says_that_memory_is_short(allocate: Callable[[], object]) -> None:
 )
 def test_what_other_devices_say(error: Exception | None, says_so: bool) -> None:
     assert is_out_of_memory(error) == says_so
+
+
+@pytest.mark.usefixtures("trouble")
+def test_a_run_that_goes_on_with_other_threads_is_told() -> None:
+    config = load(JOB, Sources()).config
+    meta = {"versions": checkpoint.versions(), "device": learner(config)}
+    assert not list(differences(meta, {"memory": {}}, config))
+    (line,) = differences(meta | {"device": "9 threads of torch"}, {"memory": {}}, config)
+    assert line == f"this resume may differ in the last bits: 9 threads of torch -> {learner(config)}"

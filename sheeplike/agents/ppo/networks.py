@@ -151,7 +151,7 @@ class ActorCritic(nn.Module):
         mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
         # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
         self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
-        # No value anywhere at first: where rewards are small, a random one outweighs them, and the policy climbs its hills.
+        # A random value would outweigh rewards that are small, and the policy would climb its hills instead.
         self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
         if self.distribution == "clipped_normal":
             self.log_std = nn.Parameter(torch.zeros(codec.width))

@@ -34,6 +34,7 @@ Observations = dict[str, torch.Tensor]
 
 CLOSING = 10.0  # seconds that processes have to close their environments
 DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
+FRAME_RATES = (0.01, 1000.0)  # steps a second: what a film may claim
 UNKNOWN_FPS = 30.0
 ALIGNMENT = 64  # bytes: every tensor begins at an address that suits its dtype, and the device's reads
 SCALARS = {
@@ -343,6 +344,15 @@ class Staging:
         return {name: there[place].view(kind).view(shape) for name, (place, shape, _, kind) in self._places.items()}
 
 
+def _frame_rate(metadata: Any) -> float:
+    """``render_fps``, or what stands for it where it says nothing that a film could be shown at."""
+    try:
+        rate = float(metadata["render_fps"])
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return UNKNOWN_FPS
+    return rate if FRAME_RATES[0] <= rate <= FRAME_RATES[1] else UNKNOWN_FPS
+
+
 def _inspect(
     make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
 ) -> tuple[MakeWorld, float]:
@@ -375,6 +385,6 @@ def _inspect(
             image_size=image_size,
             action_repeat=action_repeat,
         )
-        return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS)
+        return made, _frame_rate(env.metadata)
     finally:
         close(env, options.id)

@@ -3,8 +3,10 @@
 No torch and no JAX: with ``vectorization=async`` this runs in processes of their own.
 """
 
+import multiprocessing.connection
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,7 +64,16 @@ class MakeWorld:
         for name in IGNORED:
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
+        threading.Thread(target=_end_with_run, daemon=True).start()
         return world
+
+
+def _end_with_run() -> None:
+    """End this process when the run has ended: an environment that hangs would not notice."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        multiprocessing.connection.wait([run.sentinel])
+        os._exit(1)
 
 
 class World(gymnasium.Env):

@@ -1,5 +1,6 @@
 """The simulator as a ``gymnasium.vector.VectorEnv`` whose tensors are torch, on one device."""
 
+import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -110,6 +111,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
         jax_device = jax_device_of(self.device)
+        if jax.config.jax_enable_x64:
+            raise ValueError("jax_enable_x64 is on: simulations are float32; leave JAX_ENABLE_X64 unset")
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         made = make_renderer(
             renderer,
@@ -348,11 +351,9 @@ def jax_device_of(device: torch.device) -> jax.Device:
     Raises:
         ValueError: JAX does not have it here.
     """
-    if device.type == "cpu":
-        return jax.devices("cpu")[0]
     try:
-        return jax.devices("cuda")[device.index]
-    except (RuntimeError, IndexError) as error:
-        raise ValueError(
-            f"device={str(device)!r}: JAX has no such CUDA device; expected a CUDA build of jaxlib, or 'cpu'"
-        ) from error
+        return jax.devices(device.type)[device.index or 0]
+    except (RuntimeError, IndexError, AssertionError) as error:
+        asked = f"JAX_PLATFORMS={platforms}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
+        expected = "expected a CUDA build of jaxlib, or 'cpu'" if device.type == "cuda" else "expected to find one"
+        raise ValueError(f"device={str(device)!r}: JAX has no such device here; {asked}{expected}") from error

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,3 +228,37 @@ def test_processes_are_deaf_to_what_asks_a_run_to_stop() -> None:
     assert not env.step(torch.zeros(2, dtype=torch.int64))[4]["restarted"].any()
     env.close()
     assert not any(process.is_alive() for process in processes)
+
+
+HANGS = """
+import time, gymnasium, sheeplike.envs, torch
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Hangs(CartPoleEnv):
+    def step(self, action):
+        print(__import__("os").getpid(), flush=True)
+        time.sleep(600)
+
+gymnasium.register("Hangs-v0", Hangs, max_episode_steps=9)
+
+if __name__ == "__main__":
+    import os
+    from hangs import Hangs  # by its name, which the others import
+    env = sheeplike.envs.make("gym", id="hangs:Hangs-v0", num_envs=2, frames="none", vectorization="async")
+    env.reset()
+    env.step(torch.zeros(2, dtype=torch.int64))
+"""
+
+
+def test_processes_end_with_the_run_however_it_ends(tmp_path: Path) -> None:
+    """Even where an environment hangs and would never read that there is nobody left."""
+    (tmp_path / "hangs.py").write_text(HANGS)
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, str(tmp_path / "hangs.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | path) as run:
+        pids = [int(run.stdout.readline()) for _ in range(2)]
+        run.kill()
+    deadline = time.monotonic() + 20
+    while any(Path("/proc", str(pid)).exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if Path("/proc", str(pid)).exists()]
