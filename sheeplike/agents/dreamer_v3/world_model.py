@@ -20,6 +20,7 @@ from sheeplike.agents.dreamer_v3.storage import ModelKeys
 from sheeplike.nn.cnn import to_unit
 from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl, symlog
 from sheeplike.nn.layers import MLP, Linear
+from sheeplike.nn.normalizers import RunningNorm
 from sheeplike.nn.vision import ImageDecoder, ImageEncoder
 
 
@@ -113,7 +114,8 @@ class WorldModel(nn.Module):
     Args:
         keys: the observations that it sees.
         predicted: those that it predicts; None: the same. What it predicts without seeing it is a target: its loss
-            shapes the latent state, as that of any other observation does, and nobody needs it for acting.
+            shapes the latent state, as that of any other observation does, and nobody needs it for acting. Vectors
+            among them are whitened: in metres, what matters most would weigh least.
         actions: width of the action.
         config: options of the agent. Its ``horizon`` is folded into the continue target, ``1 - 1/horizon``, so that
             imagination needs no other discount.
@@ -132,7 +134,8 @@ class WorldModel(nn.Module):
         super().__init__()
         self.horizon, size = config.horizon, config.widths
         predicted = keys if predicted is None else predicted
-        self.targets = [key for key in predicted.spaces if key not in keys.spaces]
+        self.targets = [key for key in predicted.vectors if key not in keys.spaces]
+        self.norms = nn.ModuleList(RunningNorm(predicted.width(key)) for key in self.targets)
         self.encoder = Encoder(keys, depth=size.depth, units=size.units)
         self.rssm = RSSM(
             self.encoder.outputs,
@@ -158,6 +161,11 @@ class WorldModel(nn.Module):
         embed = self.encoder({key: obs[key].flatten(0, 1) for key in self.encoder.keys.spaces})
         return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
 
+    def take_in(self, obs: Mapping[str, Tensor]) -> None:
+        """Let statistics of targets count in what ``(N, ...)`` worlds have just delivered."""
+        for key, norm in zip(self.targets, self.norms, strict=True):
+            norm.update(obs[key])
+
     def losses(
         self, posterior: Latent, logits: Tensor, batch: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -179,6 +187,7 @@ class WorldModel(nn.Module):
         flat = posterior.map(lambda x: x.flatten(0, 1))
         lead = batch["reward"].shape
         obs = {key: batch[key].flatten(0, 1) for key in self.decoder.keys.spaces}
+        obs |= {key: norm(obs[key]) for key, norm in zip(self.targets, self.norms, strict=True)}
         predicted = self.decoder(flat)
         losses = {key: loss.unflatten(0, lead) for key, loss in self.decoder.losses(predicted, obs).items()}
         reward = self.reward(posterior.features)
@@ -205,7 +214,7 @@ class WorldModel(nn.Module):
         for key in self.decoder.keys.images:
             mse = losses[key].mean() / batch[key][0, 0].numel()
             metrics[f"wm/psnr/{key.removeprefix('pixels/')}"] = -10 * mse.log10()
-        for key in (key for key in self.targets if key in self.decoder.keys.vectors):
+        for key in self.targets:
             # How much the latent knows of what nobody showed it: 1 is all of it, 0 no more than its mean.
             truth = symlog(obs[key])
             spread = (truth - truth.mean(0)).square().sum(-1).mean()

@@ -63,6 +63,7 @@ def test_a_target_is_stored_and_predicted_but_neither_seen_nor_asked_for_when_ac
 def test_its_loss_is_that_of_an_observation_and_its_gradient_shapes_the_latent_state() -> None:
     agent = make(loss_scales={"reconstruction": 0.5})
     world, generator = agent.world_model, torch.Generator().manual_seed(1)
+    world.take_in({"privileged_state": 3 + 7 * torch.randn(50, 2, generator=generator)})
     deter = torch.randn(2, 3, 64, generator=generator, requires_grad=True)
     stoch = torch.eye(4)[torch.randint(4, (2, 3, 32), generator=generator)].requires_grad_()
     batch = {
@@ -72,7 +73,7 @@ def test_its_loss_is_that_of_an_observation_and_its_gradient_shapes_the_latent_s
     losses, metrics = world.losses(Latent(deter, stoch), torch.zeros(2, 3, 32, 4), batch)
     with torch.no_grad():
         guess = world.decoder(Latent(deter, stoch).map(lambda x: x.flatten(0, 1)))["privileged_state"].double()
-    truth = batch["privileged_state"].flatten(0, 1).double().numpy()
+    truth = world.norms[0](batch["privileged_state"].flatten(0, 1)).double().numpy()
     squashed = np.sign(truth) * np.log(1 + np.abs(truth))
     expected = ((guess.numpy() - squashed) ** 2).sum(-1)
     np.testing.assert_allclose(losses["privileged_state"].detach().flatten(), expected, rtol=1e-4)
@@ -85,6 +86,19 @@ def test_its_loss_is_that_of_an_observation_and_its_gradient_shapes_the_latent_s
     ones = {name: torch.ones(1) for name in agent.scales.keys() - {"reconstruction"}}
     _, total = agent.total(ones | {"state": torch.ones(1), "privileged_state": torch.tensor([10.0])})
     assert total.item() == pytest.approx(sum(agent.scales[name] for name in ones) + 0.5 * 11)
+
+
+def test_a_target_weighs_the_same_in_metres_and_in_kilometres() -> None:
+    """Whitened by all that was delivered, so that millimetres of a box are worth as much as radians of a joint."""
+    losses = []
+    for unit in (1e-3, 1.0):
+        agent = make()
+        collect(agent, 30, lambda state, unit=unit: 4 * unit + unit * state[:, :2])
+        torch.manual_seed(3)
+        losses.append([agent.update()["loss/privileged_state"].item() for _ in range(3)])
+        assert agent.world_model.norms[0].count == 30 * 4
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert min(losses[0]) > 0.3
 
 
 def test_what_a_target_is_changes_nothing_that_the_encoder_says() -> None:
@@ -119,7 +133,8 @@ def test_without_targets_nothing_is_different() -> None:
     assert "privileged_state" not in agents[0].replay.storage
     names = [set(agent.modules.state_dict()) for agent in agents]
     assert names[0] < names[1]
-    assert all(name.startswith("world_model.decoder.heads.") for name in names[1] - names[0])
+    parts = ("world_model.decoder.heads.", "world_model.norms.0.")
+    assert all(name.startswith(parts) for name in names[1] - names[0])
 
 
 def test_a_state_goes_on_bit_for_bit() -> None:
