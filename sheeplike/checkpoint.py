@@ -60,7 +60,7 @@ CHUNK_BYTES = 64 * 2**20
 _LARGEST_MANIFEST = 2**24  # bytes; one takes a few thousand, and some 200 per chunk
 _TEMPORARY, _RETIRED = ".tmp-", ".old-"
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a file's name, and no way out of its directory
-_CHUNK = re.compile(r"\d{12,}-\d{12,}(?:\.\d+)?\.pt")
+_CHUNK = re.compile(r"[0-9]{12,}-[0-9]{12,}(?:\.[0-9]+)?\.pt")
 _PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -486,7 +486,7 @@ class Writer:
             half-written. Chunks lie in ``replay`` beside it.
         keep_last, keep_best: newest checkpoints that are kept, at least 1, and those with the highest
             ``meta["score"]``, a finite number.
-        config, device: the run's configuration, which every manifest holds; what it computes on.
+        config, device: the run's configuration, which every manifest holds; what its updates depend on beside versions.
         report: is told, once for each kind of error, that a save in the background failed; by default a warning.
 
     Attributes:

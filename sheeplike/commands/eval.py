@@ -138,7 +138,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "result.json", json.dumps(_finite(record), indent=1) + "\n")
         for camera, video in frames.items():
-            # Others may have named their cameras as they like; no two of them share a file.
+            # Others may have named their cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
     echo(f"saved: {place}")
 

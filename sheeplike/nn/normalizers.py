@@ -63,5 +63,7 @@ class RunningNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, D)`` to whitened ``(B, D)`` float32."""
-        std = torch.where(self.count > 0, (self.square / self.count.clamp_min(1)).sqrt(), 1.0).clamp_min(1e-6)
+        std = torch.where(self.count > 0, (self.square / self.count.clamp_min(1)).clamp_min(0).sqrt(), 1.0).clamp_min(
+            1e-6
+        )
         return ((x - self.mean.float()) / std.float()).clamp(-self.limit, self.limit)

@@ -210,7 +210,7 @@ def lock(run_dir: Path) -> BinaryIO:
     Where the file system knows no locks, two processes are not kept apart.
 
     Raises:
-        CommandError: another process has it.
+        CommandError: another process has it, or it cannot be written.
     """
     path = run_dir / LOCK_FILE
     try:

@@ -19,6 +19,9 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is sav
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+HANG_UP = getattr(
+    signal, "SIGHUP", None
+)  # never a second request: it follows Ctrl-C and SIGTERM where a session is closed
 SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
 
 Handler = Callable[[int, FrameType | None], object]
@@ -75,6 +78,7 @@ class StopRequest:
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), bool(self.signals)
         repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
+        repeated |= again and signum == HANG_UP
         self._last = now
         name = signal.Signals(signum).name
         if again and not repeated and not self.settled and self._listener(signum) is None:

@@ -141,7 +141,7 @@ class DreamerV3(Agent):
     def add(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
         self.replay.add(encode_step(step, self.predicted, self.codec))
-        self.world_model.take_in(step.obs)
+        self.world_model.update_norms(step.obs)
 
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.

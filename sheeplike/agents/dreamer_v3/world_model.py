@@ -134,8 +134,8 @@ class WorldModel(nn.Module):
         super().__init__()
         self.horizon, size = config.horizon, config.widths
         predicted = keys if predicted is None else predicted
-        self.targets = [key for key in predicted.vectors if key not in keys.spaces]
-        self.norms = nn.ModuleList(RunningNorm(predicted.width(key)) for key in self.targets)
+        self.whitened = [key for key in predicted.vectors if key not in keys.spaces]
+        self.norms = nn.ModuleList(RunningNorm(predicted.width(key)) for key in self.whitened)
         self.encoder = Encoder(keys, depth=size.depth, units=size.units)
         self.rssm = RSSM(
             self.encoder.outputs,
@@ -161,9 +161,9 @@ class WorldModel(nn.Module):
         embed = self.encoder({key: obs[key].flatten(0, 1) for key in self.encoder.keys.spaces})
         return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
 
-    def take_in(self, obs: Mapping[str, Tensor]) -> None:
-        """Let statistics of targets count in what ``(N, ...)`` worlds have just delivered."""
-        for key, norm in zip(self.targets, self.norms, strict=True):
+    def update_norms(self, obs: Mapping[str, Tensor]) -> None:
+        """Update the whitening of targets with what ``(N, ...)`` worlds delivered."""
+        for key, norm in zip(self.whitened, self.norms, strict=True):
             norm.update(obs[key])
 
     def losses(
@@ -187,7 +187,7 @@ class WorldModel(nn.Module):
         flat = posterior.map(lambda x: x.flatten(0, 1))
         lead = batch["reward"].shape
         obs = {key: batch[key].flatten(0, 1) for key in self.decoder.keys.spaces}
-        obs |= {key: norm(obs[key]) for key, norm in zip(self.targets, self.norms, strict=True)}
+        obs |= {key: norm(obs[key]) for key, norm in zip(self.whitened, self.norms, strict=True)}
         predicted = self.decoder(flat)
         losses = {key: loss.unflatten(0, lead) for key, loss in self.decoder.losses(predicted, obs).items()}
         reward = self.reward(posterior.features)
@@ -214,7 +214,7 @@ class WorldModel(nn.Module):
         for key in self.decoder.keys.images:
             mse = losses[key].mean() / batch[key][0, 0].numel()
             metrics[f"wm/psnr/{key.removeprefix('pixels/')}"] = -10 * mse.log10()
-        for key in self.targets:
+        for key in self.whitened:
             # How much the latent knows of what nobody showed it: 1 is all of it, 0 no more than its mean.
             truth = symlog(obs[key])
             spread = (truth - truth.mean(0)).square().sum(-1).mean()

@@ -34,7 +34,7 @@ Observations = dict[str, torch.Tensor]
 
 CLOSING = 10.0  # seconds that processes have to close their environments
 DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
-FRAME_RATES = (0.01, 1000.0)  # steps a second: what a film may claim
+FRAME_RATES = (0.01, 1000.0)  # steps a second; what an environment says beyond them is not believed
 UNKNOWN_FPS = 30.0
 ALIGNMENT = 64  # bytes: every tensor begins at an address that suits its dtype, and the device's reads
 SCALARS = {

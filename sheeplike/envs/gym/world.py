@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from sheeplike.terminal import one_line, warn
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that ask a run to stop: they reach all processes of a terminal or a job, and only the first is to act."""
+PATIENCE = 5.0
+"""Seconds for which an environment may close after the run has ended."""
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
 """How the names of variables begin that say how environments render."""
 
@@ -73,6 +76,7 @@ def _end_with_run() -> None:
     run = multiprocessing.parent_process()
     if run is not None:
         multiprocessing.connection.wait([run.sentinel])
+        time.sleep(PATIENCE)
         os._exit(1)
 
 

@@ -354,6 +354,10 @@ def jax_device_of(device: torch.device) -> jax.Device:
     try:
         return jax.devices(device.type)[device.index or 0]
     except (RuntimeError, IndexError, AssertionError) as error:
-        asked = f"JAX_PLATFORMS={platforms}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
-        expected = "expected a CUDA build of jaxlib, or 'cpu'" if device.type == "cuda" else "expected to find one"
+        asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
+        expected = (
+            "expected a CUDA build of jaxlib, or 'cpu'"
+            if device.type == "cuda"
+            else "expected JAX_PLATFORMS unset, or with cpu in it"
+        )
         raise ValueError(f"device={str(device)!r}: JAX has no such device here; {asked}{expected}") from error

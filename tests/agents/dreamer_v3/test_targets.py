@@ -63,7 +63,7 @@ def test_a_target_is_stored_and_predicted_but_neither_seen_nor_asked_for_when_ac
 def test_its_loss_is_that_of_an_observation_and_its_gradient_shapes_the_latent_state() -> None:
     agent = make(loss_scales={"reconstruction": 0.5})
     world, generator = agent.world_model, torch.Generator().manual_seed(1)
-    world.take_in({"privileged_state": 3 + 7 * torch.randn(50, 2, generator=generator)})
+    world.update_norms({"privileged_state": 3 + 7 * torch.randn(50, 2, generator=generator)})
     deter = torch.randn(2, 3, 64, generator=generator, requires_grad=True)
     stoch = torch.eye(4)[torch.randint(4, (2, 3, 32), generator=generator)].requires_grad_()
     batch = {

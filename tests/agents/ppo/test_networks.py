@@ -166,8 +166,11 @@ def test_initial_weights_are_orthogonal_and_the_policy_starts_out_indifferent(ac
         torch.testing.assert_close(policy.std, torch.full((4, 3), math.log(2) + 0.001), atol=0.05, rtol=0)
 
 
-def test_the_published_initial_weights_of_policy_and_value() -> None:
-    """Brax: uniform with a variance of one over the inputs within, the policy's last layer orthogonal by 0.2."""
+def test_the_published_initial_weights() -> None:
+    """Brax: uniform with a variance of one over the inputs within, the policy's last layer orthogonal by 0.2.
+
+    The value begins at 0, unlike there.
+    """
     networks = build({"state": (50,)}, initialisation="lecun_uniform", policy_gain=0.2, policy_layers=(400, 300))
     *hidden, last = (layer for layer in networks.policy_head if isinstance(layer, nn.Linear))
     for layer in hidden:
