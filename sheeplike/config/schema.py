@@ -61,7 +61,7 @@ class Env(Options):
 
 
 class Eval(Options):
-    every: int | None = Field(20_000, ge=1, description="policy steps between two evaluations; null: none")
+    every: int | None = Field(20_000, ge=1, le=10**12, description="policy steps between two evaluations; null: none")
     episodes: int = Field(16, ge=1, le=2**16, description="episodes of one evaluation")
     num_envs: int | None = Field(
         None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
@@ -72,7 +72,9 @@ class Eval(Options):
 
 
 class Checkpoint(Options):
-    every: int | None = Field(20_000, ge=1, description="policy steps between two checkpoints; null: only at the end")
+    every: int | None = Field(
+        20_000, ge=1, le=10**12, description="policy steps between two checkpoints; null: only at the end"
+    )
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
     keep_best: int = Field(1, ge=0, description="checkpoints kept beside them for having the highest eval/return_mean")
     replay: bool = Field(
@@ -113,12 +115,15 @@ class Config(Options):
         "auto: the fastest that the machine can do",
     )
     dry_run: bool = Field(False, description="pass through every stage once, in the shortest time")
-    log_every: int = Field(1_000, ge=1, description="policy steps between two rows of metrics")
+    log_every: int = Field(1_000, ge=1, le=10**12, description="policy steps between two rows of metrics")
     video_every: int | None = Field(
-        20_000, ge=1, description="policy steps between two videos of the world model; null: none"
+        20_000, ge=1, le=10**12, description="policy steps between two videos of the world model; null: none"
     )
     max_skipped: int = Field(
-        10, ge=1, description="updates in a row skipped for a non-finite loss or gradient, before the run stops"
+        10,
+        ge=1,
+        le=10**12,
+        description="updates in a row skipped for a non-finite loss or gradient, before the run stops",
     )
     watchdog: float | None = Field(
         600,

@@ -23,6 +23,7 @@ from sheeplike.agents.agent import Agent
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import changes, describe_changes, may_change
 from sheeplike.config.schema import Config, to_data, validate
+from sheeplike.envs.contract import GaveUp
 from sheeplike.host import cpu_cores
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import phase
@@ -277,6 +278,8 @@ def explain_oom(config: Config) -> Iterator[None]:
     """
     try:
         yield
+    except GaveUp:  # whatever an environment failed for, its status is its own
+        raise
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -22,6 +22,7 @@ from sheeplike.config.compose import load
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
+from sheeplike.envs.contract import GaveUp
 from sheeplike.memory import SequenceReplay
 from sheeplike.options import CommandError
 from sheeplike.run.build import differences, explain_oom, is_out_of_memory, learner, make_agent, make_envs
@@ -112,6 +113,12 @@ def test_what_helps_where_memory_is_short(
     line = error_lines([*JOB, "run_dir=other"], capsys)[-1]
     assert "out of memory: " in line
     assert "what helps: env.num_envs=1, agent." in line
+
+
+def test_an_environment_that_gave_up_for_want_of_memory_has_given_up() -> None:
+    config = load(["exp=ppo", "env=cartpole_balance"], Sources()).config
+    with pytest.raises(GaveUp, match="big"), explain_oom(config):
+        raise GaveUp("MemoryError: big; the environment failed 2 times in a row") from MemoryError("big")
 
 
 @pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
