@@ -75,8 +75,10 @@ class Checkpoint(Options):
     every: int | None = Field(
         20_000, ge=1, le=10**12, description="policy steps between two checkpoints; null: only at the end"
     )
-    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
-    keep_best: int = Field(1, ge=0, description="checkpoints kept beside them for having the highest eval/return_mean")
+    keep_last: int = Field(2, ge=1, le=10**12, description="newest checkpoints kept")
+    keep_best: int = Field(
+        1, ge=0, le=10**12, description="checkpoints kept beside them for having the highest eval/return_mean"
+    )
     replay: bool = Field(
         True, description="save the replay or the rollout too; without it a resumed run starts with an empty one"
     )

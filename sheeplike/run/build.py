@@ -307,7 +307,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def describe_device(config: Config, device: torch.device) -> str:
     """Where a run takes place, for people to read."""
-    cores = f"simulation on {cpu_cores()} core{'s' * (cpu_cores() > 1)}, learning on {torch.get_num_threads()}, in turns"
+    plural = "s" * (cpu_cores() > 1)
+    cores = f"simulation on {cpu_cores()} core{plural}, learning on {torch.get_num_threads()}, in turns"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU: {cores}"
     exact = "; deterministic" if config.fabric.deterministic else ""
     return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
