@@ -125,3 +125,11 @@ def test_single_precision_within_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         mixed = norm(x)
     assert torch.equal(mixed, norm(x))
+
+
+def test_a_variance_that_cannot_be_makes_no_nan() -> None:
+    """As in weights that somebody else has made."""
+    norm = RunningNorm(2)
+    norm.count.fill_(3)
+    norm.square.fill_(-1)
+    assert norm(torch.ones(1, 2)).isfinite().all()
