@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,12 +12,12 @@ import yaml
 
 from sheeplike import checkpoint, entry_points
 from sheeplike.__main__ import main
-from sheeplike.commands.export import load_agent
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
+from sheeplike.run.exported import load_agent
 from sheeplike.run.run_dir import Claim
 
 PARTS = ("agent", "envs", "loop")
@@ -93,9 +92,7 @@ def test_nor_can_the_command_line(run_dir, refusal, group, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_can_an_export(tmp_path, name):
-    model = {key: {} for key in ("run", "env", "observations", "only_for_learning", "versions")}
-    model |= {"step": 1, "precision": "32-true", "actions": {"n": 2, "start": 0, "type": "Discrete"}, "sha256": ""}
-    (tmp_path / "model.json").write_text(json.dumps(model | {"agent": {"name": name}}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"agent": {"name": name}}))
     with pytest.raises(CommandError, match=r"agent\.name="):
         load_agent(tmp_path)
 

@@ -1,6 +1,7 @@
 """Evaluate the agent of a run: return and success with their intervals, and videos.
 
-``python -m sheeplike eval run=<run_dir> [key=value …]``: how good a run's agent is, from its directory alone.
+``python -m sheeplike eval run=<run_dir> [key=value …]``: how good a run's agent is, from its directory alone, or from
+the directory that ``export`` wrote. ``run=demo:<name>`` is one that comes with the program.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from sheeplike import envs, host
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
+from sheeplike.config.saved import load_saved
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
-from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint, open_run
+from sheeplike.run import exported
+from sheeplike.run.exported import is_export
+from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint, config_file, open_run
 from sheeplike.terminal import echo, info, warn
 
 
 class EvalOptions(Options):
     """Keys of this command."""
 
-    run: str | None = Field(None, description="the directory of the run")
+    run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
     checkpoint: str = Field(
         "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
     )
@@ -54,18 +58,19 @@ def main(request: Request) -> None:
     """
     if request.help:
         echo("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
-        echo("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF.")
+        echo("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF; of a demo below logs/demo/.")
+        echo(f"Trained agents that come along: {', '.join(f'run={exported.DEMO}{name}' for name in exported.demos())}")
         return
     asked = load_options(EvalOptions, request.about_run())
-    run_dir, config = open_run(asked.run, "eval")
+    run_dir, config = _open(asked)
     if not asked.randomize and not envs.simulated(config.env.name):
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
         raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
-    path = choose_checkpoint(run_dir, asked.checkpoint)
+    path = None if is_export(run_dir) else choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
-    require_writable("run", run_dir / EVALUATIONS)
+    require_writable("run", _results(run_dir))
     info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 
@@ -74,7 +79,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     """Play, print and save.
 
     Args:
-        path: the checkpoint; None: the newest that is whole.
+        path: the checkpoint; None: the newest that is whole, or an export.
         config: of the run.
         asked: ``num_envs`` and ``accelerator`` are filled in.
 
@@ -98,24 +103,32 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     failures = (ValueError, TypeError, MemoryError, torch.OutOfMemoryError, checkpoint.Corrupt, FileNotFoundError)
     with as_command_errors(*failures):
         # Before anything that takes long: a run that is going on removes its old checkpoints.
-        only = ("agent",)
-        root = run_dir / CHECKPOINTS
-        meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
-        if edited := edits(changes_since(meta, saved)):
-            warn(edited)
+        if is_export(run_dir):
+            model, weights = exported.read(run_dir)
+            step = model.step
+        else:
+            only = ("agent",)
+            root = run_dir / CHECKPOINTS
+            meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
+            step = meta["step"]
+            if edited := edits(changes_since(meta, saved)):
+                warn(edited)
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
         agent = make_agent(config, made, fabric)
     with of_this_agent(run_dir):
-        agent.load_state_dict(parts["agent"])
+        if is_export(run_dir):
+            exported.load_weights(agent, weights, str(run_dir))
+        else:
+            agent.load_state_dict(parts["agent"])
         checkpoint.check_finite("agent", agent.state_dict(replay=False))
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
-    banner(f"policy step {meta['step']:,} of {run_dir}", describe(metrics, asked))
+    banner(f"policy step {step:,} of {run_dir}", describe(metrics, asked))
 
-    name = f"step_{meta['step']:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
+    name = f"step_{step:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
     name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample)
     name += "_not_randomized" * (not asked.randomize) + f"_{asked.accelerator}" * (asked.accelerator != trained_on)
     terms = {term: values.tolist() for term, values in result.reward_terms.items()}
@@ -128,12 +141,12 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
             "exp": config.exp,
             "seed": config.seed,
         },
-        "step": meta["step"],
+        "step": step,
         "settings": asked.model_dump(exclude={"run", "checkpoint", "video"}),
         "metrics": metrics,
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
-    place = run_dir / EVALUATIONS / name  # an evaluation of the same name had the same options and is replaced
+    place = _results(run_dir) / name  # an evaluation of the same name had the same options and is replaced
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "result.json", json.dumps(_finite(record), indent=1) + "\n")
@@ -141,6 +154,22 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
             # Others may have named their cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
     echo(f"saved: {place}")
+
+
+def _open(asked: EvalOptions) -> tuple[Path, Config]:
+    """The directory of a run, an export or a demo, and its configuration."""
+    if asked.run is not None and asked.run.startswith(exported.DEMO):
+        run_dir = exported.demo(asked.run.removeprefix(exported.DEMO))
+    elif asked.run is None or not is_export(run_dir := Path(asked.run).expanduser()):
+        return open_run(asked.run, "eval")
+    if asked.checkpoint != "last":
+        raise InvalidOption("checkpoint", asked.checkpoint, "last: an export holds one agent", "last")
+    return run_dir, load_saved(config_file(run_dir, "run")).config
+
+
+def _results(run_dir: Path) -> Path:
+    """Where evaluations of what is in ``run_dir`` are kept; nothing is written where the program is installed."""
+    return (Path("logs/demo", run_dir.name) if run_dir.parent == exported.DEMOS else run_dir) / EVALUATIONS
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:

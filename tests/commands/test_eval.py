@@ -15,6 +15,7 @@ from PIL import Image
 from sheeplike import checkpoint, host
 from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
+from sheeplike.run import exported
 from sheeplike.run.run_dir import Claim, lock
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
@@ -243,3 +244,31 @@ def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, ref
     assert error.count("passing over") == 2
     assert "agent.pt: has 100 bytes" in refusal("eval", f"run={run_dir}", "checkpoint=64")
     assert sorted(run_dir.rglob("*")) == contents
+
+
+def test_an_export_plays_as_its_run_does(trained, tmp_path, refusal):
+    run_dir, place = shutil.copytree(trained, tmp_path / "run"), tmp_path / "export"
+    main(["export", f"run={run_dir}", f"to={place}"])
+    for played in (run_dir, place):
+        main(["eval", f"run={played}", "episodes=2", "video=false"])
+    (first,), (second,) = run_dir.glob("eval/*/result.json"), place.glob("eval/*/result.json")
+    assert (second.read_bytes(), second.parent.name) == (first.read_bytes(), first.parent.name)
+    assert "an export holds one agent; nearest: checkpoint=last" in refusal("eval", f"run={place}", "checkpoint=best")
+    weights = place / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "weights.safetensors: was altered" in refusal("eval", f"run={place}")
+    weights.rename(tmp_path / "elsewhere")
+    weights.symlink_to(tmp_path / "elsewhere")
+    assert "is a link" in refusal("eval", f"run={place}")
+
+
+@pytest.mark.parametrize("name", exported.demos())
+def test_the_agents_that_come_along_pick_up_the_box(name, tmp_path, monkeypatch, refusal):
+    monkeypatch.chdir(tmp_path)
+    line = refusal("eval", f"run=demo:{name}s")
+    assert line.endswith(f"or demo:franka_pick_ppo; nearest: run=demo:{name}")
+    before = sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*"))
+    main(["eval", f"run=demo:{name}", "episodes=4", "video=false"])
+    assert sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*")) == before
+    (file,) = (tmp_path / "logs/demo" / name / "eval").glob("*/result.json")
+    assert json.loads(file.read_text())["metrics"]["eval/success_rate"] >= 0.75

@@ -18,8 +18,8 @@ from torch import Tensor
 import sheeplike
 from sheeplike import envs
 from sheeplike.__main__ import main
-from sheeplike.commands.export import load_agent
 from sheeplike.monitor.logger import RunLogger
+from sheeplike.run.exported import load_agent
 
 CAMERAS = {"pixels/colour": (64, 48, 3), "pixels/grey": (48, 48, 1), "pixels/stack": (48, 48, 4)}
 DEPTH = {"depth/colour": (64, 48, 1)}

@@ -1,0 +1,279 @@
+"""An agent as files that anybody may have: weights as safetensors, and what it takes to act with them.
+
+::
+
+    <directory>/
+        weights.safetensors   the networks by the names of their parameters
+        model.json            what the agent observes and does
+        config.yaml           of the run that trained it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sheeplike.agents import registry
+from sheeplike.agents.config import AgentConfig
+from sheeplike.config.errors import nearest, validated
+from sheeplike.config.saved import to_yaml
+from sheeplike.files import open_regular, read_text, read_yaml, write_atomically
+from sheeplike.options import CommandError, InvalidOption
+from sheeplike.run.run_dir import CONFIG_FILE
+from sheeplike.terminal import first_sentence
+
+if TYPE_CHECKING:
+    import torch
+    from gymnasium import spaces
+    from torch import nn
+
+    from sheeplike.agents.agent import Agent
+    from sheeplike.config.schema import Config
+
+WEIGHTS, MODEL = "weights.safetensors", "model.json"
+DEMO, DEMOS = "demo:", Path(__file__).parents[1] / "models"
+LIMIT = 2**20  # bytes of model.json; it takes about three thousand
+Count = Annotated[int, Field(ge=1, le=2**16)]
+Start = Annotated[int, Field(ge=-(2**31), le=2**31)]
+
+
+class _Data(BaseModel):
+    """A part of ``model.json``, which may come from anybody: nothing is converted, and sizes have limits."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Box(_Data):
+    """Numbers; a bound of null is infinite."""
+
+    type: Literal["Box"] = "Box"
+    shape: tuple[Count, ...]
+    dtype: Literal["uint8", "float16", "float32", "float64"]
+    low: float | None
+    high: float | None
+
+
+class Discrete(_Data):
+    type: Literal["Discrete"] = "Discrete"
+    n: Count
+    start: Start
+
+
+class MultiDiscrete(_Data):
+    type: Literal["MultiDiscrete"] = "MultiDiscrete"
+    nvec: tuple[Count, ...] = Field(min_length=1, max_length=2**8)
+    start: tuple[Start, ...]
+
+
+Space = Annotated[Box | Discrete | MultiDiscrete, Field(discriminator="type")]
+
+
+class Model(_Data):
+    """What ``model.json`` holds."""
+
+    format: Literal[1] = 1
+    step: int
+    observations: dict[str, Space]
+    only_for_learning: dict[str, Space]
+    actions: Space
+    versions: dict[str, Any]
+    sha256: str  # of the weights
+
+
+def is_export(place: Path) -> bool:
+    return (place / MODEL).is_file()
+
+
+def demo(name: str) -> Path:
+    """The directory of a trained agent that comes with the program.
+
+    Raises:
+        InvalidOption: there is none of this name.
+    """
+    if name not in demos():
+        names = [DEMO + known for known in demos()]
+        raise InvalidOption(
+            "run",
+            DEMO + name,
+            f"the directory of a run, or {' or '.join(names)}",
+            DEMO + (nearest(name, demos()) or demos()[0]),
+        )
+    return DEMOS / name
+
+
+def demos() -> list[str]:
+    """Names of the trained agents that come with the program."""
+    return sorted(path.parent.name for path in DEMOS.glob(f"*/{MODEL}"))
+
+
+def save(
+    place: Path, agent: Agent, space: spaces.Dict, actions: spaces.Space, config: Config, meta: Mapping[str, Any]
+) -> Model:
+    """Write an agent into a new directory: all files or none.
+
+    Args:
+        space, actions: of the environments that it was trained in.
+        meta: of its checkpoint.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from safetensors.torch import save as to_bytes
+
+    # What only a value sees or a decoder predicts gives networks their shapes, and nobody needs it for acting.
+    keys = getattr(agent, "keys", None)
+    acting = getattr(agent, "policy_keys", keys).spaces if keys else space.spaces
+    known = getattr(agent, "predicted", keys).spaces if keys else space.spaces
+    # Each tensor in memory of its own, as safetensors demands.
+    weights = _networks(agent).state_dict()
+    content = to_bytes({name: value.detach().clone().contiguous() for name, value in weights.items()})
+    model = Model(
+        step=meta["step"],
+        observations={key: _describe(one) for key, one in acting.items()},
+        only_for_learning={key: _describe(one) for key, one in known.items() if key not in acting},
+        actions=_describe(actions),
+        versions=meta["versions"],
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    fresh = place.parent / f".tmp-{uuid.uuid4().hex}"
+    try:  # written beside the directory, which then gets its name
+        fresh.mkdir(parents=True)
+        write_atomically(fresh / WEIGHTS, content)
+        write_atomically(fresh / MODEL, model.model_dump_json(indent=1) + "\n")
+        write_atomically(fresh / CONFIG_FILE, to_yaml(config.replace(run_dir=None)))
+        os.rename(fresh, place)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return model
+
+
+def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | str = "cpu") -> Agent:
+    """The agent that ``export`` wrote, ready to act: ``load_agent(place).player(num_envs=1)``.
+
+    Needs neither the task nor JAX. Nothing that the files hold is run.
+
+    Args:
+        num_envs: environments that it could learn from; a player has a number of its own.
+
+    Raises:
+        CommandError: a file is missing, damaged or not what it should be.
+    """
+    import torch
+    from gymnasium import spaces
+
+    place = Path(place)
+    with _of(place):
+        # Not the whole configuration: its task may not be installed where the agent acts.
+        saved = read_yaml((place / CONFIG_FILE).resolve())
+        config = validated(registry.find(saved["agent"]["name"]).config, saved["agent"], "agent.")
+        model, weights = read(place)
+        seen = spaces.Dict({key: _space(one) for key, one in (model.observations | model.only_for_learning).items()})
+        precision = saved["fabric"]["precision"]
+        agent = build(config, seen, _space(model.actions), precision, num_envs, torch.device(device))
+    load_weights(agent, weights, f"{place / WEIGHTS}: is not of the agent in {CONFIG_FILE} and {MODEL}")
+    return agent
+
+
+def read(place: Path) -> tuple[Model, dict[str, torch.Tensor]]:
+    """What ``export`` wrote beside the configuration: a description, and weights by name.
+
+    Raises:
+        CommandError: a file is missing, damaged or not what it should be.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    with _of(place, SafetensorError):
+        # A download may be a link into a cache of downloads.
+        model = Model.model_validate_json(read_text((place / MODEL).resolve(), LIMIT))
+        with open_regular((place / WEIGHTS).resolve()) as file:
+            content = file.read()
+        if hashlib.sha256(content).hexdigest() != model.sha256:
+            raise CommandError(f"{place / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
+        return model, load(content)
+
+
+@contextmanager
+def _of(place: Path, *failures: type[Exception]) -> Iterator[None]:
+    """Turn what goes wrong with the files of an export into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{error.filename or place}: {error.strerror or error}") from None
+    except CommandError as error:
+        raise CommandError(f"{error} (in {place})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CommandError(f"{place / MODEL}: is no description of an agent: {where}: {first['msg']}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, *failures) as error:
+        raise CommandError(f"{place}: describes no agent: {type(error).__name__}: {first_sentence(error)}") from None
+
+
+def build(
+    config: AgentConfig, space: spaces.Dict, actions: spaces.Space, precision: str, num_envs: int, device: torch.device
+) -> Agent:
+    """An agent that only acts."""
+    import torch
+
+    mixed = partial(torch.autocast, device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext
+    options = {"num_envs": num_envs, "device": device, "compile": "off", "autocast": mixed, "seed": 0}
+    return registry.find(config.name).build(space, actions, config.acting_only(num_envs), **options)
+
+
+def _networks(agent: Agent) -> nn.Module:
+    return getattr(agent, "networks", None) or agent.modules
+
+
+def load_weights(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> None:
+    """Give an agent the weights of an export.
+
+    Args:
+        problem: how the error begins.
+
+    Raises:
+        CommandError: they are of another agent, or not finite.
+    """
+    from sheeplike.checkpoint import check_finite
+
+    networks = _networks(agent)
+    try:
+        networks.load_state_dict(weights)
+        check_finite("agent", networks.state_dict())
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise CommandError(f"{problem}: {first_sentence(error)}") from error
+
+
+def _space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
+    from gymnasium import spaces
+
+    if isinstance(data, Discrete):
+        return spaces.Discrete(data.n, start=data.start)
+    if isinstance(data, MultiDiscrete):
+        return spaces.MultiDiscrete(data.nvec, start=data.start)
+    if math.prod(data.shape) > 2**24:
+        raise ValueError(f"a space of {data.shape}: expected at most {2**24} numbers")
+    low, high = -math.inf if data.low is None else data.low, math.inf if data.high is None else data.high
+    return spaces.Box(low, high, data.shape, data.dtype)
+
+
+def _describe(space: spaces.Space) -> Box | Discrete | MultiDiscrete:
+    """The inverse of :func:`_space`."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return Discrete(n=int(space.n), start=int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiDiscrete(nvec=tuple(space.nvec.tolist()), start=tuple(space.start.tolist()))
+    low, high = (bound if math.isfinite(bound) else None for bound in (float(space.low.min()), float(space.high.max())))
+    return Box(shape=space.shape, dtype=str(space.dtype), low=low, high=high)
