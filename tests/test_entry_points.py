@@ -12,11 +12,11 @@ from sheeplike import entry_points, envs
 
 TASK = """
 print("imported")
-from sheeplike.envs.mjx.options import CartpoleOptions, CartpoleSwingupOptions
+from sheeplike.envs.mjx.options import CartpoleBalanceOptions, CartpoleSwingupOptions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 
 def pole(*, episode_length: int = 30, swing_up: bool = False):
-    options = CartpoleSwingupOptions if swing_up else CartpoleOptions
+    options = CartpoleSwingupOptions if swing_up else CartpoleBalanceOptions
     return Cartpole(options(episode_length=episode_length))
 
 def family(*, id, num_envs, device, image_size, action_repeat, seed, colour: str = "red"): ...

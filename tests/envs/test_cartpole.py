@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.options import CartpoleSwingupOptions
+from sheeplike.envs.mjx.options import CartpoleBalanceOptions, CartpoleSwingupOptions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole, tolerance
 
 
@@ -63,15 +63,17 @@ def test_a_balanced_pole_is_worth_nearly_everything_and_counts_as_success(swingu
     assert obs["privileged_state"][0, 6] == 1.0
 
 
-def test_a_fallen_pole_ends_a_balance_and_no_swing_up():
+def test_a_fallen_pole_ends_a_balance_unless_it_may_fall_and_no_swing_up():
     """Judged where the pole is: just above the horizontal it goes on, just below it is over; hanging is a beginning."""
     balance, swingup = Cartpole(), Cartpole(CartpoleSwingupOptions())
+    suite = Cartpole(CartpoleBalanceOptions(fall_ends=False))
     data = mjx.make_data(balance.model, impl="warp", naconmax=1, njmax=4)
     memory = balance.reset(jax.random.key(0), data)[1]
     for angle, fallen in ((0.0, False), (1.55, False), (-1.55, False), (1.6, True), (-1.6, True), (3.1, True)):
         there = data.replace(qpos=jnp.array([0.0, angle]))
         assert bool(balance.evaluate(there, memory, jnp.zeros(1)).terminated) == fallen
-        assert not bool(swingup.evaluate(there, memory, jnp.zeros(1)).terminated)
+        for endless in (swingup, suite):
+            assert not bool(endless.evaluate(there, memory, jnp.zeros(1)).terminated)
 
 
 def test_the_cart_stays_on_its_rail_and_in_the_picture(swingup):

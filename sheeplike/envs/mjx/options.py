@@ -24,19 +24,23 @@ class TaskOptions(Options):
 
 
 class CartpoleOptions(TaskOptions):
-    """Options of ``env=cartpole_balance``."""
+    """Options of both tasks."""
 
     task: ClassVar[str] = "sheeplike.envs.mjx.tasks.cartpole:Cartpole"
-    swing_up: ClassVar[bool] = False
-    """Start with the pole hanging, instead of near upright."""
 
     episode_length: int = Field(125, ge=1, le=10**9, description="control steps of 80 ms")
 
 
-class CartpoleSwingupOptions(CartpoleOptions):
-    """Options of ``env=cartpole_swingup``."""
+class CartpoleBalanceOptions(CartpoleOptions):
+    """Options of ``env=cartpole_balance``."""
 
-    swing_up: ClassVar[bool] = True
+    fall_ends: bool = Field(
+        True, description="a pole below the horizontal ends the episode; in the control suite nothing does"
+    )
+
+
+class CartpoleSwingupOptions(CartpoleOptions):
+    """Options of ``env=cartpole_swingup``, which starts with the pole hanging."""
 
 
 class FrankaPickOptions(TaskOptions):
@@ -73,7 +77,7 @@ class PlaygroundOptions(TaskOptions):
 
 
 TASKS: dict[str, type[TaskOptions]] = {
-    "cartpole_balance": CartpoleOptions,
+    "cartpole_balance": CartpoleBalanceOptions,
     "cartpole_swingup": CartpoleSwingupOptions,
     "franka_pick": FrankaPickOptions,
     "playground": PlaygroundOptions,

@@ -22,7 +22,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from sheeplike.envs.mjx.options import CartpoleOptions
+from sheeplike.envs.mjx.options import CartpoleBalanceOptions, CartpoleSwingupOptions
 from sheeplike.envs.mjx.task import Outcome
 
 SUCCESS_ANGLE = np.deg2rad(8.0)
@@ -52,7 +52,8 @@ class Cartpole:
 
     Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (13 steps) in a row.
     A balanced pole that falls below the horizontal terminates its episode, as in MuJoCo Playground's cart-pole from
-    pixels: what follows would be another task, the swing-up, which nothing terminates.
+    pixels: what follows would be another task, the swing-up, which nothing terminates. With ``fall_ends=False`` nothing
+    terminates a balance either, as in the control suite.
 
     ``options`` say whether it starts near upright or has to be swung up.
     """
@@ -63,14 +64,18 @@ class Cartpole:
     contacts_per_world = 1
     constraints_per_world = 4
 
-    def __init__(self, options: CartpoleOptions = CartpoleOptions()) -> None:  # noqa: B008, immutable
-        self._reward_name = "swingup" if options.swing_up else "balance"
+    def __init__(
+        self,
+        options: CartpoleBalanceOptions | CartpoleSwingupOptions = CartpoleBalanceOptions(),  # noqa: B008, immutable
+    ) -> None:
+        self._swing_up = isinstance(options, CartpoleSwingupOptions)
+        self._fall_ends = not self._swing_up and options.fall_ends
+        self._reward_name = "swingup" if self._swing_up else "balance"
         self.name = f"cartpole_{self._reward_name}"
         self.episode_length = options.episode_length
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
         scene = importlib.resources.files(__package__).joinpath("cartpole.xml").read_text(encoding="utf-8")
         self.model = mujoco.MjModel.from_xml_string(scene)
-        self._swing_up = options.swing_up
         self._duration = self.episode_length * self.substeps * self.model.opt.timestep
 
     @property
@@ -104,7 +109,7 @@ class Cartpole:
         held_steps = jnp.where(good, memory.held_steps + 1, 0)
         return Outcome(
             reward=reward,
-            terminated=jnp.asarray(not self._swing_up) & (jnp.cos(angle) < 0.0),
+            terminated=jnp.asarray(self._fall_ends) & (jnp.cos(angle) < 0.0),
             success=held_steps >= self._success_steps,
             reward_terms={self._reward_name: reward},
             memory=Memory(held_steps),
