@@ -191,3 +191,17 @@ def test_cached_code_calls_the_kernels_of_its_own_process(tmp_path: Path) -> Non
     assert (hits > 0, misses) == (True, 0)
     assert aside == fresh
     assert aside != above
+
+
+def test_nothing_that_is_compiled_lies_where_names_can_be_guessed(tmp_path: Path) -> None:
+    """torch keeps precompiled headers in ``/tmp/torchinductor_<user>``, which somebody else could make first."""
+    code = """
+import torch
+from sheeplike.nn.compilation import Compilation
+double = Compilation("inductor", torch.device("cpu")).kernels(lambda x: (2 * x).tanh())
+assert torch.equal(double(torch.ones(64)), (2 * torch.ones(64)).tanh())
+"""
+    (tmp_path / "tmp").mkdir()
+    process(code, SHEEPLIKE_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(tmp_path / "tmp"))
+    assert len(list((tmp_path / "cache").glob("inductor/*/precompiled_headers/*.gch"))) == 1
+    assert list((tmp_path / "tmp").rglob("*.gch")) == []
