@@ -22,6 +22,7 @@ from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.monitor.logger import RunLogger
+from sheeplike.run.exported import demos
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "howto").glob("*.md"))]
@@ -68,6 +69,9 @@ def test_every_command_asks_for_something_that_exists(
             record(tmp_path / arguments[1] / agent / agent / "seed_0", agent, Path(arguments[1]).name)
         main(arguments)
         assert "| dreamer_v3 | 1 |" in capsys.readouterr().out
+        return
+    if arguments[:1] == ["eval"] and "run=demo:" in command:  # played in commands/test_eval.py
+        assert arguments[1].removeprefix("run=demo:") in demos()
         return
     if arguments[0] in ("eval", "export"):
         with pytest.raises(SystemExit):
