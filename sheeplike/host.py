@@ -18,16 +18,25 @@ _VERSIONS = {
 }
 
 
+CUDA = 13_000  # what torch's and Warp's packages are built with, as the driver counts: 13.0
+
+
 @functools.cache
 def gpu_count() -> int:
     """NVIDIA GPUs that the driver shows to this process (``CUDA_VISIBLE_DEVICES`` counts)."""
+    return _driver()[0]
+
+
+@functools.cache
+def _driver() -> tuple[int, int]:
+    """How many GPUs the driver shows, and the newest CUDA that it supports."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
-    count = ctypes.c_int()
+        return 0, 0
+    count, version = ctypes.c_int(), ctypes.c_int()
     failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    return 0 if failed else count.value
+    return (0, 0) if failed or driver.cuDriverGetVersion(ctypes.byref(version)) else (count.value, version.value)
 
 
 def cpu_cores() -> int:
@@ -40,6 +49,14 @@ def gpu_problem() -> str | None:
     """Why a run cannot use a GPU here, or None if it can."""
     if gpu_count() == 0:
         return "this machine shows no NVIDIA GPU"
+    if (version := _driver()[1]) < CUDA:
+        return (
+            f"its driver supports CUDA {version // 1000}.{version % 1000 // 10}, and torch and Warp need 13.0: "
+            "driver 580 or newer (on data-centre GPUs NVIDIA's package cuda-compat-13-0 does as well)"
+        )
+    client = os.environ.get("XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "0")
+    if client.lower() not in ("", "0", "false"):
+        return f"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT={client} chooses a client whose work torch cannot wait for"
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return f"JAX_PLATFORMS={platforms} hides the GPU"
@@ -48,7 +65,7 @@ def gpu_problem() -> str | None:
             return "the installed torch is a build without CUDA"
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
-    if not any(importlib.util.find_spec(plugin) for plugin in ("jax_cuda13_plugin", "jax_cuda12_plugin")):
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
         return "the installed JAX has no CUDA plugin (pip install -e '.[cuda13]')"
     return None
 

@@ -1,5 +1,9 @@
-"""How much memory is left: of the machine, or of what a container or a job may have of it."""
+"""How much memory is left, of the machine or of what a container may have of it; and what is said of a GPU's driver."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +108,30 @@ def test_what_is_no_number_says_nothing(tmp_path, text):
     group_2(root, "kubepods", text, GIB)
     group_2(root, "", GIB, text)
     assert free_memory(root) == 100 * GIB
+
+
+DRIVER = """
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "expected"),
+    [
+        (12_040, {}, "2 its driver supports CUDA 12.4, and torch and Warp need 13.0: driver 580 or newer"),
+        (13_000, {"JAX_PLATFORMS": "cpu"}, "2 JAX_PLATFORMS=cpu hides the GPU"),
+        (13_010, {"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "1"}, "2 XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT=1 chooses"),
+    ],
+)
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_what_is_said_of_a_driver(tmp_path, version, settings, expected):
+    """Of a library in the driver's place, which answers as an old one would."""
+    (tmp_path / "driver.c").write_text(DRIVER.replace("VERSION", str(version)))
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
+    code = "from sheeplike.host import gpu_count, gpu_problem; print(gpu_count(), gpu_problem())"
+    environment = {**os.environ, "JAX_PLATFORMS": "", "LD_LIBRARY_PATH": str(tmp_path), **settings}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(expected)

@@ -146,7 +146,7 @@ def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:
         "pip install -e '.[test]' && pytest",
     ]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"test", "cuda12", "cuda13"} <= extras.keys()
+    assert {"test", "cuda13"} <= extras.keys()
 
 
 def test_nothing_is_left_to_be_filled_in() -> None:

@@ -60,8 +60,9 @@ _max_pool.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 def max_pool(x: Tensor) -> Tensor:
     """The largest of every 2x2 pixels: ``(B, C, H, W) -> (B, C, H // 2, W // 2)``."""
-    # Without a gradient there is no backward pass to spoil, and the compiler may fuse the pool with what follows.
-    return _max_pool(x)[0] if torch.is_grad_enabled() else F.max_pool2d(x, 2)
+    # Without a gradient there is no backward pass to spoil, and the compiler may fuse the pool with what follows; on a
+    # GPU it fuses both passes.
+    return _max_pool(x)[0] if torch.is_grad_enabled() and x.device.type == "cpu" else F.max_pool2d(x, 2)
 
 
 class Layout(NamedTuple):

@@ -26,6 +26,18 @@ def symexp(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.expm1(torch.abs(x))
 
 
+def _cumulative(probs: Tensor) -> Tensor:
+    """``probs.cumsum(-1)``; a GPU has no deterministic kernel for that, and torch refuses the one it has."""
+    if probs.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return probs.cumsum(-1)
+    return _masked_cumulative(probs)
+
+
+def _masked_cumulative(probs: Tensor) -> Tensor:
+    classes = torch.arange(probs.shape[-1], device=probs.device)
+    return (probs.unsqueeze(-2) * (classes <= classes.unsqueeze(-1))).sum(-1)
+
+
 class OneHotCategorical:
     """Independent categoricals as one-hot vectors, mixed with ``unimix`` of a uniform distribution.
 
@@ -50,7 +62,7 @@ class OneHotCategorical:
         probs = self.probs.detach()
         uniform = torch.rand(probs.shape[:-1], device=probs.device)
         # The last class takes what rounding leaves of the sum.
-        return (probs.cumsum(-1)[..., :-1] <= uniform.unsqueeze(-1)).sum(-1)
+        return (_cumulative(probs)[..., :-1] <= uniform.unsqueeze(-1)).sum(-1)
 
     def sample(self) -> Tensor:
         """One-hot ``(B, K)`` float32 with the straight-through gradient of the probabilities."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import torch
 import warp
 from gymnasium import spaces
@@ -195,6 +196,8 @@ def launch(config: Config) -> Fabric:
     """
     if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
         raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
+    if config.fabric.accelerator == "cuda":
+        jax.config.update("jax_cuda_visible_devices", "0")  # or JAX takes memory of all the others too
     if config.fabric.deterministic:
         _make_deterministic(config.fabric.accelerator == "cuda")
     if config.fabric.precision == "bf16-mixed":

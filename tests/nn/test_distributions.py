@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.nn.distributions import Bernoulli, BoundedNormal, OneHotCategorical, categorical_kl, symexp, symlog
+from sheeplike.nn.distributions import (
+    Bernoulli,
+    BoundedNormal,
+    OneHotCategorical,
+    _masked_cumulative,
+    categorical_kl,
+    symexp,
+    symlog,
+)
 
 
 def mixed_probs(logits: np.ndarray, unimix: float) -> np.ndarray:
@@ -164,3 +172,9 @@ def test_symlog_and_symexp_are_inverse_and_odd() -> None:
     expected = np.sign(x) * np.log(np.abs(x) + 1)
     np.testing.assert_allclose(symlog(torch.tensor(x)), expected, rtol=1e-12)
     np.testing.assert_allclose(symexp(torch.tensor(expected)), x, rtol=1e-9)
+
+
+def test_cumulative_sums_without_a_cumsum_are_the_same() -> None:
+    """Where torch refuses cumsum: on a GPU, for a deterministic run."""
+    probs = OneHotCategorical(torch.from_numpy(random_logits(50, 32, 16))).probs
+    torch.testing.assert_close(_masked_cumulative(probs), probs.cumsum(-1), rtol=1e-6, atol=1e-6)

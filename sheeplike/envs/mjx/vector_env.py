@@ -26,6 +26,7 @@ from sheeplike.envs.mjx.rendering import make_renderer
 from sheeplike.envs.mjx.settings import Values
 from sheeplike.envs.mjx.simulator import Output, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
+from sheeplike.terminal import first_sentence
 
 Observations = dict[str, torch.Tensor]
 
@@ -356,7 +357,7 @@ def jax_device_of(device: torch.device) -> jax.Device:
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
         expected = (
-            "expected a CUDA build of jaxlib, or 'cpu'"
+            f"expected JAX's CUDA plugin at work, or 'cpu'; JAX says: {first_sentence(error)}"
             if device.type == "cuda"
             else "expected JAX_PLATFORMS unset, or with cpu in it"
         )
