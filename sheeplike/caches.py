@@ -2,8 +2,8 @@
 
 Warp's, XLA's and Inductor's kernels take minutes to build on a new machine. They are kept in ``~/.cache/sheeplike``
 (``XDG_CACHE_HOME`` is respected), or wherever ``SHEEPLIKE_CACHE_DIR`` says; whoever has set a library's own variable
-keeps that place. Many processes may share them: Warp and Inductor rename whole files into place, and JAX drops an entry
-that it cannot read, with a warning, and compiles.
+keeps that place. Many processes may share them: Warp and Inductor rename whole files into place, or write a precompiled
+header under a lock, and JAX drops an entry that it cannot read, with a warning, and compiles.
 
 Whoever can write there can have code run here. A place that belongs to somebody else, or that others can write to, is
 therefore not used: what is compiled is then kept for this process alone.

@@ -92,7 +92,7 @@ def test_nor_can_the_command_line(run_dir, refusal, group, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nor_can_an_export(tmp_path, name):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"agent": {"name": name}}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"format": 1, "agent": {"name": name}}))
     with pytest.raises(CommandError, match=r"agent\.name="):
         load_agent(tmp_path)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from pydantic import Field
@@ -20,12 +22,15 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.saved import load_saved
 from sheeplike.config.schema import Config
-from sheeplike.files import write_atomically
-from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
+from sheeplike.files import find_unusual, write_atomically
+from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint, config_file, open_run
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, EVALUATIONS, choose_checkpoint, open_run
 from sheeplike.terminal import echo, info, warn
+
+if TYPE_CHECKING:
+    from sheeplike.agents.agent import Agent
 
 
 class EvalOptions(Options):
@@ -91,7 +96,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     from sheeplike import checkpoint
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
-    from sheeplike.run.build import build_envs, changes_since, edits, launch, make_agent, of_this_agent
+    from sheeplike.run.build import build_envs, launch, make_agent, of_this_agent
     from sheeplike.run.evaluation import play, summarize, videos
 
     saved, trained_on = config, config.fabric.accelerator
@@ -103,25 +108,12 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     failures = (ValueError, TypeError, MemoryError, torch.OutOfMemoryError, checkpoint.Corrupt, FileNotFoundError)
     with as_command_errors(*failures):
         # Before anything that takes long: a run that is going on removes its old checkpoints.
-        if is_export(run_dir):
-            model, weights = exported.read(run_dir)
-            step = model.step
-        else:
-            only = ("agent",)
-            root = run_dir / CHECKPOINTS
-            meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
-            step = meta["step"]
-            if edited := edits(changes_since(meta, saved)):
-                warn(edited)
+        step, give_weights = _read(run_dir, path, saved)
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
         agent = make_agent(config, made, fabric)
     with of_this_agent(run_dir):
-        if is_export(run_dir):
-            exported.load_weights(agent, weights, str(run_dir))
-        else:
-            agent.load_state_dict(parts["agent"])
-        checkpoint.check_finite("agent", agent.state_dict(replay=False))
+        give_weights(agent)
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
@@ -156,20 +148,49 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     echo(f"saved: {place}")
 
 
+def _read(run_dir: Path, path: Path | None, config: Config) -> tuple[int, Callable[[Agent], None]]:
+    """The policy step at which an agent was saved, and what gives its weights to one that was made anew."""
+    from sheeplike import checkpoint
+    from sheeplike.run.build import changes_since, edits
+
+    if is_export(run_dir):
+        model, weights = exported.read(run_dir)
+        problem = f"{run_dir}: the weights are not of the agent and the environments in its config.yaml"
+        return model.step, lambda agent: exported.load_weights(agent, weights, problem)
+    only = ("agent",)
+    meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(run_dir / CHECKPOINTS, only=only)
+    if edited := edits(changes_since(meta, config)):
+        warn(edited)
+
+    def give_weights(agent: Agent) -> None:
+        agent.load_state_dict(parts["agent"])
+        checkpoint.check_finite("agent", agent.state_dict(replay=False))
+
+    return meta["step"], give_weights
+
+
 def _open(asked: EvalOptions) -> tuple[Path, Config]:
-    """The directory of a run, an export or a demo, and its configuration."""
+    """The directory of a run, an export or a demo, and its configuration.
+
+    Raises:
+        CommandError: it is none of them.
+    """
     if asked.run is not None and asked.run.startswith(exported.DEMO):
         run_dir = exported.demo(asked.run.removeprefix(exported.DEMO))
     elif asked.run is None or not is_export(run_dir := Path(asked.run).expanduser()):
         return open_run(asked.run, "eval")
     if asked.checkpoint != "last":
         raise InvalidOption("checkpoint", asked.checkpoint, "last: an export holds one agent", "last")
-    return run_dir, load_saved(config_file(run_dir, "run")).config
+    if found := find_unusual(run_dir, EVALUATIONS):
+        raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
+    # A download may be a link into a cache of downloads.
+    return run_dir, load_saved(Path(os.path.realpath(run_dir / CONFIG_FILE))).config
 
 
 def _results(run_dir: Path) -> Path:
     """Where evaluations of what is in ``run_dir`` are kept; nothing is written where the program is installed."""
-    return (Path("logs/demo", run_dir.name) if run_dir.parent == exported.DEMOS else run_dir) / EVALUATIONS
+    is_demo = run_dir.resolve().parent == exported.DEMOS.resolve()
+    return (Path("logs/demo", run_dir.resolve().name) if is_demo else run_dir) / EVALUATIONS
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:

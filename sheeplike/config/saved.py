@@ -46,7 +46,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         CommandError: the file or a change is not valid.
     """
     merged, overrides = Merged(), [parse(argument) for argument in arguments]
-    merged.add(_read(path), path.name)
+    merged.add(read_saved(path), path.name)
     keys = {key.path: key for key in all_keys()}
     for argument, override in zip(arguments, overrides, strict=True):
         key = override.key_or_group
@@ -84,8 +84,8 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(texts[:SHOWN] + more)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a saved configuration as plain data.
+def read_saved(path: Path) -> dict[str, Any]:
+    """The content of a saved configuration as plain data, not yet validated.
 
     Raises:
         CommandError: the file cannot be read, or holds what :func:`to_yaml` never writes.

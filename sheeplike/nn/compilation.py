@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -91,7 +90,9 @@ class Compilation:
         if self.device.type == "cpu":
             # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
             options["cpp_wrapper"] = True
-            if "aot_inductor.enable_line_tables" in torch._inductor.list_options():
+            from torch._inductor import list_options
+
+            if "aot_inductor.enable_line_tables" in list_options():
                 options["aot_inductor.enable_line_tables"] = False  # for debuggers; a third of the compiler's time
         return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 

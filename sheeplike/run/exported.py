@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import nearest, validated
-from sheeplike.config.saved import to_yaml
-from sheeplike.files import open_regular, read_text, read_yaml, write_atomically
+from sheeplike.config.saved import read_saved, to_yaml
+from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.run_dir import CONFIG_FILE
 from sheeplike.terminal import first_sentence
@@ -82,7 +82,7 @@ class Model(_Data):
     """What ``model.json`` holds."""
 
     format: Literal[1] = 1
-    step: int
+    step: int = Field(ge=0, lt=2**63)
     observations: dict[str, Space]
     only_for_learning: dict[str, Space]
     actions: Space
@@ -174,9 +174,10 @@ def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | s
     place = Path(place)
     with _of(place):
         # Not the whole configuration: its task may not be installed where the agent acts.
-        saved = read_yaml((place / CONFIG_FILE).resolve())
+        saved = read_saved(Path(os.path.realpath(place / CONFIG_FILE)))
         config = validated(registry.find(saved["agent"]["name"]).config, saved["agent"], "agent.")
-        model, weights = read(place)
+    model, weights = read(place)
+    with _of(place):
         seen = spaces.Dict({key: _space(one) for key, one in (model.observations | model.only_for_learning).items()})
         precision = saved["fabric"]["precision"]
         agent = build(config, seen, _space(model.actions), precision, num_envs, torch.device(device))
@@ -195,8 +196,8 @@ def read(place: Path) -> tuple[Model, dict[str, torch.Tensor]]:
 
     with _of(place, SafetensorError):
         # A download may be a link into a cache of downloads.
-        model = Model.model_validate_json(read_text((place / MODEL).resolve(), LIMIT))
-        with open_regular((place / WEIGHTS).resolve()) as file:
+        model = Model.model_validate_json(read_text(os.path.realpath(place / MODEL), LIMIT))
+        with open_regular(os.path.realpath(place / WEIGHTS)) as file:
             content = file.read()
         if hashlib.sha256(content).hexdigest() != model.sha256:
             raise CommandError(f"{place / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
@@ -211,12 +212,12 @@ def _of(place: Path, *failures: type[Exception]) -> Iterator[None]:
     except OSError as error:
         raise CommandError(f"{error.filename or place}: {error.strerror or error}") from None
     except CommandError as error:
-        raise CommandError(f"{error} (in {place})") from None
+        raise error if str(place) in str(error) else CommandError(f"{error} (in {place})") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise CommandError(f"{place / MODEL}: is no description of an agent: {where}: {first['msg']}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, *failures) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, MemoryError, *failures) as error:
         raise CommandError(f"{place}: describes no agent: {type(error).__name__}: {first_sentence(error)}") from None
 
 

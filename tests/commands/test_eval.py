@@ -257,9 +257,27 @@ def test_an_export_plays_as_its_run_does(trained, tmp_path, refusal):
     weights = place / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "weights.safetensors: was altered" in refusal("eval", f"run={place}")
-    weights.rename(tmp_path / "elsewhere")
-    weights.symlink_to(tmp_path / "elsewhere")
-    assert "is a link" in refusal("eval", f"run={place}")
+    weights.unlink()
+    weights.symlink_to(weights)
+    assert "is a link, which is not followed" in refusal("eval", f"run={place}")
+    weights.unlink()
+    os.mkfifo(weights)
+    assert "weights.safetensors: is no regular file" in refusal("eval", f"run={place}")
+    shutil.rmtree(place / "eval")
+    (place / "eval").symlink_to(tmp_path)
+    assert "eval is a link to" in refusal("eval", f"run={place}")
+
+
+def test_no_result_is_written_where_the_program_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(exported.DEMOS)
+    monkeypatch.chdir(exported.DEMOS)
+    for place in (exported.DEMOS, Path(), Path("../models"), tmp_path / "link"):
+        assert command._results(place / "franka_pick") == Path("logs/demo/franka_pick/eval")
+    assert command._results(tmp_path / "run") == tmp_path / "run/eval"
+
+
+def test_which_agents_come_along():
+    assert exported.demos() == ["franka_pick", "franka_pick_ppo"]
 
 
 @pytest.mark.parametrize("name", exported.demos())

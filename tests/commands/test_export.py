@@ -177,6 +177,8 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     box = {"type": "Box", "shape": [2**16] * 4, "dtype": "float32", "low": None, "high": None}
     for change in (
         {"format": 2},
+        {"step": -1},
+        {"step": 10**400},
         {"observations": {"pixels/fixed": box}},
         {"observations": {"state": box | {"dtype": "object"}}},
         {"actions": {"type": "os.system"}},
@@ -196,7 +198,7 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     written = saved.read_text()
     agent = yaml.safe_load(written)["agent"]
     for changed in (agent | {"_target_": "os.system"}, {"name": "os"}, {"name": []}, [], None):
-        saved.write_text(yaml.safe_dump({"agent": changed, "fabric": {"precision": "32-true"}}))
+        saved.write_text(yaml.safe_dump({"format": 1, "agent": changed, "fabric": {"precision": "32-true"}}))
         assert str(place) in problem()
     saved.write_text(written)
     tensors = load_file(weights)

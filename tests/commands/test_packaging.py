@@ -24,13 +24,15 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
-def test_the_wheel_carries_configs_and_scenes(wheel):
+def test_the_wheel_carries_configs_scenes_and_models(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in (REPOSITORY / "configs").rglob("*.yaml"):
         assert f"sheeplike/configs/{path.relative_to(REPOSITORY / 'configs')}" in names
     scenes = list((REPOSITORY / "sheeplike").rglob("*.xml"))
     assert scenes
-    for path in [*scenes, REPOSITORY / "sheeplike/py.typed"]:
+    models = [path for path in (REPOSITORY / "sheeplike/models").rglob("*") if path.is_file()]
+    assert models
+    for path in [*scenes, *models, REPOSITORY / "sheeplike/py.typed"]:
         assert str(path.relative_to(REPOSITORY)) in names
     assert not [name for name in names if name.startswith(("tests/", "configs/", "logs/"))]
 

@@ -24,7 +24,7 @@ class TaskOptions(Options):
 
 
 class CartpoleOptions(TaskOptions):
-    """Options of both tasks."""
+    """Options of both tasks with a pole on a cart."""
 
     task: ClassVar[str] = "sheeplike.envs.mjx.tasks.cartpole:Cartpole"
 
