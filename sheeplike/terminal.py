@@ -16,9 +16,17 @@ _CLEAR = "\r\x1b[2K"
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def text_of(value: object) -> str:
+    """``str(value)``, also of an exception of somebody else's whose own text raises one."""
+    try:
+        return str(value)
+    except Exception:
+        return f"{type(value).__name__} without a text"
+
+
 def one_line(text: object) -> str:
     """The first ten thousand characters of a text of whatever origin, as one line and :func:`visible`."""
-    return visible(" ".join(str(text)[:LONGEST].split()))
+    return visible(" ".join(text_of(text)[:LONGEST].split()))
 
 
 def first_sentence(text: object) -> str:

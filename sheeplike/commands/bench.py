@@ -26,7 +26,7 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import Composed, explain, load, load_options
-from sheeplike.config.errors import as_command_errors, require_writable, unknown_key
+from sheeplike.config.errors import as_command_errors, expand, require_writable, unknown_key
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.files import write_atomically
@@ -90,7 +90,7 @@ def main(request: Request) -> None:
     check_accelerator(config)
     name = re.sub(r"[^\w.-]+", "_", f"{config.env.task} {config.agent.name} {datetime.now():%Y-%m-%d_%H-%M-%S}")
     asked = asked.replace(out=asked.out or f"bench/{name}")
-    require_writable("out", Path(asked.out).expanduser(), "bench.md", "bench.json")
+    require_writable("out", expand(asked.out), "bench.md", "bench.json")
     info("loading torch and JAX")
     with stops_at_once():  # what has been measured is saved: there is nothing to wait for after Ctrl-C
         from sheeplike.run.build import explain_oom
@@ -264,7 +264,7 @@ class Bench:
         tables = {table.key: table.to_json() for table in self.tables}
         data = {"title": title, "facts": facts, "settings": settings, "tables": tables}
         lines = [f"| {name} | {text} |" for name, text in facts.items()]
-        out = Path(self.asked.out).expanduser()
+        out = expand(self.asked.out)
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "bench.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
         texts = [f"# {title}", "", "| | |", "| --- | --- |", *lines, "", *map(str, self.tables)]

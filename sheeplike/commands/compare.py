@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from sheeplike.commands import Request
-from sheeplike.config.errors import as_command_errors, require_writable, unknown, validated
+from sheeplike.config.errors import as_command_errors, expand, require_writable, unknown, validated
 from sheeplike.files import find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.terminal import echo, one_line
@@ -53,7 +53,7 @@ def main(request: Request) -> None:
     if threshold is not None and metrics[0].endswith("_rate") and not 0 <= threshold <= 1:
         close = min(max(threshold / 100 if threshold > 1 else threshold, 0), 1)
         raise InvalidOption("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
-    out = Path(asked.out).expanduser() if asked.out else places[0] / DIRECTORY
+    out = expand(asked.out) if asked.out else places[0] / DIRECTORY
     if not asked.out and (found := find_unusual(places[0], DIRECTORY)):  # somebody else may have prepared it
         raise CommandError(f"{found}: expected files and directories alone; nearest: out=<a directory of your own>")
 
@@ -95,7 +95,7 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals or "/" in key:
-            places.append(Path(argument).expanduser())
+            places.append(expand(argument))
         elif key not in CompareOptions.model_fields:
             raise unknown("key", key, CompareOptions.model_fields)
         elif not value:

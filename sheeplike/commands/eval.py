@@ -19,7 +19,7 @@ from pydantic import Field
 from sheeplike import envs, host
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors, require_writable
+from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.config.saved import load_saved
 from sheeplike.config.schema import Config
 from sheeplike.files import find_unusual, write_atomically
@@ -177,7 +177,7 @@ def _open(asked: EvalOptions) -> tuple[Path, Config]:
     """
     if asked.run is not None and asked.run.startswith(exported.DEMO):
         run_dir = exported.demo(asked.run.removeprefix(exported.DEMO))
-    elif asked.run is None or not is_export(run_dir := Path(asked.run).expanduser()):
+    elif asked.run is None or not is_export(run_dir := expand(asked.run)):
         return open_run(asked.run, "eval")
     if asked.checkpoint != "last":
         raise InvalidOption("checkpoint", asked.checkpoint, "last: an export holds one agent", "last")

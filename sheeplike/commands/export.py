@@ -7,7 +7,6 @@ data, without pickle.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +15,11 @@ from pydantic import Field
 
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors, require_writable
+from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import MODEL, WEIGHTS
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, choose_checkpoint, open_run
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, choose_checkpoint, free, open_run
 from sheeplike.terminal import echo, info, warn
 
 
@@ -48,7 +47,7 @@ def main(request: Request) -> None:
     asked = load_options(ExportOptions, request.about_run())
     run_dir, config = open_run(asked.run, "export")
     path = choose_checkpoint(run_dir, asked.checkpoint)  # None: the newest that is whole
-    place = None if asked.to is None else Path(asked.to).expanduser()
+    place = None if asked.to is None else expand(asked.to)
     require_writable("to", place or run_dir / "export")
     if place is not None:
         _check_free(place)
@@ -95,6 +94,4 @@ def _check_free(place: Path) -> None:
     if os.path.islink(place):
         raise CommandError(f"{place} is a link: expected to=<another directory>")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        beside = (place.with_name(f"{place.name}_{count}") for count in itertools.count(2))
-        free = next(path for path in beside if not path.exists())
-        raise CommandError(f"{place} exists already: expected to=<another directory>; nearest: to={free}")
+        raise CommandError(f"{place} exists already: expected to=<another directory>; nearest: to={free(place)}")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from sheeplike.agents import registry
 from sheeplike.commands import Request
-from sheeplike.config.errors import as_command_errors
+from sheeplike.config.errors import as_command_errors, expand
 from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
-from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
+from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 from sheeplike.terminal import echo, info, warn
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -46,14 +46,14 @@ def main(request: Request) -> int:
     start, rest = start_of(request.arguments)
     if start.show == "config":
         resumed = start.resume not in (None, "auto")  # then all values are in its directory
-        file = run_dir.config_file(Path(start.resume).expanduser(), "resume") if resumed else None
+        file = run_dir.config_file(expand(start.resume), "resume") if resumed else None
         echo(explain(load_saved(file, rest) if file else load(rest, sources)))
         return 0
     if start.seeds is not None:
         return train_seeds(start, rest, request.config_dirs)
-    with as_command_errors(OSError):  # a path that is too long, or may not be looked at
-        planned = run_dir.plan(start, rest, sources)
     with stops_at_once():
+        with as_command_errors(OSError):  # a path that is too long, or may not be looked at
+            planned = run_dir.plan(start, rest, sources)
         steps = planned.finished_at()
     if steps:
         if start.resume == "auto":
@@ -151,6 +151,9 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
                 again = shlex.join(["python", "-m", "sheeplike", *flags, *arguments, f"seeds={_typed(start.seeds)}"])
                 info(f"stopped at seed {seed} ({number} of {len(lines)}); go on with all that is left: {again}")
                 return INTERRUPTED if signals[:1] == [signal.SIGINT] or status == INTERRUPTED else PREEMPTED
+            if not status and not _is_finished(plans[seed].run_dir, plans[seed].config.total_steps):
+                warn(f"seed {seed} is not finished: an environment, or something that it uses, has ended the process")
+                status = FAILED
             if status:
                 warn(f"seed {seed} failed; the seeds behind it were not started")
                 return status if status > 0 else 128 - status
@@ -159,6 +162,13 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
     info(f"finished: {len(lines)} seeds in {plans[seed].run_dir.parent}")
     return 0
+
+
+def _is_finished(place: Path, total_steps: int) -> bool:
+    """Whether a run that ended with status 0 has come to its end: an environment can end a process with any status."""
+    from sheeplike.run.run_dir import checkpoint_steps
+
+    return checkpoint_steps(place)[-1:] >= [total_steps]
 
 
 def _tied_to_this_process() -> Callable[[], None] | None:

@@ -264,7 +264,7 @@ def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dic
     """The files that the choices on a command line mean, in the order in which they are merged; and the choices."""
     places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
     searchpath = f"hydra.searchpath=[{','.join(places)}]"
-    with _one_line(sources), _stored(sources):
+    with _one_line(sources), _defaults_lists(), _stored(sources):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
@@ -433,6 +433,18 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
             ) from None
         text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
         raise CommandError(text) from None
+
+
+@contextmanager
+def _defaults_lists() -> Iterator[None]:
+    """Turn what Hydra raises for a list of defaults that is none, or that comes back to itself, into one line."""
+    expected = "expected a list such as '- override /agent: dreamer_v3' under the defaults of a recipe"
+    try:
+        yield
+    except RecursionError:
+        raise CommandError(f"a recipe builds on itself: {expected}") from None
+    except (ValueError, TypeError, AssertionError) as error:
+        raise CommandError(f"{error}: {expected}") from None
 
 
 def explain(composed: Composed) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from sheeplike import options
 from sheeplike.files import check_writable
 from sheeplike.options import CommandError, Key, Options, UnknownOption, keys_of
+from sheeplike.terminal import text_of
 
 T = TypeVar("T", bound=Options)
 HELP = "python -m sheeplike train --help lists every key"
@@ -18,6 +19,18 @@ HELP = "python -m sheeplike train --help lists every key"
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice like ``word``, or None where none is."""
     return options.nearest(word, choices, cutoff=0.6)
+
+
+def expand(path: str) -> Path:
+    """A path that somebody has typed; ``~`` and ``~<user>`` are home directories.
+
+    Raises:
+        CommandError: there is no such home directory.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise CommandError(f"{path}: there is no such home directory; nearest: './{path}'") from None
 
 
 def unknown(what: str, word: str, choices: Iterable[str]) -> CommandError:
@@ -77,7 +90,7 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         if isinstance(error, OSError) and error.strerror:
             raise CommandError(f"{error.filename or 'a file'}: {error.strerror}") from error
-        lines = [line for line in str(error).splitlines() if line.strip()]
+        lines = [line for line in text_of(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error
 
 

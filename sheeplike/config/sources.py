@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sheeplike import envs
 from sheeplike.agents import registry
+from sheeplike.config.errors import expand
 from sheeplike.options import CommandError
 
 GROUPS = ("exp", "env", "randomization", "agent", "profile")
@@ -88,7 +89,7 @@ def _directory(origin: str, entry: str) -> Path:
         if not places:
             raise CommandError(f"{origin} {entry}: expected a package that can be imported")
         return Path(places[0]).resolve()
-    directory = Path(entry.removeprefix("file://")).expanduser().resolve()
+    directory = expand(entry.removeprefix("file://")).resolve()
     if not directory.is_dir():
         raise CommandError(
             f"{origin} {entry}: expected a directory of configs, with folders such as env/ and exp/; "

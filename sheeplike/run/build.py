@@ -31,7 +31,7 @@ from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS
 from sheeplike.options import CommandError
 from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock, parts_to_read
-from sheeplike.terminal import first_sentence, info, warn
+from sheeplike.terminal import first_sentence, info, text_of, warn
 
 INEXACT = (
     "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all worlds"
@@ -181,7 +181,7 @@ def differences(meta: Mapping[str, Any], parts: Mapping[str, Any], config: Confi
             "(checkpoint.replay=false), and it begins again with an empty memory"
         )
     here = checkpoint.versions()
-    changed = [f"{name} {was} -> {here[name]}" for name, was in meta["versions"].items() if here.get(name) != was]
+    changed = [f"{name} {was} -> {here.get(name)}" for name, was in meta["versions"].items() if here.get(name) != was]
     if meta["device"] != (now := learner(config)):
         changed.append(f"{meta['device']} -> {now}")
     if changed:
@@ -286,9 +286,11 @@ def explain_oom(config: Config) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = next(iter(str(error).splitlines()), "")
+        reason = next(iter(text_of(error).splitlines()), "")
         agent = config.agent
         smaller = {"env.num_envs": config.env.num_envs}
+        if config.eval.every is not None and config.eval.num_envs > config.env.num_envs:
+            smaller = {"eval.num_envs": config.eval.num_envs} | smaller
         smaller |= {f"agent.{name}": getattr(agent, name) for name in agent.memory_options}
         settings = ", ".join(f"{key}={value // 2}" for key, value in smaller.items() if value > 1)
         raise CommandError(f"out of memory: {reason}; what helps: {settings}, or smaller images") from error
@@ -302,7 +304,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
             return True
         # JAX's and torch's own kinds of errors are this one; Warp raises it as it is.
-        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text_of(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

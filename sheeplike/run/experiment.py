@@ -37,7 +37,7 @@ from sheeplike.run.build import RunComponents, build, describe_device, explain_o
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import LAST_BATCH, Claim, Plan, checkpoint_steps, plan, update
-from sheeplike.run.signals import StopRequest, stoppable, stops_at_once
+from sheeplike.run.signals import FAILED, StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info
 
@@ -47,7 +47,7 @@ COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 class Halted(CommandError):
     """Training cannot go on, or not be saved: numbers are not finite."""
 
-    status = 70  # EX_SOFTWARE of sysexits.h
+    status = FAILED
 
 
 class Unsaved(CommandError):
@@ -164,8 +164,13 @@ class Experiment:
         target = total if every is None else min((self.policy_steps // every + 1) * every, total)
         self.recorder.begin(self.state)
         self._busy = True
-        with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
-            self._go_to(target)
+        try:
+            with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
+                self._go_to(target)
+        except CommandError as error:
+            if self.kept and error.status == CommandError.status:
+                error.status = FAILED  # 2 would mean that nothing was created
+            raise
         self.recorder.flush()
         self._busy = False
         self._touched = not self.finished  # the caller may change the environments now: the end saves again

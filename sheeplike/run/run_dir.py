@@ -24,7 +24,7 @@ from typing import BinaryIO, NamedTuple, Self
 
 from sheeplike import host
 from sheeplike.config.compose import Composed, load
-from sheeplike.config.errors import as_command_errors, nearest, require_writable
+from sheeplike.config.errors import as_command_errors, expand, nearest, require_writable
 from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, may_change, to_yaml
 from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
@@ -102,7 +102,7 @@ def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
         CommandError: the run cannot begin, or not go on like this; nothing was changed.
     """
     if start.resume not in (None, "auto"):
-        planned = _resumed(Path(start.resume).expanduser(), list(arguments))
+        planned = _resumed(expand(start.resume), list(arguments))
     else:
         composed = load(list(arguments), sources)
         planned = _auto(composed) if start.resume == "auto" else None
@@ -123,16 +123,16 @@ def check(config: Config) -> Path:
     Raises:
         CommandError: the directory is in use or cannot be written.
     """
-    path = Path(config.run_dir or "").expanduser()
+    path = expand(config.run_dir or "")
     require_writable("run_dir", path, nearest="leave run_dir out, for one below logs/")
     taken = path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
     if taken and not (config.dry_run and _holds_dry_run(path)):
-        free = _free(path)
+        other = free(path)
         what = "holds a run already" if (path / CONFIG_FILE).exists() else "is not empty"
         resume = f"{shlex.quote(f'resume={path}')} to continue it, or " if checkpoint_steps(path) else ""
         if what == "holds a run already" and not resume:
             resume = "resume=auto to begin again where it came to no checkpoint, or "
-        raise CommandError(f"run_dir={path} {what}: expected {resume}another directory; nearest: run_dir={free}")
+        raise CommandError(f"run_dir={path} {what}: expected {resume}another directory; nearest: run_dir={other}")
     return path
 
 
@@ -288,7 +288,7 @@ def open_run(run: str | None, command: str) -> tuple[Path, Config]:
         raise CommandError(
             f"run= is missing: expected the directory of a run: python -m sheeplike {command} run=<run_dir>"
         )
-    run_dir = Path(run).expanduser()
+    run_dir = expand(run)
     config = load_saved(config_file(run_dir, "run")).config
     if not checkpoint_steps(run_dir):
         raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
@@ -336,7 +336,7 @@ def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:
 def _auto(composed: Composed) -> Plan | None:
     """The run that ``run_dir`` holds, continued, or begun again if it has no checkpoint; None where there is none."""
     config = composed.config
-    path = Path(config.run_dir or "").expanduser()
+    path = expand(config.run_dir or "")
     if not (path / CONFIG_FILE).is_file():
         return None
     changed = changes(load_saved(config_file(path, "run_dir")).config, config)
@@ -362,7 +362,7 @@ def check_accelerator(config: Config) -> None:
         )
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
     """The next name that nothing has yet."""
     if path.name in ("", ".."):
         path = path.resolve()

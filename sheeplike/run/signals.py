@@ -17,6 +17,7 @@ from types import FrameType
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
+FAILED = 70  # exit status where something in a run failed for good, EX_SOFTWARE of sysexits.h
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 HANG_UP = getattr(

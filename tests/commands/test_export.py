@@ -127,6 +127,14 @@ def test_which_checkpoint_and_where(run_dir: Path, tmp_path: Path, refusal: Call
     assert "export/step_000000000064 exists already: expected to=<another directory>" in error
 
 
+@pytest.mark.parametrize(("to", "nearest"), [(".", "_2"), ("/", "/run_2"), ("~nouser/x", "./~nouser/x'")])
+def test_places_without_a_name(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str], to: str, nearest: str
+) -> None:
+    monkeypatch.chdir(run_dir)
+    assert refusal("export", f"run={run_dir}", f"to={to}").endswith(nearest)
+
+
 def test_nothing_is_left_where_it_cannot_be_written(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
+from sheeplike.commands import train
 from sheeplike.config.sources import CONFIGS
 from sheeplike.run.run_dir import CHECKPOINTS, Claim, checkpoint_steps, lock
-from sheeplike.run.signals import INTERRUPTED, PREEMPTED
+from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 DEFAULT = Path("logs/cartpole_balance/dreamer_v3/dreamer_v3")
@@ -56,6 +57,8 @@ def started(sheeplike, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(subprocess, "Popen", popen)
+            if not code:
+                patch.setattr(train, "_is_finished", lambda *_: True)
             return commands, sheeplike(*arguments)
 
     return call
@@ -144,6 +147,13 @@ def test_a_run_that_fails_ends_them_all(started):
     commands, result = started(*JOB, "seeds=3", statuses=(0, 1))
     assert (len(commands), result.status) == (2, 1)
     assert result.error == "sheeplike: seed 1 failed; the seeds behind it were not started\n"
+
+
+def test_a_run_that_ends_well_before_its_end_has_failed(started):
+    """An environment may have called ``exit(0)`` in C."""
+    commands, result = started(*JOB, "seeds=3", code="pass")
+    assert (len(commands), result.status) == (1, FAILED)
+    assert "seed 0 is not finished" in result.error
 
 
 @pytest.mark.parametrize("status", [INTERRUPTED, PREEMPTED])

@@ -61,7 +61,7 @@ def test_unknown_key(refused, key, match):
         ("seed=-1", ["seed=-1", "nearest: seed=0"]),
         ("seed=1.5", ["seed=1.5", "an integer", "nearest: seed=2"]),
         ("seed=null", ["seed=null", "an integer", "nearest: seed=0"]),
-        ("total_steps=true", ["total_steps=true", "an integer from 1 to", "nearest: total_steps=1000000"]),
+        ("total_steps=true", ["total_steps=true", "an integer from 1 to", "nearest: total_steps=100000"]),
         ("total_steps=1e99", ["total_steps=1e+99", "nearest: total_steps=1000000000000"]),
         ("dry_run=yes", ["dry_run=yes", "true or false", "nearest: dry_run=true"]),
         ("dry_run=1", ["dry_run=1", "true or false", "nearest: dry_run=true"]),
@@ -113,7 +113,7 @@ def test_unknown_key(refused, key, match):
             ["agent.batch_size=abc", "an integer from 1 to 65536", "nearest: agent.batch_size=16"],
         ),
         ("agent.beta2=1", ["agent.beta2=1", "of at least 0 and below 1", "nearest: agent.beta2=0.999"]),
-        ("agent.horizon=1", ["agent.horizon=1", "above 1", "nearest: agent.horizon=333"]),
+        ("agent.horizon=1", ["agent.horizon=1", "above 1", "nearest: agent.horizon=33"]),
         ("agent.loss_scales.rep=-1", ["agent.loss_scales.rep=-1", "nearest: agent.loss_scales.rep=0"]),
         ("agent.loss_scales=3", ["agent.loss_scales=3", "a section with the keys reconstruction, reward"]),
         ("eval=3", ["eval=3", "a section with the keys every, episodes"]),
@@ -228,6 +228,28 @@ def test_a_gpu_that_is_not_there(refused, asked):
 def test_syntax(refused, argument, parts):
     line = refused(*JOB, argument)
     assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize("key", ["run_dir", "resume"])
+def test_a_home_directory_that_is_not_there(refused, key):
+    assert "~nouser/x: there is no such home directory; nearest: './~nouser/x'" in refused(*JOB, f"{key}=~nouser/x")
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        ("defaults:", "expected a list such as '- override /agent: dreamer_v3'"),
+        ("defaults: ppo", "expected a list such as"),
+        ("defaults: {a: 1}", "expected a list such as"),
+        ("defaults: [1]", "expected a list such as"),
+        ("defaults: [mine, {override /agent: ppo}]", "builds on itself: expected a list such as"),
+    ],
+)
+def test_a_recipe_whose_defaults_are_none(refused, tmp_path, defaults, said):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp/mine.yaml").write_text(f"# @package _global_\n{defaults}\n")
+    line = refused("exp=mine", "env=cartpole_balance", "--config-dir", str(tmp_path))
+    assert said in line, line
 
 
 def test_command(refused):

@@ -197,3 +197,5 @@ def test_a_run_that_goes_on_with_other_threads_is_told() -> None:
     assert not list(differences(meta, {"memory": {}}, config))
     (line,) = differences(meta | {"device": "9 threads of torch"}, {"memory": {}}, config)
     assert line == f"this resume may differ in the last bits: 9 threads of torch -> {learner(config)}"
+    (line,) = differences(meta | {"versions": meta["versions"] | {"another": "1.0"}}, {"memory": {}}, config)
+    assert line == "this resume may differ in the last bits: another 1.0 -> None"

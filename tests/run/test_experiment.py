@@ -18,6 +18,8 @@ from sheeplike import checkpoint
 from sheeplike.agents.ppo import PPO
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.memory import Rollout
+from sheeplike.options import CommandError
+from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.experiment import Experiment, Halted, Unsaved
 from sheeplike.run.run_dir import checkpoint_steps
 
@@ -141,6 +143,23 @@ def test_updates_that_stay_non_finite_stop_the_run_with_its_last_good_checkpoint
     before, after = before["modules"], newest(run)["agent"]["modules"]
     assert all(value.isfinite().all() for value in after.values() if value.is_floating_point())
     assert any(not torch.equal(after[name], before[name]) for name in before), "it went on learning"
+
+
+def test_memory_that_runs_out_on_the_way_is_no_refusal(
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2 would say that nothing was created."""
+
+    def too_large(_: Evaluator) -> None:
+        raise MemoryError("worlds")
+
+    monkeypatch.setattr(Evaluator, "__call__", too_large)
+    run = begin(*PPO_JOB, *GYM, "total_steps=128", "checkpoint.every=32", "eval.every=96")
+    run.iterate(70)
+    with pytest.raises(CommandError, match="out of memory: worlds; what helps:") as caught, run:
+        run.iterate()
+    assert caught.value.status == 70
+    assert checkpoint_steps(run.run_dir)
 
 
 def test_a_few_skipped_updates_stop_nothing_and_without_a_checkpoint_there_is_nothing_to_go_on_from(

@@ -21,7 +21,7 @@ from sheeplike.envs.contract import GaveUp, Unusable
 from sheeplike.envs.gym.observations import Observer, translate
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
-from sheeplike.terminal import one_line, warn
+from sheeplike.terminal import one_line, text_of, warn
 
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -238,4 +238,4 @@ def derive_seed(*numbers: int) -> int:
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text."""
-    return one_line(next((line for line in str(error).splitlines() if line.strip()), ""))
+    return one_line(next((line for line in text_of(error).splitlines() if line.strip()), ""))

@@ -48,6 +48,21 @@ class Still:
         return torch.zeros(len(is_first), dtype=torch.int64)
 
 
+class Mute(Broken):
+    def __str__(self) -> str:
+        raise ValueError("not even this")
+
+
+def test_a_world_is_replaced_whose_error_has_no_text(
+    worlds: Make, failing: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = worlds(once("step", 3, Mute()), frames="none")
+    env.reset(seed=1)
+    for _ in range(5):
+        env.step(torch.zeros(1, dtype=torch.int64))
+    assert "Mute without a text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("call", ["step", "render"])
 def test_a_world_that_fails_is_cut_and_begins_anew(
     worlds: Make, failing: type, row: Make, call: str, capsys: pytest.CaptureFixture[str]
