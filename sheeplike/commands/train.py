@@ -104,7 +104,8 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
 
     if start.resume not in (None, "auto"):
         raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
-    config = load(arguments, Sources(config_dirs)).config
+    with stops_at_once():
+        config = load(arguments, Sources(config_dirs)).config
     flags = [part for directory in config_dirs for part in ("--config-dir", directory)]
     go_on = [] if config.dry_run and start.resume is None else ["resume=auto"]  # a dry run replaces the one before
     own_place = any(argument.startswith("run_dir=") for argument in arguments)
@@ -112,7 +113,7 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
     for seed in _seeds(start.seeds, config.seed, any(argument.startswith("seed=") for argument in arguments)):
         place = [f"run_dir={config.run_dir}/seed_{seed}"] if own_place else []
         lines[seed] = [*arguments, f"seed={seed}", *place, *go_on]
-    with as_command_errors(OSError):
+    with stops_at_once(), as_command_errors(OSError):
         plans = {seed: run_dir.plan(*start_of(line), Sources(config_dirs)) for seed, line in lines.items()}
     if len({planned.run_dir for planned in plans.values()}) < len(plans):
         raise CommandError(

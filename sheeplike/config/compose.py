@@ -87,6 +87,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     chosen_files = {file.choice for file in files}  # an agent file that builds on dreamer_v3 counts as dreamer_v3 too
     chosen_files |= {f"agent/{name}" for file in files if (name := file.content.get("agent", {}).get("name"))}
     for group in ("env", "agent"):  # a file that names none is about what it is called itself
+        if not isinstance(choices.get(group), str):
+            raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")
         merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
     for file in files:
         _check_file(file, sources)

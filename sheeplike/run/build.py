@@ -16,6 +16,7 @@ import warp
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from sheeplike import checkpoint, envs
@@ -202,7 +203,12 @@ def launch(config: Config) -> Fabric:
         _make_deterministic(config.fabric.accelerator == "cuda")
     if config.fabric.precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")
-    fabric = Fabric(accelerator=config.fabric.accelerator, devices=1, precision=config.fabric.precision)
+    fabric = Fabric(
+        accelerator=config.fabric.accelerator,
+        devices=1,
+        precision=config.fabric.precision,
+        plugins=LightningEnvironment(),  # one process, whatever a cluster's variables say
+    )
     fabric.launch()
     if fabric.device.type == "cpu":
         # Simulation and learning take turns, so that each may have all cores; more would spin, waiting for each other.

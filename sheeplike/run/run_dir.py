@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shlex
 import shutil
@@ -339,7 +340,8 @@ def _auto(composed: Composed) -> Plan | None:
     path = expand(config.run_dir or "")
     if not (path / CONFIG_FILE).is_file():
         return None
-    changed = changes(load_saved(config_file(path, "run_dir")).config, config)
+    before = load_saved(config_file(path, "run_dir")).config
+    changed = changes(before, config)
     refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
     if refused:
         raise CommandError(
@@ -347,7 +349,31 @@ def _auto(composed: Composed) -> Plan | None:
             f"that began it (only {', '.join(sorted(RESUMABLE - {'seed'}))} may differ), or another run_dir"
         )
     resume = bool(checkpoint_steps(path))
+    if not resume:
+        reached = _last_row(path)
+        # One that was killed leaves rows without a checkpoint; but not long after it was due.
+        if reached >= min(before.total_steps, 2 * (before.checkpoint.every or before.total_steps)):
+            raise CommandError(
+                f"run_dir={path} holds a run of {reached} policy steps whose checkpoints are gone: expected another "
+                f"directory; nearest: run_dir={free(path)}"
+            )
     return Plan(config, path, resume=resume, again=not resume, files=composed.files)
+
+
+def _last_row(run_dir: Path) -> int:
+    """The policy step of the last whole row of metrics, 0 where there is none."""
+    try:
+        with open_regular(run_dir / METRICS) as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 2**20, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            step = json.loads(line)["step"]
+            if type(step) is int:
+                return step
+    return 0
 
 
 def check_accelerator(config: Config) -> None:

@@ -17,6 +17,7 @@ import yaml
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.commands import train
 from sheeplike.config.sources import CONFIGS
+from sheeplike.run import run_dir
 from sheeplike.run.run_dir import CHECKPOINTS, Claim, checkpoint_steps, lock
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED
 
@@ -161,6 +162,26 @@ def test_a_run_that_is_stopped_ends_them_all(started, status):
     commands, result = started(*JOB, "seeds=3", "total_steps=20_000", statuses=(status,))
     assert (len(commands), result.status) == (1, status)
     assert result.output.splitlines()[-1].endswith(f"python -m sheeplike {' '.join(JOB)} total_steps=20_000 seeds=3")
+
+
+def test_a_signal_while_seeds_are_planned_ends_with_the_status_of_a_stop(sheeplike, monkeypatch):
+    """As the import of an environment can take long."""
+    plan = run_dir.plan
+
+    def interrupted(*arguments: object) -> run_dir.Plan:
+        with pytest.raises(SystemExit) as ending:
+            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+        assert ending.value.code == PREEMPTED
+        return plan(*arguments)
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(run_dir, "plan", interrupted)
+    monkeypatch.setattr(train, "_seeds", lambda *_: [0])
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: type("Ended", (), {"wait": lambda self: 1})())
+    assert sheeplike(*JOB, "seeds=1").status == 1
 
 
 def test_a_signal_reaches_the_run_that_is_going_on_and_no_further_one_is_started(started, tmp_path):

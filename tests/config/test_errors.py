@@ -242,6 +242,7 @@ def test_a_home_directory_that_is_not_there(refused, key):
         ("defaults: ppo", "expected a list such as"),
         ("defaults: {a: 1}", "expected a list such as"),
         ("defaults: [1]", "expected a list such as"),
+        ("defaults: [{override /agent: [ppo]}]", "agent: expected one name, such as '- override /agent: <name>'"),
         ("defaults: [mine, {override /agent: ppo}]", "builds on itself: expected a list such as"),
     ],
 )

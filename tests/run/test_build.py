@@ -25,7 +25,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.envs.contract import GaveUp
 from sheeplike.memory import SequenceReplay
 from sheeplike.options import CommandError
-from sheeplike.run.build import differences, explain_oom, is_out_of_memory, learner, make_agent, make_envs
+from sheeplike.run.build import differences, explain_oom, is_out_of_memory, launch, learner, make_agent, make_envs
 from sheeplike.run.run_dir import Claim
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
@@ -199,3 +199,11 @@ def test_a_run_that_goes_on_with_other_threads_is_told() -> None:
     assert line == f"this resume may differ in the last bits: 9 threads of torch -> {learner(config)}"
     (line,) = differences(meta | {"versions": meta["versions"] | {"another": "1.0"}}, {"memory": {}}, config)
     assert line == "this resume may differ in the last bits: another 1.0 -> None"
+
+
+@pytest.mark.usefixtures("trouble")
+def test_a_cluster_that_starts_several_tasks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_JOB_NAME", "mine")
+    fabric = launch(load([*JOB, "fabric.accelerator=cpu"], Sources()).config)
+    assert (fabric.world_size, fabric.device.type) == (1, "cpu")

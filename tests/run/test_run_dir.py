@@ -267,3 +267,18 @@ def test_a_directory_is_one_process_s(begun):
     with lock(run.run_dir), pytest.raises(CommandError, match=f"is in use by process {os.getpid()} on "):
         lock(run.run_dir)
     lock(run.run_dir).close()
+
+
+@pytest.mark.parametrize(
+    ("row", "every", "again"), [(90, 64, True), (127, 64, True), (128, 64, False), (1000, None, False)]
+)
+def test_a_run_whose_checkpoints_are_gone_is_not_written_over(begun, sheeplike, refused, row, every, again):
+    job = (*JOB, "total_steps=1000", f"checkpoint.every={every or 'null'}")
+    begun(*job, checkpoint=False)
+    (DEFAULT / "metrics.jsonl").write_text(f'{{"step": 64}}\n{{"step": {row}}}\n{{"step": 4')
+    if again:
+        assert sheeplike(*job, "resume=auto").runs[0].again
+    else:
+        line = refused(*job, "resume=auto")
+        assert f"holds a run of {row} policy steps whose checkpoints are gone" in line
+        assert line.rstrip().endswith(f"nearest: run_dir={DEFAULT}_2")
