@@ -107,7 +107,7 @@ class Experiment:
         self.config, self.run_dir = planned.config, planned.run_dir
         self._place = self.run_dir.absolute()  # an environment may go to another working directory
         if planned.again:
-            info(f"{self.run_dir} came to no checkpoint: it begins again")
+            info(f"{self.run_dir} has no checkpoint: it begins again")
         self.kept = planned.resume  # whether there is anything worth keeping in the directory
         self._compiled = self._touched = self._halted = False
         self._nonfinite: str | None = None  # what cannot be saved, since it is not finite

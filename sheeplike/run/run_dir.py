@@ -44,12 +44,13 @@ from sheeplike.files import (
 )
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.terminal import warn
+from sheeplike.terminal import info, warn
 
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
+ASIDE = "metrics_before_{}.jsonl"  # those of an attempt without a checkpoint, when the run begins again
 EVALUATIONS = "eval"
 LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
 FILES = (CONFIG_FILE, METRICS, LOCK_FILE, LAST_BATCH)
@@ -152,6 +153,7 @@ class Claim:
         self._made = [place for place in (run_dir, *run_dir.absolute().parents) if not place.exists()]
         self._before: set[str] = {*os.listdir(run_dir)} if not self._made else set()
         self._replaced: dict[str, bytes] = {}
+        self._aside: Path | None = None
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             try:
@@ -169,6 +171,11 @@ class Claim:
                 for name in {CONFIG_FILE, METRICS} & there:
                     with open_regular(run_dir / name) as file:
                         self._replaced[name] = file.read()
+                if _last_row(run_dir):  # somebody may have removed the checkpoints of a run that was finished
+                    count = next(n for n in itertools.count(1) if not (run_dir / ASIDE.format(n)).exists())
+                    self._aside = run_dir / ASIDE.format(count)
+                    write_atomically(self._aside, self._replaced[METRICS])
+                    info(f"its metrics are kept in {self._aside}")
             write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # without it no checkpoint is of any use
         except OSError as error:
             self.discard()
@@ -187,6 +194,8 @@ class Claim:
             self._remove({*os.listdir(self.run_dir)} - self._before)
             for name, content in self._replaced.items():
                 write_atomically(self.run_dir / name, content)
+            if self._aside:
+                self._aside.unlink(missing_ok=True)
             self._remove_directories()
 
     def _remove_directories(self) -> None:
@@ -340,8 +349,7 @@ def _auto(composed: Composed) -> Plan | None:
     path = expand(config.run_dir or "")
     if not (path / CONFIG_FILE).is_file():
         return None
-    before = load_saved(config_file(path, "run_dir")).config
-    changed = changes(before, config)
+    changed = changes(load_saved(config_file(path, "run_dir")).config, config)
     refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
     if refused:
         raise CommandError(
@@ -349,14 +357,6 @@ def _auto(composed: Composed) -> Plan | None:
             f"that began it (only {', '.join(sorted(RESUMABLE - {'seed'}))} may differ), or another run_dir"
         )
     resume = bool(checkpoint_steps(path))
-    if not resume:
-        reached = _last_row(path)
-        # One that was killed leaves rows without a checkpoint; but not long after it was due.
-        if reached >= min(before.total_steps, 2 * (before.checkpoint.every or before.total_steps)):
-            raise CommandError(
-                f"run_dir={path} holds a run of {reached} policy steps whose checkpoints are gone: expected another "
-                f"directory; nearest: run_dir={free(path)}"
-            )
     return Plan(config, path, resume=resume, again=not resume, files=composed.files)
 
 

@@ -269,16 +269,17 @@ def test_a_directory_is_one_process_s(begun):
     lock(run.run_dir).close()
 
 
-@pytest.mark.parametrize(
-    ("row", "every", "again"), [(90, 64, True), (127, 64, True), (128, 64, False), (1000, None, False)]
-)
-def test_a_run_whose_checkpoints_are_gone_is_not_written_over(begun, sheeplike, refused, row, every, again):
-    job = (*JOB, "total_steps=1000", f"checkpoint.every={every or 'null'}")
-    begun(*job, checkpoint=False)
-    (DEFAULT / "metrics.jsonl").write_text(f'{{"step": 64}}\n{{"step": {row}}}\n{{"step": 4')
-    if again:
-        assert sheeplike(*job, "resume=auto").runs[0].again
-    else:
-        line = refused(*job, "resume=auto")
-        assert f"holds a run of {row} policy steps whose checkpoints are gone" in line
-        assert line.rstrip().endswith(f"nearest: run_dir={DEFAULT}_2")
+def test_what_begins_again_keeps_the_metrics_of_before(begun, sheeplike):
+    """Somebody may have removed the checkpoints of a run that was finished."""
+    begun(*JOB, checkpoint=False)
+    rows = '{"step": 64}\n{"step": 90}\n{"step": 4'
+    (DEFAULT / "metrics.jsonl").write_text(rows)
+    for count in (1, 2):
+        (again,) = sheeplike(*JOB, "resume=auto").runs
+        with Claim(again.run_dir, again.config, again=again.again):
+            pass
+        assert (DEFAULT / f"metrics_before_{count}.jsonl").read_text() == rows
+    with Claim(again.run_dir, again.config, again=again.again) as claim:
+        claim.discard()
+    assert not (DEFAULT / "metrics_before_3.jsonl").exists()
+    assert (DEFAULT / "metrics.jsonl").read_text() == rows
