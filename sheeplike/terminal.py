@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 LONGEST = 10_000  # characters of a line that somebody else may have made
+PATIENCE = 0.5  # seconds that a reader has once the process was asked to stop
 _CLEAR = "\r\x1b[2K"
+_STANDARD = (1, 2)  # the descriptors of standard output and of standard error
+_waits = True  # for readers; see stop_waiting
 # Control characters but for tabs and line breaks, marks of direction, and halves of characters.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -96,14 +100,37 @@ def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> N
     if file is None:  # as under pythonw, or with standard output closed
         return
     encoding = getattr(file, "encoding", None) or "utf-8"
+    if not _waits:
+        stop_waiting()
     try:
         file.write(_CLEAR * in_place + visible(text).encode(encoding, "replace").decode(encoding))
         file.flush()
     except BrokenPipeError:
         # Or Python would try again when it exits, fail, and end with a status of its own.
         with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, file.fileno())
-            os.close(nowhere)
+            _lead_nowhere(file.fileno())
     except ValueError:  # it is closed
         pass
+
+
+def stop_waiting() -> None:
+    """From now on lose what the reader of standard output or standard error does not take within half a second.
+
+    For a signal's handler: a full pipe that nobody reads must not hold up a process that was asked to stop. A line that
+    is being written is lost too, since Python begins its write anew after the handler.
+    """
+    global _waits
+    _waits = False
+    for descriptor in _STANDARD:
+        try:
+            taken = select.select([], [descriptor], [], PATIENCE)[1]
+        except (OSError, ValueError):  # it is closed, or of a kind that this system cannot ask
+            continue
+        if not taken:
+            _lead_nowhere(descriptor)
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -21,7 +21,7 @@ from sheeplike.config.schema import Start, all_keys
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
-from sheeplike.terminal import echo, info, warn
+from sheeplike.terminal import echo, info, stop_waiting, warn
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -130,6 +130,7 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
     def forward(signum: int, frame: object) -> None:
         # A terminal's Ctrl-C reaches the child too; it takes what comes twice at once for one request.
         signals.append(signum)
+        stop_waiting()
         if child is not None:
             child.send_signal(signum)
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
+from sheeplike import terminal
+
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
 FAILED = 70  # exit status where something in a run failed for good, EX_SOFTWARE of sysexits.h
@@ -81,6 +83,7 @@ class StopRequest:
         repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
         repeated |= again and signum == HANG_UP
         self._last = now
+        terminal.stop_waiting()
         name = signal.Signals(signum).name
         if again and not repeated and not self.settled and self._listener(signum) is None:
             _tell(f"{name}: ended at once, as of the last checkpoint")
@@ -118,6 +121,7 @@ def stoppable() -> Iterator[StopRequest]:
 
 
 def _end(status: int, signum: int, frame: FrameType | None) -> None:
+    terminal.stop_waiting()
     _tell(f"{signal.Signals(signum).name}: stopped during the start; there is nothing to save yet")
     os._exit(status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -125,6 +126,29 @@ def test_a_reader_that_has_gone_away_changes_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (PREEMPTED, "")
+
+
+@pytest.mark.parametrize(
+    ("within", "status"), [("stoppable() as stop", PREEMPTED), ("stops_at_once()", PREEMPTED)], ids=["run", "start"]
+)
+def test_a_full_pipe_that_nobody_reads_does_not_hold_up_a_stop(within: str, status: int) -> None:
+    code = (
+        "import sys\nfrom sheeplike.run.signals import stoppable, stops_at_once\n"
+        "from sheeplike.terminal import echo, info, warn\nstop = lambda: False\n"
+        f"with {within}:\n    while not stop():\n        info('return 1.0')\n"
+        "warn('saved')\necho('saved')\nraise SystemExit(stop.status)"
+    )
+    read, write = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=write)
+    while select.select([], [write], [], 1.0)[1]:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(timeout=10) == status
+    finally:
+        process.kill()
+        os.close(read)
+        os.close(write)
 
 
 def test_in_another_thread_nothing_changes() -> None:
