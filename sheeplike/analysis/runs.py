@@ -176,11 +176,12 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     others = sorted(run.metrics - {metric})
-    found = f"none of them is finite and below {LARGEST:g}" if metric in run.metrics else "there are none"
+    if metric in run.metrics:
+        return RunError(f"{run.path}: expected values of metric={metric}, and none is finite and below {LARGEST:g}")
     match = nearest(metric, others, cutoff=0.6)
     hint = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
     hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
-    return RunError(f"{run.path}: expected values of metric={metric}, and {found}; {hint}")
+    return RunError(f"{run.path}: expected values of metric={metric}, and there are none; {hint}")
 
 
 def _walk(place: Path) -> Iterator[Path]:

@@ -62,8 +62,8 @@ def main(request: Request) -> int:
         raise CommandError(
             f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps="
         )
-    info("loading torch and JAX")
     with stops_at_once():
+        info("loading torch and JAX")
         from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
     if not status:

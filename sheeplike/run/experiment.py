@@ -17,6 +17,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from numbers import Integral
 from types import TracebackType
 
 import torch
@@ -158,8 +159,10 @@ class Experiment:
 
         Raises:
             Halted: ``max_skipped`` updates in a row were not finite.
-            CommandError: there is not enough memory.
+            CommandError: ``every`` is no positive integer, or there is not enough memory.
         """
+        if every is not None and not (isinstance(every, Integral) and every > 0):
+            raise CommandError(f"iterate(every={every!r}): expected a positive number of policy steps, or None")
         total = self.config.total_steps
         target = total if every is None else min((self.policy_steps // every + 1) * every, total)
         self.recorder.begin(self.state)

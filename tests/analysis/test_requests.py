@@ -51,7 +51,7 @@ def test_bad_requests(refused, trained, arguments, parts):
 
 def test_a_metric_that_was_never_finite(refused, trained):
     line = refused(str(trained({0: [math.nan, math.inf, 1e308]})))
-    assert f"metric={RETURN}, and none of them is finite and below 1e+100" in line
+    assert f"metric={RETURN}, and none is finite and below 1e+100" in line
 
 
 def test_a_logarithmic_axis_needs_something_above_zero(refused, trained):

@@ -57,6 +57,12 @@ def newest(run: Experiment) -> dict[str, Any]:
     return checkpoint.load_latest(run.run_dir / "checkpoints")[1]
 
 
+@pytest.mark.parametrize("every", [0, -1, 0.5, "8", []])
+def test_a_piece_is_a_positive_number_of_steps(every: object, begin: Callable[..., Experiment]) -> None:
+    with begin(*PPO_JOB, *GYM) as run, pytest.raises(CommandError, match="expected a positive number of policy steps"):
+        run.iterate(every)
+
+
 def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
     """In pieces, with evaluations in between: the same numbers as in one go."""
     with begin(*PPO_JOB, *CARTPOLE, "eval.episodes=1") as run:
