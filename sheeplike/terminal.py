@@ -14,7 +14,6 @@ from typing import TextIO
 LONGEST = 10_000  # characters of a line that somebody else may have made
 PATIENCE = 0.5  # seconds that a reader has once the process was asked to stop
 _CLEAR = "\r\x1b[2K"
-_STANDARD = (1, 2)  # the descriptors of standard output and of standard error
 _waits = True  # for readers; see stop_waiting
 # Control characters but for tabs and line breaks, marks of direction, and halves of characters.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -97,40 +96,50 @@ def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> N
         OSError: it cannot be written, for another reason than that nobody reads on.
     """
     file = file or sys.stdout
-    if file is None:  # as under pythonw, or with standard output closed
+    if file is None or not _is_read(file):  # None: as under pythonw, or with standard output closed
         return
     encoding = getattr(file, "encoding", None) or "utf-8"
-    if not _waits:
-        stop_waiting()
     try:
         file.write(_CLEAR * in_place + visible(text).encode(encoding, "replace").decode(encoding))
         file.flush()
     except BrokenPipeError:
         # Or Python would try again when it exits, fail, and end with a status of its own.
         with suppress(OSError, ValueError):
-            _lead_nowhere(file.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, file.fileno())
+            os.close(nowhere)
     except ValueError:  # it is closed
         pass
 
 
 def stop_waiting() -> None:
-    """From now on lose what the reader of standard output or standard error does not take within half a second.
+    """From now on lose what a reader does not take within half a second.
 
-    For a signal's handler: a full pipe that nobody reads must not hold up a process that was asked to stop. A line that
-    is being written is lost too, since Python begins its write anew after the handler.
+    A full pipe that nobody reads must not hold up a process that was asked to stop.
     """
     global _waits
     _waits = False
-    for descriptor in _STANDARD:
-        try:
-            taken = select.select([], [descriptor], [], PATIENCE)[1]
-        except (OSError, ValueError):  # it is closed, or of a kind that this system cannot ask
-            continue
-        if not taken:
-            _lead_nowhere(descriptor)
 
 
-def _lead_nowhere(descriptor: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+def tell_at_once(text: str) -> None:
+    """Write a line to standard output, if that can take it: for a signal's handler, which may interrupt a print."""
+    with suppress(OSError, ValueError, AttributeError):  # there is none, nobody reads it, or the disk is full
+        if _takes(sys.stdout, 0.0):
+            os.write(sys.stdout.fileno(), f"\n{text}\n".encode())
+
+
+def _is_read(file: TextIO) -> bool:
+    """Wait until a line can be written without waiting; False where nobody reads it and the process shall stop.
+
+    Waiting in the write itself would hold the stream's lock, and only a signal in the main thread would end it.
+    """
+    while not (taken := _takes(file, PATIENCE)) and _waits:
+        pass
+    return taken
+
+
+def _takes(file: TextIO, seconds: float) -> bool:
+    try:
+        return bool(select.select([], [file.fileno()], [], seconds)[1])
+    except (OSError, ValueError, AttributeError):  # no descriptor, or of a kind that this system cannot ask
+        return True

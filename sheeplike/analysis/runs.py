@@ -177,11 +177,13 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     others = sorted(run.metrics - {metric})
     if metric in run.metrics:
-        return RunError(f"{run.path}: expected values of metric={metric}, and none is finite and below {LARGEST:g}")
-    match = nearest(metric, others, cutoff=0.6)
-    hint = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
+        hint = f"none is finite and below {LARGEST:g}"
+    else:
+        match = nearest(metric, others, cutoff=0.6)
+        there = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
+        hint = f"there are none; {there}"
     hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
-    return RunError(f"{run.path}: expected values of metric={metric}, and there are none; {hint}")
+    return RunError(f"{run.path}: expected values of metric={metric}, and {hint}")
 
 
 def _walk(place: Path) -> Iterator[Path]:

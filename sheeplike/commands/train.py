@@ -130,9 +130,9 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
     def forward(signum: int, frame: object) -> None:
         # A terminal's Ctrl-C reaches the child too; it takes what comes twice at once for one request.
         signals.append(signum)
-        stop_waiting()
         if child is not None:
             child.send_signal(signum)
+        stop_waiting()
 
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}  # nohup, &

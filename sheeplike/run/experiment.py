@@ -162,7 +162,7 @@ class Experiment:
             CommandError: ``every`` is no positive integer, or there is not enough memory.
         """
         if every is not None and not (isinstance(every, Integral) and every > 0):
-            raise CommandError(f"iterate(every={every!r}): expected a positive number of policy steps, or None")
+            raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
         total = self.config.total_steps
         target = total if every is None else min((self.policy_steps // every + 1) * every, total)
         self.recorder.begin(self.state)

@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 
-from sheeplike import terminal
+from sheeplike.terminal import stop_waiting, tell_at_once
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
@@ -83,15 +83,15 @@ class StopRequest:
         repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
         repeated |= again and signum == HANG_UP
         self._last = now
-        terminal.stop_waiting()
+        stop_waiting()
         name = signal.Signals(signum).name
         if again and not repeated and not self.settled and self._listener(signum) is None:
-            _tell(f"{name}: ended at once, as of the last checkpoint")
+            tell_at_once(f"{name}: ended at once, as of the last checkpoint")
             os._exit(128 + signum)
         if not repeated:
             self.signals.append(signum)
         if not again:
-            _tell(f"{name}: saving; once more stops at once, unsaved")
+            tell_at_once(f"{name}: saving; once more stops at once, unsaved")
 
 
 @contextmanager
@@ -121,15 +121,8 @@ def stoppable() -> Iterator[StopRequest]:
 
 
 def _end(status: int, signum: int, frame: FrameType | None) -> None:
-    terminal.stop_waiting()
-    _tell(f"{signal.Signals(signum).name}: stopped during the start; there is nothing to save yet")
+    tell_at_once(f"{signal.Signals(signum).name}: stopped during the start; there is nothing to save yet")
     os._exit(status)
-
-
-def _tell(text: str) -> None:
-    """Not print: a signal may have come in the middle of one."""
-    with suppress(OSError):  # nobody reads it any more, or the disk is full
-        os.write(1, f"\n{text}\n".encode())
 
 
 @contextmanager

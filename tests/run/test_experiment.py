@@ -58,8 +58,8 @@ def newest(run: Experiment) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("every", [0, -1, 0.5, "8", []])
-def test_a_piece_is_a_positive_number_of_steps(every: object, begin: Callable[..., Experiment]) -> None:
-    with begin(*PPO_JOB, *GYM) as run, pytest.raises(CommandError, match="expected a positive number of policy steps"):
+def test_a_piece_is_a_whole_number_of_steps(every: object, begin: Callable[..., Experiment]) -> None:
+    with begin(*PPO_JOB, *GYM) as run, pytest.raises(CommandError, match="expected a whole number of policy steps"):
         run.iterate(every)
 
 

@@ -128,23 +128,36 @@ def test_a_reader_that_has_gone_away_changes_nothing() -> None:
     assert (done.returncode, done.stderr) == (PREEMPTED, "")
 
 
+FULL = """
+import threading
+from sheeplike.run.signals import stoppable, stops_at_once
+from sheeplike.terminal import echo, info, warn
+stop = lambda: False
+def write():
+    while not stop():
+        info("return 1.0")
+"""
+
+
 @pytest.mark.parametrize(
-    ("within", "status"), [("stoppable() as stop", PREEMPTED), ("stops_at_once()", PREEMPTED)], ids=["run", "start"]
+    "work",
+    [
+        "with stops_at_once():\n    write()",
+        "with stoppable() as stop:\n    write()",
+        "with stoppable() as stop:\n    thread = threading.Thread(target=write)\n    thread.start()\n    write()\n"
+        "    thread.join()",
+    ],
+    ids=["start", "run", "thread"],
 )
-def test_a_full_pipe_that_nobody_reads_does_not_hold_up_a_stop(within: str, status: int) -> None:
-    code = (
-        "import sys\nfrom sheeplike.run.signals import stoppable, stops_at_once\n"
-        "from sheeplike.terminal import echo, info, warn\nstop = lambda: False\n"
-        f"with {within}:\n    while not stop():\n        info('return 1.0')\n"
-        "warn('saved')\necho('saved')\nraise SystemExit(stop.status)"
-    )
+def test_a_full_pipe_that_nobody_reads_does_not_hold_up_a_stop(work: str) -> None:
+    code = f"{FULL}{work}\nwarn('saved')\necho('saved')\nraise SystemExit(stop.status)"
     read, write = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=write)
-    while select.select([], [write], [], 1.0)[1]:
+    while process.poll() is None and select.select([], [write], [], 1.0)[1]:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     try:
-        assert process.wait(timeout=10) == status
+        assert process.wait(timeout=10) == PREEMPTED
     finally:
         process.kill()
         os.close(read)
