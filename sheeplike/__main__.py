@@ -48,6 +48,7 @@ def program() -> None:
         status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
         raise
     finally:
+        signals.ignore()  # what there was to save is saved
         # Python waits for threads before it calls what libraries have registered for the exit: JAX is not cut short.
         timer = threading.Timer(PATIENCE, _end, [status])
         timer.daemon = True

@@ -43,6 +43,11 @@ def test_what_libraries_do_at_the_exit_is_not_cut_short() -> None:
     assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "closed", "")
 
 
+def test_a_signal_after_the_end_does_not_change_the_status() -> None:
+    done = python("import os, signal; atexit.register(os.kill, os.getpid(), signal.SIGTERM); ", "--version")
+    assert done.returncode == 0
+
+
 def test_what_the_process_before_has_blocked_or_ignored_is_heard() -> None:
     """A blocked SIGTERM could not stop a run, and with SIGCHLD ignored the status of a child is lost."""
     told = "print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)"

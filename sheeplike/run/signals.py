@@ -38,6 +38,12 @@ def receive() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the status of a child is lost
 
 
+def ignore() -> None:
+    """Let no signal change the status of a process that is about to end."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
 class AskedToExit(SystemExit):
     """A handler of another program ends the process, once everything is saved, with a status of its own."""
 
