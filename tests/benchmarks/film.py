@@ -1,7 +1,7 @@
 """Film a dream: ``python tests/benchmarks/film.py <export, or demo:…> <file>.gif [seeds …]``.
 
-Whole episodes of DreamerV3 in ``franka_pick``, one after another and side by side: the task's film camera, what the
-policy sees, and what the world model makes of the first picture and the actions alone.
+Whole episodes of DreamerV3, one after another and side by side: the task's film camera, if it has one, what the policy
+sees, and what the world model makes of the first picture and the actions alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import torch
+import yaml
 from PIL import Image, ImageDraw, ImageFont
 
 from sheeplike import envs
@@ -19,7 +20,6 @@ from sheeplike.agents.dreamer_v3.agent import DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.run import exported
 
-CAMERA = "pixels/front"
 HEIGHT, GAP, TITLE = 192, 8, 24
 TITLES = ("simulation", "what the agent sees", "its dream of that")
 
@@ -28,34 +28,35 @@ TITLES = ("simulation", "what the agent sees", "its dream of that")
 def episode(agent: DreamerV3, worlds: envs.contract.VectorEnv, seed: int) -> list[np.ndarray]:
     """Three films ``(T, H, W, 3)`` uint8 of the episode that begins with ``seed``."""
     player = agent.player(1)
+    camera = agent.keys.images[0]
     observation, _ = worlds.reset(seed=seed)
     is_first = torch.tensor([True])
-    scene, seen, actions = [worlds.film()["scene"][0]], [observation[CAMERA]], []
+    scene, seen, actions = [*worlds.film().values()], [observation[camera]], []
     over = False
     while not over:
         actions.append(player.act(observation, is_first))
         observation, _, terminated, truncated, _ = worlds.step(actions[-1])
         is_first = torch.tensor([False])
         over = bool(terminated | truncated)
-        scene.append(worlds.film()["scene"][0])
-        seen.append(observation[CAMERA])
+        scene += worlds.film().values()
+        seen.append(observation[camera])
     world = agent.world_model
-    first = {CAMERA: seen[0].unsqueeze(1)}
+    first = {camera: seen[0].unsqueeze(1)}
     beginning, no_action = torch.tensor([[True]]), torch.zeros_like(actions[0]).unsqueeze(1)
     observed, _ = world.observe(world.rssm.initial(1, agent.device), no_action, first, beginning)
     latents = [observed.map(lambda x: x[:, -1])]
     for action in actions:
         latents.append(world.rssm.imagine(latents[-1], action))
-    dream = world.decoder(Latent(*(torch.cat(part) for part in zip(*latents, strict=True))))[CAMERA]
+    dream = world.decoder(Latent(*(torch.cat(part) for part in zip(*latents, strict=True))))[camera]
     dream = (dream * 255).clamp(0, 255).to(torch.uint8)
-    return [torch.stack(scene).numpy(), torch.cat(seen).numpy(), dream.numpy()]
+    return [torch.cat(film).numpy() for film in (scene, seen, [dream]) if film]
 
 
 def panel(images: list[np.ndarray], font: ImageFont.FreeTypeFont) -> Image.Image:
     widths = [HEIGHT * image.shape[1] // image.shape[0] for image in images]
     whole = Image.new("RGB", (sum(widths) + GAP * (len(widths) - 1), HEIGHT + TITLE), "white")
     left = 0
-    for image, width, title in zip(images, widths, TITLES, strict=True):
+    for image, width, title in zip(images, widths, TITLES[-len(images) :], strict=True):
         how = Image.Resampling.NEAREST if image.shape[0] < HEIGHT // 2 else Image.Resampling.BICUBIC
         whole.paste(Image.fromarray(image).resize((width, HEIGHT), how), (left, TITLE))
         ImageDraw.Draw(whole).text((left + 2, 4), title, (30, 30, 30), font)
@@ -69,7 +70,8 @@ def main() -> None:
     torch.manual_seed(0)
     agent = exported.load_agent(place)
     assert isinstance(agent, DreamerV3), "only a world model dreams"
-    worlds = envs.make("franka_pick", num_envs=1, image_size=agent.keys.spaces[CAMERA].shape[0])
+    env = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))["env"]
+    worlds = envs.make(env["name"], num_envs=1, image_size=env["image_size"])
     font = ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), 13)
     frames = []
     for seed in map(int, seeds or ("3", "4", "6")):
