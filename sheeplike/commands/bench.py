@@ -414,7 +414,7 @@ class Bench:
             if "physics" in parts:
                 blind = NoRenderer(whole.num_envs)
                 options = {"num_envs": whole.num_envs, "device": whole.device, "randomization": whole.randomization}
-                physics = Simulator(whole.task, blind, **options)
+                physics = Simulator(whole.task, blind, **options, physics=whole.physics.name)
                 with phase("building kernels without rendering"):
                     tasks["physics"] = self.repeat(bare_loop(physics, flat, seed))
             if "envs" in parts:

@@ -18,6 +18,7 @@ from sheeplike.__main__ import main
 from sheeplike.commands.bench import PARTS, Bench, BenchOptions, Table, bare_loop, interleaved, quartiles, ratio
 from sheeplike.config.compose import load
 from sheeplike.config.sources import Sources
+from sheeplike.envs.mjx.simulator import Simulator
 
 JOB = ("env=cartpole_balance", "agent=dreamer_v3")
 # Short enough for a test; what it finds of speed means nothing.
@@ -119,6 +120,18 @@ def measure(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
             assert len(cell["samples"]) in (1, 3)
             assert 0 < low <= median == statistics.median(cell["samples"]) <= high
     return {name: table["rows"] for name, table in data["tables"].items()} | {"data": data}
+
+
+def test_the_physics_that_were_asked_for(tmp_path, capsys, monkeypatch):
+    made, init = [], Simulator.__init__
+
+    def noted(self, *args, **options):
+        init(self, *args, **options)
+        made.append(self.physics.name)
+
+    monkeypatch.setattr(Simulator, "__init__", noted)
+    measure(tmp_path, capsys, *JOB, "parts=[physics]", "env.physics=warp")
+    assert made == ["warp", "warp"]
 
 
 def test_dreamer(tmp_path, capsys):
