@@ -728,8 +728,8 @@ def load(
         only: names of the parts that are wanted; others are neither read nor verified. All by default.
 
     Returns:
-        ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device`` and ``config``; and
-        the parts by name, their tensors on ``map_location``. If a history was saved,
+        ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device``, ``compile`` and
+        ``config``; and the parts by name, their tensors on ``map_location``. If a history was saved,
         ``parts["history"]`` is a :class:`Stored`.
 
     Raises:
@@ -753,7 +753,7 @@ def load(
             parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
         except (LookupError, TypeError):
             raise Corrupt(f"{path}: its part {HISTORY} is no history") from None
-    written = {key: manifest.get(key) for key in ("step", "versions", "device", "config")}
+    written = {key: manifest.get(key) for key in ("step", "versions", "device", "compile", "config")}
     return {**manifest["meta"], **written}, parts
 
 

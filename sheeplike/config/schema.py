@@ -91,7 +91,11 @@ class Fabric(Options):
     precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="floating-point precision of training")
     threads: int | None = Field(None, ge=1, le=2**12, description="torch's threads on a CPU; null: one for each core")
     deterministic: bool = Field(
-        False, description="the same bits in every run on a GPU too, where that costs speed; a CPU gives them anyway"
+        False,
+        description="the same bits in every run of torch and JAX on a GPU too, at some cost; a CPU gives them anyway",
+    )
+    deterministic_physics: bool = Field(
+        False, description="ask Warp, which steps and renders on a GPU, for the same; not all of its kernels can"
     )
 
 

@@ -7,21 +7,24 @@ A model is written as if none of this existed; an agent names its hot functions 
 - Shapes are static. What comes with another shape is compiled once more.
 - On a GPU the launches of the many small kernels cost more than the kernels: the whole update, backward pass and
   optimizer included, is captured as one graph and launched at once.
+- With ``auto`` what fails on a machine is left out, with one line on stderr: fused kernels, graphs, or both.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib.util
 import os
 import shutil
 import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,17 +36,21 @@ EAGER_CALLS = 3  # of a step, before it is captured
 MODES = ("auto", "off", "inductor", "graph")
 
 
+class CannotCompile(RuntimeError):
+    """A mode that was asked for by name does not work on this machine."""
+
+
 class Compilation:
     """Makes functions fast in the way that ``mode`` names.
 
     Args:
         mode: ``off``: they stay as they are; ``inductor``: kernels are fused; ``graph``: that, and what is a whole step
-            becomes one CUDA graph; ``auto``: ``graph`` on a GPU, ``inductor`` on a CPU, and ``off``, with one line on
-            stderr, where torch cannot compile.
+            becomes one CUDA graph; ``auto``: all that works here, graphs on a GPU only.
         device: where the functions run.
 
     Attributes:
-        mode: ``off``, ``inductor`` or ``graph``; ``auto`` has been resolved.
+        fused, graphs: what is done. With ``auto`` they become false where torch cannot do it, which a line on stderr
+            says: at once, or when the first function is compiled or the first step is captured.
 
     Raises:
         ValueError: an unknown mode, or one that this device or machine cannot have.
@@ -54,36 +61,65 @@ class Compilation:
             raise ValueError(f"compile={mode!r}: expected one of {', '.join(MODES)}")
         if mode == "graph" and device.type != "cuda":
             raise ValueError(f"compile=graph: CUDA graphs need a GPU, but the device is {device}; nearest: inductor")
-        self.device = device
-        self.mode = mode
+        self.asked, self.device = mode, device
+        self.fused = mode != "off"
+        self.graphs = device.type == "cuda" and mode in ("auto", "graph")
         self._shared: dict[Hashable, Callable] = {}
-        if mode != "off" and (missing := _missing_backend(device)):
-            if mode != "auto":
-                raise ValueError(f"compile={mode}: {missing}; nearest: off")
-            warn(f"not compiling, runs eagerly: {missing}")
-            self.mode = "off"
-        if self.mode == "auto":
-            self.mode = "graph" if device.type == "cuda" else "inductor"
-        if self.mode == "inductor" and device.type == "cpu":
+        if self.fused and (missing := _missing_backend(device)):
+            self._leave_out("fused", ValueError(missing))
+        if self.fused and device.type == "cpu":
             keep_freed_memory()
             keep_headers()
 
+    @property
+    def mode(self) -> str:
+        """What is done, for people to read: ``off``, ``inductor``, ``graph`` or ``graph, kernels not fused``."""
+        if not self.graphs:
+            return "inductor" if self.fused else "off"
+        return "graph" if self.fused else "graph, kernels not fused"
+
+    def _leave_out(self, part: Literal["fused", "graphs"], error: Exception) -> None:
+        """Go on without ``part``, which failed.
+
+        Raises:
+            ValueError, CannotCompile: it was asked for by name.
+        """
+        reason = str(error).strip().partition("\n")[0]
+        if self.asked != "auto":
+            kind = ValueError if isinstance(error, ValueError) else CannotCompile
+            raise kind(
+                f"compile={self.asked}: {reason}; nearest: {'off' if part == 'fused' else 'inductor'}"
+            ) from error
+        if os.environ.get("SHEEPLIKE_DEBUG") == "1":
+            traceback.print_exception(error)
+        setattr(self, part, False)
+        warn(f"{'kernels are not fused' if part == 'fused' else 'no CUDA graphs'}, which is slower: {reason}")
+
     def warm_up(self, step: Callable[[], object]) -> float:
         """Call ``step`` until it runs as it always will; returns the seconds that the last call took."""
-        for _ in range(EAGER_CALLS + 2 if self.mode == "graph" else 2):
+        done, calls = 0, EAGER_CALLS + 2 if self.graphs else 2
+        while done < calls:
             start = time.perf_counter()
-            step()
+            try:
+                step()
+            except _failures() as error:  # in the backward pass, which is compiled when it is first needed
+                if not self.fused or is_memory(error):
+                    raise
+                self._leave_out("fused", error)
+                done = 0
+                continue
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
+            done += 1
         return time.perf_counter() - start
 
     def paused(self) -> AbstractContextManager:
         """Within it compiled functions run plainly: for what is rare and has shapes of its own."""
-        return torch.compiler.set_stance("force_eager") if self.mode != "off" else nullcontext()
+        return torch.compiler.set_stance("force_eager") if self.fused else nullcontext()
 
     def kernels(self, function: Callable) -> Callable:
         """``function`` with its kernels fused. It must be free of branches on device values."""
-        if self.mode == "off":
+        if not self.fused:
             return function
         # Random numbers of torch's own generators: compiled or not, a seed means the same run.
         options: dict[str, Any] = {"fallback_random": True}
@@ -94,7 +130,21 @@ class Compilation:
 
             if "aot_inductor.enable_line_tables" in list_options():
                 options["aot_inductor.enable_line_tables"] = False  # for debuggers; a third of the compiler's time
-        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+        compiled = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.fused or torch.compiler.is_compiling():  # within another one, which fuses it too
+                return function(*args, **kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            except _failures() as error:
+                if is_memory(error):
+                    raise
+                self._leave_out("fused", error)
+                return function(*args, **kwargs)
+
+        return call
 
     def methods(self, owner: object, *names: str) -> None:
         """Compile methods of ``owner``, where they are."""
@@ -103,7 +153,7 @@ class Compilation:
 
     def step(self, function: Callable) -> Callable:
         """A whole step, of compiled and plain functions, as one CUDA graph where the mode says so."""
-        return GraphedStep(function, self.device) if self.mode == "graph" else function
+        return GraphedStep(function, self.device, self) if self.graphs else function
 
     def shared_step(self, key: Hashable, function: Callable) -> Callable:
         """:meth:`step`, made once for each ``key``: players come and go, their graphs stay."""
@@ -123,25 +173,37 @@ class GraphedStep:
             and what it keeps in place (parameters, moments, rings) stays at its address. Numbers that are no tensors
             are baked in at the capture, and 0-dim outputs are float32.
         device: a CUDA device.
+        owner: what is told when a capture fails, after which its steps run as they are; None: that is an error.
 
     Attributes:
         captures: graphs captured so far.
     """
 
-    def __init__(self, function: Callable, device: torch.device) -> None:
-        self.function, self.device = function, device
+    def __init__(self, function: Callable, device: torch.device, owner: Compilation | None = None) -> None:
+        self.function, self.device, self.owner = function, device, owner
         self.captures = 0
         self._calls = 0
         self._stream = torch.cuda.Stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> Any:
+        if self.owner is not None and not self.owner.graphs:
+            self._graph = None
+            return self._on_side_stream(inputs)
         leaves, spec = pytree.tree_flatten(inputs)
         if self._calls < EAGER_CALLS:
             self._calls += 1
             return self._on_side_stream(inputs)
         if self._graph is None:
-            self._capture(leaves, spec)
+            random = torch.cuda.get_rng_state(self.device)
+            try:
+                self._capture(leaves, spec)
+            except Exception as error:
+                if self.owner is None or is_memory(error):
+                    raise
+                end_capture(self.device, random)
+                self.owner._leave_out("graphs", error)
+                return self._on_side_stream(inputs)
         elif spec != self._spec or list(map(_kind, leaves)) != list(map(_kind, self._inputs)):
             expected = f"expected {list(map(_kind, self._inputs))} in {self._spec}"
             raise ValueError(f"a captured step was called with {list(map(_kind, leaves))} in {spec}: {expected}")
@@ -158,6 +220,7 @@ class GraphedStep:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             outputs = self.function(*inputs)
+            _stack_scalars(pytree.tree_leaves(outputs), self.device)  # no kernel is first loaded in a capture
         current.wait_stream(self._stream)
         for leaf in pytree.tree_leaves((inputs, outputs)):
             if leaf is not None:
@@ -180,13 +243,44 @@ class GraphedStep:
             ):
                 outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
                 self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
-                scalars = [leaf.float() for leaf in self._outputs if leaf.dim() == 0]
-                self._scalars = torch.stack(scalars) if scalars else torch.zeros(0, device=self.device)
+                self._scalars = _stack_scalars(self._outputs, self.device)
         finally:
             if collecting:
                 gc.enable()
         self._graph = graph
         self.captures += 1
+
+
+def _stack_scalars(outputs: list[Tensor], device: torch.device) -> Tensor:
+    scalars = [leaf.float() for leaf in outputs if leaf is not None and leaf.dim() == 0]
+    return torch.stack(scalars) if scalars else torch.zeros(0, device=device)
+
+
+def end_capture(device: torch.device, random: Tensor) -> None:
+    """Make torch usable again after a capture that failed: its random generator would stay in the capture.
+
+    Args:
+        random: the generator's state before it.
+
+    Raises:
+        RuntimeError: the device's context is lost.
+    """
+    torch.cuda.synchronize(device)
+    generator = torch.cuda.default_generators[torch.cuda._utils._get_device_index(device, optional=True)]
+    generator.graphsafe_set_state(generator.clone_state())
+    generator.set_state(random)
+
+
+def _failures() -> type[Exception]:
+    """What compiling raises; imported when something has been raised, since it takes a second."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
+def is_memory(error: BaseException) -> bool:
+    """Whether memory is short, which no other way of running would mend."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:

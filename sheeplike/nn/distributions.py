@@ -8,6 +8,7 @@ Shape letters: ``B`` any leading axes, ``S`` groups, ``K`` classes, ``A`` action
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -56,6 +57,12 @@ class OneHotCategorical:
         else:
             self.log_probs = F.log_softmax(logits.float(), -1)
         self.probs = probs
+
+    def detach(self) -> OneHotCategorical:
+        """The same distribution, through which no gradient flows."""
+        other = copy.copy(self)
+        other.probs, other.log_probs = self.probs.detach(), self.log_probs.detach()
+        return other
 
     def sample_index(self) -> Tensor:
         """Class indices ``(B,)`` int64, by inverting the cumulative distribution at one uniform number each."""

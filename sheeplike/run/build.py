@@ -29,7 +29,7 @@ from sheeplike.envs.contract import GaveUp
 from sheeplike.host import cpu_cores
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import phase
-from sheeplike.nn.compilation import EAGER_CALLS
+from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock, parts_to_read
 from sheeplike.terminal import first_sentence, info, text_of, warn
@@ -54,6 +54,7 @@ class RunComponents(NamedTuple):
         parts: of the checkpoint to go on from, or None.
         start: policy steps of that checkpoint, or None.
         changed: keys whose values differ from those that the checkpoint was made with.
+        compiled: how the updates before that checkpoint were compiled, or None.
         writer: of the next checkpoints, of a run that goes on.
     """
 
@@ -64,6 +65,7 @@ class RunComponents(NamedTuple):
     parts: dict[str, Any] | None = None
     start: int | None = None
     changed: Collection[str] = ()
+    compiled: str | None = None
     writer: checkpoint.Writer | None = None
 
 
@@ -97,6 +99,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
                 for difference in differences(meta, parts, config):
                     warn(difference)
                 resumed = {"parts": parts, "start": meta["step"], "changed": changed, "writer": writer}
+                resumed["compiled"] = meta["compile"]
         train_envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
         stack.callback(train_envs.close)
         if resume and not getattr(train_envs, "exact_resume", True):
@@ -110,7 +113,7 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
         refused = envs.Unusable if envs.simulated(config.env.name) else Exception
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
             step_seconds = time_envs(train_envs)
-        with phase("compiling the policy"):
+        with phase("compiling the policy"), as_command_errors(CannotCompile):
             compile_policy(agent, train_envs)
     return RunComponents(train_envs, agent, fabric.device, step_seconds, **resumed)
 
@@ -201,6 +204,8 @@ def launch(config: Config) -> Fabric:
         jax.config.update("jax_cuda_visible_devices", "0")  # or JAX takes memory of all the others too
     if config.fabric.deterministic:
         _make_deterministic(config.fabric.accelerator == "cuda")
+    if config.fabric.deterministic_physics:
+        warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
     if config.fabric.precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")
     fabric = Fabric(
@@ -263,7 +268,8 @@ def time_envs(envs: VectorEnv, steps: int = 4) -> float:
     """Build the simulation's kernels; returns the seconds that one step of all environments takes."""
     envs.reset(seed=0)
     action = _some_action(envs)
-    envs.step(action)[1].sum().item()  # waits for the device
+    for _ in range(10 if envs.device.type == "cuda" else 1):  # there Warp's first steps capture graphs
+        envs.step(action)[1].sum().item()  # waits for the device
     start = time.perf_counter()
     for _ in range(steps):
         _, reward, *_ = envs.step(action)
@@ -361,7 +367,6 @@ def _make_deterministic(gpu: bool) -> None:
         torch.backends.cudnn.benchmark = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
-        warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
 
 
 def _some_action(envs: VectorEnv) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import math
 import shlex
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from numbers import Integral
@@ -25,6 +26,7 @@ import torch
 from sheeplike import checkpoint
 from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.config.compose import start_of
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
@@ -32,6 +34,7 @@ from sheeplike.files import write_atomically
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
 from sheeplike.run.build import RunComponents, build, describe_device, explain_oom, make_writer, of_this_agent
@@ -40,9 +43,10 @@ from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import LAST_BATCH, Claim, Plan, checkpoint_steps, plan, update
 from sheeplike.run.signals import FAILED, StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
-from sheeplike.terminal import info
+from sheeplike.terminal import info, warn
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
+RUN_AHEAD = 2  # iterations that may be queued on a GPU, which a stop has to wait for
 
 
 class Halted(CommandError):
@@ -111,6 +115,7 @@ class Experiment:
             info(f"{self.run_dir} has no checkpoint: it begins again")
         self.kept = planned.resume  # whether there is anything worth keeping in the directory
         self._compiled = self._touched = self._halted = False
+        self._queued: deque[torch.cuda.Event] = deque()
         self._nonfinite: str | None = None  # what cannot be saved, since it is not finite
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
             with building():
@@ -229,7 +234,7 @@ class Experiment:
         """The state, new or restored, and what records it."""
         config, parts = self.config, built.parts
         start, behind = built.start, False
-        self._resumed_from = start
+        self._resumed_from, self._was_compiled = start, built.compiled
         self.progress = Progress(config.total_steps, initial_steps=start or 0)
         stack.callback(self.progress.close)
         self.recorder = Recorder(self.agent, self.envs, self.progress)
@@ -332,6 +337,15 @@ class Experiment:
             self.recorder.flush()  # the last line shows the newest row
         self.progress.update(state.policy_steps)
         self.watchdog.beat()
+        if self.envs.device.type == "cuda":
+            self._stay_close()
+
+    def _stay_close(self) -> None:
+        """Wait until the GPU is at most ``RUN_AHEAD`` iterations behind."""
+        self._queued.append(torch.cuda.Event())
+        self._queued[-1].record()
+        if len(self._queued) > RUN_AHEAD:
+            self._queued.popleft().synchronize()
 
     def _paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
         """``hook``, which may take long: rates of acting and learning leave it out, and the watchdog is patient."""
@@ -344,17 +358,31 @@ class Experiment:
 
     def _compile_update(self, state: LoopState) -> None:
         try:
-            with phase("compiling the update"):
+            with phase("compiling the update"), as_command_errors(CannotCompile):
                 update_seconds = self.agent.warm_up()
         except Exception:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
+        self._note_compilation()
         iterations = (self.config.total_steps - state.policy_steps) / self.envs.num_envs
         left = iterations * self._step_seconds + (self._updates_left() or 0) * update_seconds
         self.progress.update(state.policy_steps)
         pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
         self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
+
+    def _note_compilation(self) -> None:
+        """Into the log and all checkpoints from here on, since the last bits of an update depend on it."""
+        compilation = getattr(self.agent, "compiled", None)
+        if compilation is None:
+            return
+        self.writer.extra["compile"] = compilation.mode
+        self.recorder.logger.log_text("compile", compilation.mode, self.policy_steps)
+        if self._was_compiled not in (None, compilation.mode):
+            warn(
+                "this resume may differ in the last bits: compiled as "
+                f"{self._was_compiled!r} before, and as {compilation.mode!r} here"
+            )
 
     # --- numbers that are not finite --------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Recorder:
             "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
         }
         known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
-        known |= getattr(self.envs, "counters", {})
+        known |= getattr(self.envs, "counters", {}) | gpu_memory(self.envs)
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
         row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())
@@ -168,6 +168,20 @@ class Recorder:
         self.skipped = metrics.get(SKIPPED, self.skipped)
         self.logger.log(metrics, step=row.step, gradient_steps=row.gradient_steps, seconds=row.seconds)
         self.progress.show(self.latest)
+
+
+def gpu_memory(envs: VectorEnv) -> dict[str, float]:
+    """MiB that torch, JAX and Warp each hold of the GPU, if the environments are on one."""
+    if envs.device.type != "cuda":
+        return {}
+    held = {"torch": torch.cuda.memory_reserved(envs.device)}
+    if simulator := getattr(envs, "simulator", None):
+        import warp
+
+        stats = simulator.device.memory_stats()
+        held["jax"] = stats.get("pool_bytes", stats["bytes_in_use"])
+        held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
+    return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}
 
 
 def process_seconds() -> float:

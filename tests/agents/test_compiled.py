@@ -13,11 +13,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO
-from sheeplike.nn.compilation import Compilation, GraphedStep
+from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, Compilation, GraphedStep
 
 UPDATES = 10
 # Fused kernels round differently, and ten updates carry that on. Where an update is divided by the root mean square of
@@ -203,7 +205,7 @@ def test_without_a_compiler_auto_is_eager_and_says_so(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert Compilation("auto", torch.device("cpu")).mode == "off"
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "sheeplike: not compiling, runs eagerly: torch.compile needs a C++ compiler such as g++"
+    assert line == "sheeplike: kernels are not fused, which is slower: torch.compile needs a C++ compiler such as g++"
     with pytest.raises(ValueError, match=r"compile=inductor: torch.compile needs a C\+\+ compiler .*; nearest: off"):
         Compilation("inductor", torch.device("cpu"))
 
@@ -214,6 +216,97 @@ def test_without_pythons_headers_auto_is_eager_and_says_so(
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     assert Compilation("auto", torch.device("cpu")).mode == "off"
     assert "Python's headers" in capsys.readouterr().err
+
+
+@pytest.fixture
+def broken_compiler(tmp_path: Path) -> Iterator[None]:
+    """A C++ compiler that is there and does not work."""
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'no space left for a.out' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    torch._dynamo.reset()
+    with fresh_cache(), inductor_config.patch({"cpp.cxx": (str(compiler),)}):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_with_a_compiler_that_fails_auto_goes_on_eagerly_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    compilation = Compilation("auto", torch.device("cpu"))
+    double, square = compilation.kernels(lambda x: 2 * x.tanh()), compilation.kernels(lambda x: x * x.sin())
+    assert double(torch.zeros(3)).tolist() == [0.0] * 3
+    assert square(torch.zeros(3)).tolist() == [0.0] * 3
+    assert (compilation.fused, compilation.mode) == (False, "off")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sheeplike: kernels are not fused, which is slower: ")
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_a_mode_asked_for_by_name_is_an_error_of_one_line_where_it_fails() -> None:
+    double = Compilation("inductor", torch.device("cpu")).kernels(lambda x: 2 * x.tanh())
+    with pytest.raises(CannotCompile, match=r"^compile=inductor: .*; nearest: off$"):
+        double(torch.zeros(3))
+
+
+def test_a_backward_pass_that_cannot_be_compiled_is_found_by_the_warm_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compilation, weight, calls = Compilation("auto", torch.device("cpu")), torch.ones(3, requires_grad=True), []
+    double = compilation.kernels(lambda x: 2 * x.tanh())
+    missing = inductor_config.patch({"cpp.cxx": (str(tmp_path / "g++"),)})
+
+    def step() -> None:
+        calls.append(compilation.fused)
+        weight.grad = None
+        loss = double(weight).sum()
+        with missing:  # by the time that the backward pass is compiled
+            loss.backward()
+
+    with fresh_cache():
+        compilation.warm_up(step)
+    assert calls == [True, False, False]
+    torch.testing.assert_close(weight.grad, 2 * (1 - torch.tanh(torch.ones(3)) ** 2))
+    assert "kernels are not fused" in capsys.readouterr().err
+
+
+def test_steps_go_on_without_graphs_where_a_capture_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compilation, ended = Compilation("auto", torch.device("cpu")), []
+    compilation.graphs = True
+
+    def capture(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be …")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: "before")
+    monkeypatch.setattr("sheeplike.nn.compilation.end_capture", lambda device, random: ended.append(random))
+    monkeypatch.setattr(GraphedStep, "_on_side_stream", lambda step, inputs: step.function(*inputs))
+    monkeypatch.setattr(GraphedStep, "_capture", capture)
+    total = torch.zeros(1)
+    step, other = (compilation.step(lambda x: total.add_(x).clone()) for _ in range(2))
+    seen = [function(torch.ones(1)).item() for _ in range(6) for function in (step, other)]
+    assert seen == [float(count) for count in range(1, 13)]
+    assert (ended, compilation.graphs, compilation.mode) == (["before"], False, "inductor")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "sheeplike: no CUDA graphs, which is slower: operation not permitted when stream is capturing"
+
+
+def test_memory_that_is_short_is_no_reason_to_go_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+    monkeypatch.setattr(GraphedStep, "_on_side_stream", lambda step, inputs: step.function(*inputs))
+    monkeypatch.setattr(GraphedStep, "_capture", capture)
+    compilation = Compilation("auto", torch.device("cpu"))
+    compilation.graphs = True
+    step = compilation.step(lambda: None)
+    for _ in range(EAGER_CALLS):
+        step()
+    with pytest.raises(torch.OutOfMemoryError):
+        step()
 
 
 def test_off_leaves_functions_as_they_are() -> None:
@@ -256,6 +349,17 @@ class TestGraph:
             torch.manual_seed(1)
             drawn.append([step(torch.zeros(4, device=device)).tolist() for _ in range(8)])
         assert drawn[0] == drawn[1]
+
+    def test_after_a_capture_that_failed_numbers_can_be_drawn_and_steps_go_on(self) -> None:
+        device = torch.device("cuda")
+        compilation = Compilation("auto", device)
+        step = compilation.step(lambda: torch.rand(4, device=device) * torch.ones((), device=device).item())
+        plain, drawn = torch.Generator(device).manual_seed(1), []
+        torch.manual_seed(1)
+        for _ in range(8):
+            drawn.append(step().tolist())
+        assert drawn == [torch.rand(4, device=device, generator=plain).tolist() for _ in range(8)]
+        assert compilation.mode == "inductor"
 
     def test_other_shapes_are_refused(self) -> None:
         step = GraphedStep(lambda x: x + 1, torch.device("cuda"))

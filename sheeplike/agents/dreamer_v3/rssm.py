@@ -165,12 +165,10 @@ class RSSM(nn.Module):
         deter = self.advance(latent, self.embed_action(action))
         return Latent(deter, self.distribution(self.prior(deter)).sample())
 
-    def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Dynamics and representation loss ``(B, T)`` in nats from logits ``(B, T, S, K)``.
+    def kl(self, posterior: OneHotCategorical, prior: OneHotCategorical) -> tuple[Tensor, Tensor]:
+        """Dynamics and representation loss ``(B, T)`` in nats from distributions over ``(B, T, S, K)``.
 
         The KL is summed over the categoricals *before* it is clipped at ``free_nats``.
         """
-        sg = Tensor.detach
-        dyn = categorical_kl(self.distribution(sg(posterior)), self.distribution(prior))
-        rep = categorical_kl(self.distribution(posterior), self.distribution(sg(prior)))
+        dyn, rep = categorical_kl(posterior.detach(), prior), categorical_kl(posterior, prior.detach())
         return dyn.clamp_min(self.free_nats), rep.clamp_min(self.free_nats)

@@ -181,9 +181,9 @@ class WorldModel(nn.Module):
             metrics.
         """
         rssm = self.rssm
-        prior = rssm.prior(posterior.deter).float()
-        dyn, rep = rssm.kl(logits, prior)
-        kl = categorical_kl(rssm.distribution(logits.detach()), rssm.distribution(prior.detach()))
+        seen, foreseen = rssm.distribution(logits), rssm.distribution(rssm.prior(posterior.deter))
+        dyn, rep = rssm.kl(seen, foreseen)
+        kl = categorical_kl(seen.detach(), foreseen.detach())
         flat = posterior.map(lambda x: x.flatten(0, 1))
         lead = batch["reward"].shape
         obs = {key: batch[key].flatten(0, 1) for key in self.decoder.keys.spaces}
@@ -201,8 +201,8 @@ class WorldModel(nn.Module):
         }
         metrics = {
             "wm/kl": kl.mean(),
-            "wm/posterior_entropy": rssm.distribution(logits).entropy().sum(-1).mean(),
-            "wm/prior_entropy": rssm.distribution(prior).entropy().sum(-1).mean(),
+            "wm/posterior_entropy": seen.detach().entropy().sum(-1).mean(),
+            "wm/prior_entropy": foreseen.detach().entropy().sum(-1).mean(),
             "wm/reward_error": (reward.pred() - batch["reward"]).abs().mean(),
         }
         # Rare rewards are what a task is about, and what a mean over all steps hides. NaN, which averages leave out, is

@@ -24,7 +24,7 @@ from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import make_renderer
 from sheeplike.envs.mjx.settings import Values
-from sheeplike.envs.mjx.simulator import Output, Simulator, State
+from sheeplike.envs.mjx.simulator import Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 from sheeplike.terminal import first_sentence
 
@@ -155,7 +155,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._film: Callable[[Variation, State], jax.Array] | None = None
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
-        self._in_flight: deque[tuple[torch.Tensor, Output]] = deque(maxlen=2)
+        self._in_flight: deque[list[Any]] = deque([[]], maxlen=2)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -231,12 +231,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
         For R elements, or 1 for all, and C components, or 1 for all; before the first reset there is nothing.
         """
-        return {name: to_torch(jnp.copy(array)) for name, array in self._variation.drawn.items()}
+        return self._copies(self._variation.drawn)
 
     @property
     def varied_fields(self) -> dict[str, torch.Tensor]:
         """The fields of the model that differ between worlds, by path: (N, ...), copies, on the device."""
-        return {name: to_torch(jnp.copy(array)) for name, array in self._variation.model.items()}
+        return self._copies(self._variation.model)
 
     @property
     def settings(self) -> dict[str, torch.Tensor]:
@@ -315,6 +315,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         warp = self.simulator.physics.name == "warp"
         return {name: leaf for name, leaf in named.items() if warp or "._impl." not in name}
 
+    def _copies(self, arrays: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:
+        copies = {name: jnp.copy(array) for name, array in arrays.items()}
+        if copies:  # they cross the bridge too
+            self._in_flight[-1].extend(copies.values())
+        return {name: to_torch(array) for name, array in copies.items()}
+
     def _advance(
         self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -323,7 +329,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._variation, self._state, output = self.simulator.step(
             self._variation, self._state, to_jax(flat), overrides
         )
-        self._in_flight.append((flat, output))
+        self._in_flight.append([flat, output])
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         totals = output.statistics
         success, terms = to_torch(totals.success), jax.tree.map(to_torch, totals.reward_terms)
@@ -353,7 +359,10 @@ def jax_device_of(device: torch.device) -> jax.Device:
         ValueError: JAX does not have it here.
     """
     try:
-        return jax.devices(device.type)[device.index or 0]
+        found = jax.devices(device.type)[device.index or 0]
+        if device.type == "cuda":  # torch's stream could not be waited for, and JAX would read what is not yet written
+            found.get_stream_for_external_ready_events()
+        return found
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
         expected = (
