@@ -112,7 +112,7 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 late = True
             finally:
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError, PermissionError):  # it has ended, and so has all that it began
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         output = log.read_text("utf-8", "replace")[-KEPT:]

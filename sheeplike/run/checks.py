@@ -7,6 +7,7 @@ fact, or raises: what it raises is the fact then. Heavy libraries are imported w
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GIB = 2**30
+NO_DEVICE = 100  # of CUDA's driver: it works, and has no GPU to show
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
 PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
 SYNC = "SHEEPLIKE_SYNC"
@@ -40,10 +42,10 @@ class Failed(Exception):
 
     Args:
         fact: what was found.
-        advice: what to do, where that is not the check's own advice.
+        advice: what to do; None: the check's own advice, empty: the fact says it.
     """
 
-    def __init__(self, fact: str, advice: str = "") -> None:
+    def __init__(self, fact: str, advice: str | None = None) -> None:
         super().__init__(fact, advice)
         self.fact, self.advice = fact, advice
 
@@ -86,14 +88,14 @@ def main(name: str, file: str) -> None:
         problem = host.gpu_problem() if made.needs_gpu else None
         status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
     except Failed as error:
-        status, fact, advice = "FAIL", error.fact, error.advice or made.advice
+        status, fact, advice = "FAIL", error.fact, made.advice if error.advice is None else error.advice
     except Exception as error:  # whatever a library raises is what is wrong with it
         traceback.print_exc()
         status, fact, advice = "FAIL", f"{type(error).__name__}: {first_sentence(error)}", made.advice
     write_atomically(Path(file), json.dumps({"status": status, "fact": fact, "advice": advice}))
 
 
-def expect(condition: object, fact: str, advice: str = "") -> None:
+def expect(condition: object, fact: str, advice: str | None = None) -> None:
     """Fail with a fact unless the condition holds."""
     if not condition:
         raise Failed(fact, advice)
@@ -189,15 +191,22 @@ def cache() -> str:
     return fact
 
 
-@check("a driver of 580 or newer, in a container one that is started with --gpus all", quick=True)
+@check("nvidia-smi shows what the driver knows; after an update of it, restart the machine", quick=True)
 def gpu() -> str:
     """An NVIDIA GPU that torch, JAX and Warp can use; none is no failure."""
     if host.gpu_count() == 0:
-        loaded, shown = Path("/proc/driver/nvidia/version"), os.environ.get("CUDA_VISIBLE_DEVICES")
-        expect(not loaded.exists() or shown is not None, f"{loaded} is there, but the driver shows this process no GPU")
-        return "none: a run takes the cpu profile" + (f" (CUDA_VISIBLE_DEVICES={shown})" if shown is not None else "")
+        error = 0
+        with suppress(OSError):  # there is no driver for programs
+            error = ctypes.CDLL("libcuda.so.1").cuInit(0)
+        expect(error in (0, NO_DEVICE), f"the driver does not start: CUDA error {error}")
+        shown, fact = os.environ.get("CUDA_VISIBLE_DEVICES"), "none: a run takes the cpu profile"
+        if shown is not None:
+            fact += f" (CUDA_VISIBLE_DEVICES={shown})"
+        elif Path("/proc/driver/nvidia/version").exists():
+            fact += "; the machine has one that this process does not see (in a container: start it with --gpus all)"
+        return fact
     if problem := host.gpu_problem():
-        raise Failed(problem)
+        raise Failed(problem, "")
     return f"{host.gpu_count()}, with a driver for CUDA {host.driver_version()}"
 
 
@@ -294,6 +303,7 @@ def gpu_warp(device: str = "cuda:0") -> str:
     expect(not place.is_cuda or place.is_mempool_supported, f"{place.name} has no memory pools, as some vGPUs")
     double = warp.map(lambda x: x + x, warp.ones(8, dtype=float, device=device), return_kernel=True)
     values, out = warp.ones(8, dtype=float, device=device), warp.zeros(8, dtype=float, device=device)
+    warp.launch(double, dim=8, inputs=[values], outputs=[out], device=device)  # compiled before it is captured
     with warp.ScopedCapture(device=device) as capture:
         warp.launch(double, dim=8, inputs=[values], outputs=[out], device=device)
     out.zero_()
@@ -378,7 +388,7 @@ def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> st
     return f"{num_envs} cart-poles, {steps} steps, frames as on the CPU, 0 captures in the last 30"
 
 
-@check("compile=<the mode that agrees with off>", seconds=600, needs_gpu=True)
+@check("compile=<the mode that agrees with off>", seconds=900, needs_gpu=True)
 def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor", "graph"), size: Any = "1m") -> str:
     """Ten updates of DreamerV3 come out the same eager, compiled and captured."""
     import torch
