@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import warp
 
 from sheeplike import bridge
 from sheeplike.__main__ import main, parse
@@ -355,10 +357,27 @@ def test_numbers_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_worlds_and_memory_as_a_gpu_has_them() -> None:
+def test_worlds_and_memory_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp, "capture_begin", warp.capture_begin)  # put back afterwards
     assert checks.gpu_worlds("cpu", 4, 32).endswith("0 captures in the last 30")
-    arguments = ("exp=dreamer_v3", "env=cartpole_balance", "agent.replay_size=8192", "compile=off", "profile=cpu")
-    assert "an update takes" in checks.gpu_memory(arguments, "cpu")
+    real = checks.cartpoles
+
+    def moving(*arguments: Any, **options: Any) -> Any:
+        worlds = real(*arguments, **options)
+        step = worlds.step
+
+        def captured(action: torch.Tensor) -> tuple:
+            with warp.ScopedCapture(device="cpu"):
+                pass
+            return step(action)
+
+        monkeypatch.setattr(worlds, "step", captured)
+        return worlds
+
+    monkeypatch.setattr(checks, "cartpoles", moving)
+    with pytest.raises(Failed, match="Warp captured 30 graphs in the last 30 of 31 steps"):
+        checks.gpu_worlds("cpu", 4, 31)
+    assert "the replay, once full " in checks.gpu_memory("agent.replay_size=8192", "compile=off", "profile=cpu")
 
 
 @pytest.mark.slow
