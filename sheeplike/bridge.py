@@ -31,10 +31,10 @@ import torch
 
 import sheeplike
 
-_SHARED = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "bfloat16", "float32")
-_JAX_DTYPES = frozenset(jnp.dtype(name) for name in _SHARED)
-_TORCH_DTYPES = frozenset(getattr(torch, name) for name in _SHARED)
-_EXPECTED = f"expected {', '.join(_SHARED)}"
+SHARED = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "bfloat16", "float32")
+_JAX_DTYPES = frozenset(jnp.dtype(name) for name in SHARED)
+_TORCH_DTYPES = frozenset(getattr(torch, name) for name in SHARED)
+_EXPECTED = f"expected {', '.join(SHARED)}"
 _NARROWER = {torch.int64: "int32", torch.float64: "float32", torch.uint64: "uint32"}
 
 

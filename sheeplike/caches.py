@@ -56,12 +56,17 @@ def persist() -> None:
                 sys.modules["jax"].config.update(name.lower(), value)
 
 
-def _root() -> str | None:
-    """The directory of all caches; None where it cannot be written."""
+def directory() -> str:
+    """The directory of all caches."""
     root = os.environ.get("SHEEPLIKE_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "sheeplike"
     )
-    root = os.path.realpath(root)  # a link may lead elsewhere by the time that the libraries follow it
+    return os.path.realpath(root)  # a link may lead elsewhere by the time that the libraries follow it
+
+
+def _root() -> str | None:
+    """:func:`directory`, which is made, or one for this process alone; None where it cannot be written."""
+    root = directory()
     try:
         # Made at once: in a place such as /tmp, somebody else could make it before the libraries do.
         os.makedirs(root, mode=0o700, exist_ok=True)
@@ -69,16 +74,16 @@ def _root() -> str | None:
         return None
     if not os.access(root, os.W_OK | os.X_OK):
         return None
-    if danger := _danger(root):
+    if found := danger(root):
         warn(
-            f"compiled code is not kept: {danger}, and code is run from there; nearest: "
+            f"compiled code is not kept: {found}, and code is run from there; nearest: "
             "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>"
         )
         return _temporary()
     return root
 
 
-def _danger(root: str) -> str:
+def danger(root: str) -> str:
     """Who else could change what lies in ``root``, or put something else in its place; empty where nobody could."""
     if not hasattr(os, "geteuid"):  # Windows has other rules
         return ""

@@ -27,6 +27,12 @@ def gpu_count() -> int:
     return _driver()[0]
 
 
+def driver_version() -> str:
+    """The newest CUDA that the driver supports, such as ``13.0``; 0.0 without a driver."""
+    version = _driver()[1]
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 @functools.cache
 def _driver() -> tuple[int, int]:
     """How many GPUs the driver shows, and the newest CUDA that it supports."""
@@ -49,9 +55,9 @@ def gpu_problem() -> str | None:
     """Why a run cannot use a GPU here, or None if it can."""
     if gpu_count() == 0:
         return "this machine shows no NVIDIA GPU"
-    if (version := _driver()[1]) < CUDA:
+    if _driver()[1] < CUDA:
         return (
-            f"its driver supports CUDA {version // 1000}.{version % 1000 // 10}, and torch and Warp need 13.0: "
+            f"its driver supports CUDA {driver_version()}, and torch and Warp need 13.0: "
             "driver 580 or newer (on data-centre GPUs NVIDIA's package cuda-compat-13-0 does as well)"
         )
     client = os.environ.get("XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "0")

@@ -14,7 +14,8 @@ import yaml
 from mujoco import mjx
 from PIL import Image
 
-from sheeplike.__main__ import main
+from sheeplike.__main__ import main, parse
+from sheeplike.commands import doctor
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
@@ -72,6 +73,9 @@ def test_every_command_asks_for_something_that_exists(
         return
     if arguments[:1] == ["eval"] and "run=demo:" in command:  # played in commands/test_eval.py
         assert arguments[1].removeprefix("run=demo:") in demos()
+        return
+    if arguments[0] == "doctor":  # examined in commands/test_doctor.py
+        assert doctor.parse(parse(arguments[1:])).checks
         return
     if arguments[0] in ("eval", "export"):
         with pytest.raises(SystemExit):

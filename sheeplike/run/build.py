@@ -199,7 +199,9 @@ def launch(config: Config) -> Fabric:
         CommandError: torch cannot use the GPU.
     """
     if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
-        raise CommandError("fabric.accelerator=cuda: torch cannot use the GPU (is its driver too old?); nearest: cpu")
+        raise CommandError(
+            "fabric.accelerator=cuda: torch cannot use the GPU; python -m sheeplike doctor says why; nearest: cpu"
+        )
     if config.fabric.accelerator == "cuda":
         jax.config.update("jax_cuda_visible_devices", "0")  # or JAX takes memory of all the others too
     if config.fabric.deterministic:

@@ -1,0 +1,575 @@
+"""What ``doctor`` checks of a machine, from the interpreter to a whole run, each in a process of its own.
+
+``python -m sheeplike.run.checks <name> <file>`` makes one check and writes its result to the file. A check returns a
+fact, or raises: what it raises is the fact then. Heavy libraries are imported where they are checked.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sheeplike import caches, host
+from sheeplike.files import write_atomically
+from sheeplike.terminal import first_sentence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GIB = 2**30
+NO_DEVICE = 100  # of CUDA's driver: it works, and has no GPU to show
+LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
+PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
+SYNC = "SHEEPLIKE_SYNC"
+INSTALL = "pip install -e . (with an NVIDIA GPU '.[cuda13]') in an environment of its own"
+
+
+class Failed(Exception):
+    """A check has failed.
+
+    Args:
+        fact: what was found.
+        advice: what to do; None: the check's own advice, empty: the fact says it.
+    """
+
+    def __init__(self, fact: str, advice: str | None = None) -> None:
+        super().__init__(fact, advice)
+        self.fact, self.advice = fact, advice
+
+
+class Check(NamedTuple):
+    """One check.
+
+    Attributes:
+        meaning: a line for ``--help``.
+        advice: what to do where it fails.
+        seconds: after which it hangs; what compiles with empty caches takes minutes.
+    """
+
+    function: Callable[[], str]
+    meaning: str
+    advice: str
+    seconds: float
+    quick: bool
+    needs_gpu: bool
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(advice: str, *, seconds: float = 60, quick: bool = False, needs_gpu: bool = False) -> Callable:
+    """Make a function a check, in the order in which they are defined; its docstring's first line is the meaning."""
+
+    def register(function: Callable[[], str]) -> Callable[[], str]:
+        meaning = function.__doc__.partition("\n")[0].rstrip(".")
+        CHECKS[function.__name__] = Check(function, meaning, advice, seconds, quick, needs_gpu)
+        return function
+
+    return register
+
+
+def main(name: str, file: str) -> None:
+    """Make one check and write its ``status``, ``fact`` and ``advice``."""
+    made = CHECKS[name]
+    try:
+        problem = host.gpu_problem() if made.needs_gpu else None
+        status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
+    except Failed as error:
+        status, fact, advice = "FAIL", error.fact, made.advice if error.advice is None else error.advice
+    except Exception as error:  # whatever a library raises is what is wrong with it
+        traceback.print_exc()
+        status, fact, advice = "FAIL", f"{type(error).__name__}: {first_sentence(error)}", made.advice
+    write_atomically(Path(file), json.dumps({"status": status, "fact": fact, "advice": advice}))
+
+
+def expect(condition: object, fact: str, advice: str | None = None) -> None:
+    """Fail with a fact unless the condition holds."""
+    if not condition:
+        raise Failed(fact, advice)
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+@check(INSTALL, quick=True)
+def python() -> str:
+    """Python, and the versions that are installed of what the program needs."""
+    expect(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}: expected 3.11 or newer")
+    with suppress(importlib.metadata.PackageNotFoundError):  # then it is run from a clone that is not installed
+        from packaging.requirements import Requirement
+
+        for requirement in map(Requirement, importlib.metadata.requires("sheeplike") or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                found = version(requirement.name)
+                fits = found and requirement.specifier.contains(found, prereleases=True)
+                wanted = f"{requirement.name}{requirement.specifier}"
+                expect(
+                    fits, f"{requirement.name} {found or 'is missing'}: expected {wanted}", f"pip install '{wanted}'"
+                )
+    found = {name: version(name) for name in PACKAGES}
+    missing = [name for name, installed in found.items() if installed is None]
+    expect(not missing, f"not installed: {', '.join(missing)}")
+    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {found[name]}" for name in found)])
+
+
+@check(INSTALL, quick=True)
+def libraries() -> str:
+    """One set of NVIDIA's libraries, of one version of CUDA."""
+    names = {(one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()}
+    nvidia = [name for name in sorted(names) if name.startswith(("nvidia-", "jax-cuda"))]
+    old = [name for name in nvidia if name.endswith("-cu12") or name.startswith("jax-cuda12")]
+    new = [name for name in nvidia if name.endswith("-cu13") or name.startswith("jax-cuda13")]
+    if old and new:  # they share directories, of which the one installed later has overwritten the files
+        again = [f"{name[:-1]}3=={version(f'{name[:-1]}3')}" for name in old if f"{name[:-1]}3" in new]
+        advice = f"pip uninstall -y {' '.join(old)}"
+        advice += f" && pip install --force-reinstall --no-deps {' '.join(again)}" * bool(again)
+        raise Failed(f"libraries of CUDA 12 beside those of CUDA 13: {', '.join(old)}", advice)
+    jaxlib = version("jaxlib")
+    for plugin in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
+        found = version(plugin) or jaxlib
+        expect(found == jaxlib, f"{plugin} {found} beside jaxlib {jaxlib}", f"pip install '{plugin}=={jaxlib}'")
+    for place in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
+        for pattern in ("libcudnn*.so*", "libnccl*.so*"):
+            first = next(Path(place).glob(pattern), None)
+            expect(first is None, f"LD_LIBRARY_PATH leads to {first}, before torch's own", "unset LD_LIBRARY_PATH")
+    plugin = version("jax-cuda13-plugin")
+    return f"{len(nvidia)} of NVIDIA's; jaxlib {jaxlib} " + (f"with its plugin {plugin}" if plugin else "without CUDA")
+
+
+@check("free some, or ask for a larger limit; agent.replay_size and env.num_envs make a run smaller", quick=True)
+def memory(root: Path | str = "/") -> str:
+    """Cores, threads and free memory; limits of a container count.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    cores, free = host.cpu_cores(), host.free_memory(root)
+    facts = [f"{cores} core{'s' * (cores > 1)}"]
+    with suppress(OSError, ValueError):
+        limit, period = Path(root, "sys/fs/cgroup/cpu.max").read_text().split()
+        if limit != "max" and (share := int(limit) / int(period)) < cores:
+            facts.append(f"of which a limit leaves the time of {share:g} (taskset -c 0-{max(int(share), 1) - 1} helps)")
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        facts.append(f"OMP_NUM_THREADS={threads}")
+    facts.append("free memory unknown" if free is None else f"{free / GIB:.1f} GiB of memory free")
+    expect(free is None or free >= LEAST_MEMORY, f"{', '.join(facts)}: expected {LEAST_MEMORY / GIB:g} or more")
+    return ", ".join(facts)
+
+
+@check("another working directory, or run_dir=<another disk>", quick=True)
+def disk() -> str:
+    """The working directory can be written, and has room for a run."""
+    return room(".", LEAST_DISK)
+
+
+@check("SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>", quick=True)
+def cache() -> str:
+    """Compiled code is kept: each start would compile anew for minutes."""
+    names = [name for name in caches.VARIABLES if name in os.environ]
+    own = caches.directory()
+    if len(names) < len(caches.VARIABLES):
+        os.makedirs(own, mode=0o700, exist_ok=True)  # raises what is in the way
+        raise Failed(f"compiled code is not kept: {own} cannot be written, or /proc/cpuinfo not be read")
+    if not all(name in os.environ for name in caches.VARIABLES) or not Path(os.environ[names[0]]).is_relative_to(own):
+        expect(not (danger := caches.danger(own)), f"compiled code is not kept: {danger}")
+    for name in names:
+        Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
+        fact = room(os.environ[name], LEAST_CACHE)
+    return fact
+
+
+@check("nvidia-smi shows what the driver knows; after an update of it, restart the machine", quick=True)
+def gpu() -> str:
+    """An NVIDIA GPU that torch, JAX and Warp can use; none is no failure."""
+    if host.gpu_count() == 0:
+        error = 0
+        with suppress(OSError):  # there is no driver for programs
+            error = ctypes.CDLL("libcuda.so.1").cuInit(0)
+        expect(error in (0, NO_DEVICE), f"the driver does not start: CUDA error {error}")
+        shown, fact = os.environ.get("CUDA_VISIBLE_DEVICES"), "none: a run takes the cpu profile"
+        if shown is not None:
+            fact += f" (CUDA_VISIBLE_DEVICES={shown})"
+        elif Path("/proc/driver/nvidia/version").exists():
+            fact += "; the machine has one that this process does not see (in a container: start it with --gpus all)"
+        return fact
+    if problem := host.gpu_problem():
+        raise Failed(problem, "")
+    return f"{host.gpu_count()}, with a driver for CUDA {host.driver_version()}"
+
+
+@check("apt install g++ python3-dev, or compile=off, which is slower", seconds=300, quick=True)
+def compiler() -> str:
+    """A C++ compiler and Python's headers, with which torch compiles a function and its gradient."""
+    return compiled("cpu")
+
+
+@check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=120, quick=True)
+def bridge() -> str:
+    """Memory that JAX and torch share, both ways, of every type."""
+    return shared("cpu")
+
+
+@check("report it; env.physics=warp steps the worlds in another way", seconds=180)
+def physics() -> str:
+    """MuJoCo's own engine steps four cart-poles."""
+    import torch
+
+    worlds = cartpoles("cpu", renderer="none", physics="native")
+    before = worlds.reset(seed=0)[0]["state"].clone()
+    for _ in range(20):
+        obs, *_, info = worlds.step(torch.ones(4, 1))
+    expect(obs["state"].isfinite().all() and not info["nonfinite"].any(), "the simulation diverges")
+    expect((obs["state"] != before).any(), "nothing moves in 20 steps")
+    return "20 steps of 4 cart-poles"
+
+
+@check("report it; env.renderer=none learns from the state instead", seconds=300)
+def renderer() -> str:
+    """Warp draws what four cameras see."""
+    frames = cartpoles("cpu").reset(seed=0)[0]["pixels/fixed"]
+    expect(frames.float().std() > 1, "the frames are of one colour")
+    return f"4 frames of {frames.shape[1]} x {frames.shape[2]} pixels"
+
+
+# --- a GPU ----------------------------------------------------------------------------------------------------------
+
+
+@check("nvidia-smi says who holds the GPU and its memory; install torch anew", seconds=180, needs_gpu=True)
+def gpu_torch(device: str = "cuda") -> str:
+    """Torch on the GPU: products in bfloat16, a convolution and its gradient, free memory."""
+    import torch
+
+    a, b = torch.randn(2, 256, 256, device=device)
+    close("products in bfloat16", a.bfloat16() @ b.bfloat16(), a.double() @ b.double(), 0.02)
+    images, layer = torch.rand(8, 3, 48, 48), torch.nn.Conv2d(3, 16, 3, padding=1)
+    gradients = []
+    for where in ("cpu", device):
+        there = layer.to(where)
+        there.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=where == device):
+            out = there(images.to(where, memory_format=torch.channels_last))
+        out.float().square().mean().backward()
+        gradients.append(there.weight.grad.clone())
+    close("gradients of a convolution", gradients[1], gradients[0], 0.05)
+    if device == "cpu":
+        return "works"
+    (free, total), about = torch.cuda.mem_get_info(), torch.cuda.get_device_properties(0)
+    fact = (
+        f"{about.name}, compute capability {about.major}.{about.minor}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    )
+    expect((about.major, about.minor) >= (7, 5), f"{fact}: expected 7.5 or newer", "another GPU, or profile=cpu")
+    expect(free > 0.8 * total, f"{fact}: something else holds the rest")
+    return fact
+
+
+@check("the plugin's own message is in the report; pip install '.[cuda13]'", seconds=180, needs_gpu=True)
+def gpu_jax(device: str = "cuda") -> str:
+    """JAX on the GPU, with a client whose streams torch can wait for."""
+    import jax
+    import numpy as np
+
+    if device == "cuda":
+        jax.config.update("jax_platforms", "cuda,cpu")  # asked for by name, its plugin says what is wrong
+        jax.config.update("jax_cuda_visible_devices", "0")
+    here = jax.devices(device)[0]
+    values = jax.random.normal(jax.device_put(jax.random.key(0), here), (256, 256))
+    product, expected = np.asarray(values @ values), np.asarray(values, float) @ np.asarray(values, float)
+    expect(
+        abs(product - expected).max() < 0.5, f"a product is {abs(product - expected).max():.2g} from what it should be"
+    )
+    allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "")
+    expect(allocator != "platform", f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} moves buffers at every step", "unset it")
+    if device == "cuda":
+        here.get_stream_for_external_ready_events()  # raises where the client has none
+    return f"{here.device_kind}, platform {here.platform}"
+
+
+@check("as for gpu; a virtual GPU without memory pools cannot be used", seconds=300, needs_gpu=True)
+def gpu_warp(device: str = "cuda:0") -> str:
+    """Warp on the GPU: memory pools, a kernel, and a graph of it."""
+    import warp
+
+    warp.init()
+    place = warp.get_device(device)
+    expect(not place.is_cuda or place.is_mempool_supported, f"{place.name} has no memory pools, as some vGPUs")
+    double = warp.map(lambda x: x + x, warp.ones(8, dtype=float, device=device), return_kernel=True)
+    values, out = warp.ones(8, dtype=float, device=device), warp.zeros(8, dtype=float, device=device)
+    warp.launch(double, dim=8, inputs=[values], outputs=[out], device=device)  # compiled before it is captured
+    with warp.ScopedCapture(device=device) as capture:
+        warp.launch(double, dim=8, inputs=[values], outputs=[out], device=device)
+    out.zero_()
+    warp.capture_launch(capture.graph)
+    expect((out.numpy() == 2).all(), "a captured kernel gives other numbers")
+    return f"{place.name}, memory pools, kernels and graphs"
+
+
+@check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=180, needs_gpu=True)
+def gpu_bridge(device: str = "cuda", size: int = 512, steps: int = 300) -> str:
+    """Memory that JAX and torch share on the GPU; hundreds of hand-overs in flight."""
+    import torch
+
+    fact = shared(device)
+    seen = [handed_over(device, size, steps, sync) for sync in ("0", "1")]
+    expect(torch.equal(*seen), "a result changes where both sides wait for each other (SHEEPLIKE_SYNC=1): a race")
+    return f"{fact}; {steps} steps the same with {SYNC}=1"
+
+
+@check("apt install gcc python3-dev, or compile=off, which is slower", seconds=300, needs_gpu=True)
+def gpu_compiler() -> str:
+    """Triton compiles a function and its gradient for the GPU."""
+    return compiled("cuda")
+
+
+@check("compile=inductor", seconds=180, needs_gpu=True)
+def gpu_graphs(device: str = "cuda") -> str:
+    """A CUDA graph of random numbers, a gradient and an optimizer does what they do."""
+    import torch
+
+    from sheeplike.nn.compilation import EAGER_CALLS, GraphedStep
+
+    model = torch.nn.Linear(16, 16, device=device)
+    losses = []
+    for captured in (False, True):
+        mine = copy.deepcopy(model)
+        optimizer = torch.optim.Adam(mine.parameters(), lr=1e-2, capturable=device != "cpu")
+
+        def update(x: Tensor, mine: Any = mine, optimizer: Any = optimizer) -> Tensor:
+            loss = (mine(x + torch.rand_like(x)) - x).square().mean()
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = GraphedStep(update, torch.device(device)) if captured else update
+        torch.manual_seed(1)
+        losses.append(torch.stack([step(torch.ones(4, 16, device=device)) for _ in range(EAGER_CALLS + 5)]).cpu())
+    close("eight captured updates", losses[1], losses[0], 1e-4)
+    reads = GraphedStep(lambda x: x * x.sum().item(), torch.device(device))
+    with suppress(Exception):  # a graph cannot read: this capture is made to fail
+        for _ in range(EAGER_CALLS + 1):
+            reads(torch.ones(2, device=device))
+    try:
+        survived = torch.rand(8, device=device).isfinite().all().item()
+    except Exception:
+        survived = False
+    after = "after one that fails torch goes on" if survived else "after one that fails, torch draws no random numbers"
+    return f"{EAGER_CALLS + 5} captured updates are the eager ones; {after}"
+
+
+@check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=600, needs_gpu=True)
+def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> str:
+    """Cart-poles on the GPU look as on the CPU, and nothing is captured or compiled anew."""
+    import torch
+    import warp
+
+    worlds = cartpoles(device, num_envs=num_envs, physics="warp")
+    here, there = (made.reset(seed=0)[0]["pixels/fixed"] for made in (cartpoles("cpu", num_envs=num_envs), worlds))
+    apart = (there.cpu().float() - here.float()).abs() > 2
+    expect(apart.float().mean() < 0.005, f"{apart.float().mean():.1%} of the pixels are not those of the CPU")
+    action = torch.zeros(num_envs, 1, device=device)
+    for _ in range(steps - 30):
+        worlds.step(action)
+    captures, begin = [], warp.capture_begin
+
+    def counted(*args: Any, external: bool = False, **options: Any) -> Any:
+        captures.extend([args] * (not external))  # those that JAX has begun are its own
+        return begin(*args, external=external, **options)
+
+    warp.capture_begin = counted  # through which every capture goes, looked up at each call
+    for _ in range(30):
+        obs, *_, info = worlds.step(action)
+    obs["state"].sum().item()  # waits for the device
+    expect(obs["state"].isfinite().all() and not info["nonfinite"].any(), "the simulation diverges")
+    expect(not captures, f"Warp captured {len(captures)} graphs in the last 30 of {steps} steps")
+    compilations = worlds.simulator.compilations
+    expect(compilations == 1, f"JAX compiled the step {compilations} times")
+    return f"{num_envs} cart-poles, {steps} steps, frames as on the CPU, 0 captures in the last 30"
+
+
+@check("compile=<the mode that agrees with off>", seconds=900, needs_gpu=True)
+def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor", "graph"), size: Any = "1m") -> str:
+    """Ten updates of DreamerV3 come out the same eager, compiled and captured."""
+    import torch
+
+    learned = {mode: ten_updates(device, mode, size) for mode in modes}
+    for mode, losses in learned.items():
+        expect(losses.isfinite().all(), f"compile={mode}: a loss is not finite")
+        away = ((losses - learned["off"]).abs() / (1 + learned["off"].abs())).max().item()
+        expect(away < 5e-3, f"compile={mode}: losses are {away:.2g} from those of compile=off")
+    return f"ten updates agree: {', '.join(modes)}; total loss {torch.stack([*learned.values()])[0, -1]:.3f}"
+
+
+@check("agent.size=1m, or smaller env.num_envs, agent.replay_size and agent.batch_size", seconds=1200, needs_gpu=True)
+def gpu_memory(*keys: str) -> str:
+    """The default run on this GPU fits into its memory, and what it takes."""
+    with tempfile.TemporaryDirectory() as place:
+        program("bench", "env=franka_pick", "agent=dreamer_v3", "parts=memory", f"out={place}", *keys)
+        rows = json.loads(Path(place, "bench.json").read_text())["tables"]["memory"]["rows"]
+    return ", ".join(f"{name} {cells['MiB']['quartiles'][1] / 1024:.1f} GiB" for name, cells in rows.items())
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+@check("what stands in the report; checks before this one may say why", seconds=900)
+def dry_run() -> str:
+    """A short run of DreamerV3 on cart-pole that is trained, saved and evaluated."""
+    with tempfile.TemporaryDirectory() as place:
+        program("exp=dreamer_v3", "env=cartpole_balance", "dry_run=true", f"run_dir={place}/run")
+        program("eval", f"run={place}/run", "episodes=2", "video=false")
+    return "trained, saved and evaluated"
+
+
+# --- what checks share ----------------------------------------------------------------------------------------------
+
+
+def version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def room(place: str, least: int) -> str:
+    """How much is free in a directory in which a file can be written.
+
+    Raises:
+        OSError: it cannot.
+    """
+    with tempfile.TemporaryFile(dir=place) as file:
+        file.write(bytes(2**20))
+        file.flush()
+        os.fsync(file.fileno())
+    free = shutil.disk_usage(place).free
+    expect(free >= least, f"{os.path.abspath(place)} has {free / GIB:.2f} GiB left: expected {least / GIB:g} or more")
+    return f"{os.path.abspath(place)}, {free / GIB:.1f} GiB free"
+
+
+def compiled(device: str) -> str:
+    """A function and its gradient, compiled from nothing, give the right numbers."""
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # or what was compiled before would do
+        import torch
+
+        from sheeplike.nn.compilation import Compilation
+
+        Compilation("inductor", torch.device(device))  # raises what is missing
+        x = torch.randn(64, device=device, requires_grad=True)
+        function = torch.compile(lambda x: (x.sin() * x).sum(), fullgraph=True, dynamic=False)
+        (gradient,) = torch.autograd.grad(function(x), x)
+        close("a compiled gradient", gradient, x.cos() * x + x.sin(), 1e-4)
+    return "a function and its gradient, compiled from nothing"
+
+
+def shared(device: str) -> str:
+    """Arrays of every type cross the bridge in both directions, without a copy and unchanged."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    from sheeplike.bridge import SHARED, to_jax, to_torch
+
+    here = jax.devices(device)[0]
+    for name in SHARED:
+        expected = [float(bool(i) if name == "bool" else i) for i in range(15)]
+        tensor = torch.arange(15).to(getattr(torch, name)).to(device)
+        back = to_torch(to_jax(tensor))
+        expect(back.data_ptr() == tensor.data_ptr() and back.dtype == tensor.dtype, f"{name}: copied on the way")
+        given = to_torch(jax.device_put(jnp.arange(15).astype(name), here))
+        read = jax.device_get(to_jax(tensor).astype("float32")).tolist()
+        for values in (back.cpu().float().tolist(), given.cpu().float().tolist(), read):
+            expect(values == expected, f"{name}: {values} arrived, expected {expected}")
+    return f"{len(SHARED)} types both ways, without a copy"
+
+
+def handed_over(device: str, size: int, steps: int, sync: str) -> Tensor:
+    """Steps of a simulation with fresh actions, the last two of which are held: ``(steps, size, size)``."""
+    import collections
+
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    from sheeplike.bridge import to_jax, to_torch
+
+    os.environ[SYNC] = sync
+    here = jax.devices(device)[0]
+    mixing, state = (jax.device_put(jnp.full((size, size), value), here) for value in (1 / size, 0.0))
+    step = jax.jit(lambda state, action: ((state @ mixing) * 0.5 + action,) * 2, donate_argnums=0)
+    source, seen = torch.empty(size, size, device=device), torch.empty(steps, size, size, device=device)
+    held: collections.deque = collections.deque(maxlen=2)
+    for i in range(steps):
+        action = source.fill_(float(i % 7)).clamp(-3, 3)
+        state, out = step(state, to_jax(action))
+        source.fill_(-1e6)
+        held.append((action, out))
+        seen[i].copy_(to_torch(out))
+    return seen.cpu()
+
+
+def cartpoles(device: str, num_envs: int = 4, **options: Any) -> Any:
+    """Small cart-poles."""
+    from sheeplike import envs
+
+    return envs.make("cartpole_balance", num_envs=num_envs, image_size=32, device=device, **options)
+
+
+def ten_updates(device: str, mode: str, size: Any) -> Tensor:
+    """The total losses ``(10,)`` of an agent that is the same for all modes, and has seen the same."""
+    import numpy as np
+    import torch
+    from gymnasium import spaces
+
+    from sheeplike.agents.agent import Step
+    from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config
+
+    space = spaces.Dict({"pixels/fixed": spaces.Box(0, 255, (48, 48, 3), np.uint8)})
+    options = {"batch_size": 4, "batch_length": 16, "replay_size": 4 * 64, "learning_starts": 0, "warmup": 0}
+    config = DreamerV3Config(size=size, observations=("*",), **options)
+    agent = DreamerV3(space, spaces.Box(-1, 1, (1,), np.float32), config, num_envs=4, device=device, compile=mode)
+    random, no = torch.Generator().manual_seed(0), torch.zeros(4, dtype=torch.bool, device=device)
+    player = agent.player(4)
+    torch.manual_seed(0)
+    for i in range(40):
+        seen = torch.randint(256, (4, 48, 48, 3), dtype=torch.uint8, generator=random).to(device)
+        obs, first = {"pixels/fixed": seen}, no | (i == 0)
+        player.act(obs, first)
+        # What was done and thought is the same for all: rounding would make it another experience.
+        action = torch.rand(4, 1, generator=random).to(device)
+        thought = {name: torch.zeros_like(value) for name, value in player.extras.items()}
+        agent.add(Step(obs, action, torch.rand(4, generator=random).to(device), first, no, no, thought))
+    agent.warm_up()
+    torch.manual_seed(0)
+    return torch.stack([agent.update()["loss/total"] for _ in range(10)]).detach().float().cpu()
+
+
+def program(*arguments: str) -> None:
+    """Run a command, and fail with its last line if it does."""
+    done = subprocess.run([sys.executable, "-m", "sheeplike", *arguments], text=True, capture_output=True)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    print(*lines, sep="\n")
+    expect(done.returncode == 0, f"status {done.returncode}: {lines[-1] if lines else 'it said nothing'}")
+
+
+def close(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Fail where tensors differ by more than a share of the largest value."""
+    found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
+    away = ((found - expected).abs().max() / expected.abs().max()).item()
+    expect(away < tolerance, f"{what} are {away:.2g} from what they should be")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
