@@ -32,6 +32,7 @@ from mujoco import mjx
 
 from sheeplike.envs.mjx.leaves import leaves_read
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
+from sheeplike.envs.mjx.packing import Packed, pack
 from sheeplike.envs.mjx.physics import make_physics
 from sheeplike.envs.mjx.physics.native import obstacle
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, PhysicsName
@@ -82,17 +83,24 @@ class State(NamedTuple):
     """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
 
 
-class Output(NamedTuple):
-    """What a step delivers, always in memory of its own, so that torch may hold it while the state moves on."""
+class Results(NamedTuple):
+    """What a step comes to, apart from observations: () each of one world."""
 
-    frames: dict[str, jax.Array]
-    vectors: dict[str, jax.Array]
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
     reward_terms: dict[str, jax.Array]
     statistics: Statistics
     nonfinite: jax.Array
+
+
+class Output(NamedTuple):
+    """What a step delivers, always in memory of its own, so that torch may hold it while the state moves on."""
+
+    frames: dict[str, jax.Array]
+    vectors: dict[str, jax.Array]
+    results: Packed
+    """:class:`Results` of all worlds."""
 
 
 class Simulator:
@@ -220,7 +228,7 @@ class Simulator:
         """
         with jax.default_device(self.device):
             variation, state, output = self._compiled(variation, state, actions, self.settings.on_device, overrides)
-        self._newest[:] = [output.reward]
+        self._newest[:] = [output.results.words]
         return variation, state, output
 
     @property
@@ -278,12 +286,13 @@ class Simulator:
         # Without this, recent GPUs would round the products in inverse kinematics and camera poses to ten bits.
         with jax.default_matmul_precision("highest"):
             step = jax.vmap(self._step, axis_name=ENVS)
-            return step(variation, state, actions, settings, overrides)
+            variation, state, frames, vectors, results = step(variation, state, actions, settings, overrides)
+        return variation, state, Output(frames, vectors, pack(results))
 
     def _step(
         self, variation: Variation, state: State, action: jax.Array, settings: Scalars, overrides: Overrides
-    ) -> tuple[Variation, State, Output]:
-        """One control step of one world; see the module's docstring for the order."""
+    ) -> tuple[Variation, State, dict[str, jax.Array], dict[str, jax.Array], Results]:
+        """One control step of one world, with its frames and vectors; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
         action, waiting = delay_action(action, state.waiting, variation)
@@ -357,8 +366,8 @@ class Simulator:
             ended=terminated | truncated,
             waiting=_where(reset, self._no_actions(), waiting),
         )
-        output = Output(frames, vectors, reward, terminated, truncated, terms, statistics, nonfinite)
-        return variation, state, output
+        results = Results(reward, terminated, truncated, terms, statistics, nonfinite)
+        return variation, state, frames, vectors, results
 
     def _longest(self, key: jax.Array, episode: jax.Array) -> jax.Array | int:
         """Control steps after which an episode is truncated."""

@@ -24,7 +24,7 @@ from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import make_renderer
 from sheeplike.envs.mjx.settings import Values
-from sheeplike.envs.mjx.simulator import Simulator, State
+from sheeplike.envs.mjx.simulator import Results, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 from sheeplike.terminal import first_sentence
 
@@ -331,16 +331,16 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         )
         self._in_flight.append([flat, output])
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
-        totals = output.statistics
-        success, terms = to_torch(totals.success), jax.tree.map(to_torch, totals.reward_terms)
-        episode = {"return": to_torch(totals.returns), "length": to_torch(totals.length), "success": success}
+        results: Results = output.results.unpack()
+        totals = results.statistics
+        episode = {"return": totals.returns, "length": totals.length, "success": totals.success}
         info = {
-            "success": success,
-            "reward_terms": jax.tree.map(to_torch, output.reward_terms),
-            "episode": episode | {"reward_terms": terms},
-            "nonfinite": to_torch(output.nonfinite),
+            "success": totals.success,
+            "reward_terms": results.reward_terms,
+            "episode": episode | {"reward_terms": totals.reward_terms},
+            "nonfinite": results.nonfinite,
         }
-        return observations, to_torch(output.reward), to_torch(output.terminated), to_torch(output.truncated), info
+        return observations, results.reward, results.terminated, results.truncated, info
 
 
 def _is_key(leaf: jax.Array) -> bool:
