@@ -93,7 +93,8 @@ class Compilation:
         if os.environ.get("SHEEPLIKE_DEBUG") == "1":
             traceback.print_exception(error)
         setattr(self, part, False)
-        warn(f"{'kernels are not fused' if part == 'fused' else 'no CUDA graphs'}, which is slower: {reason}")
+        what = "kernels are not fused" if part == "fused" else "no CUDA graphs"
+        warn(f"{what}, which is slower: {reason} (python -m sheeplike doctor says more)")
 
     def warm_up(self, step: Callable[[], object]) -> float:
         """Call ``step`` until it runs as it always will; returns the seconds that the last call took."""

@@ -337,7 +337,7 @@ def gpu_graphs(device: str = "cuda") -> str:
     """A CUDA graph of random numbers, a gradient and an optimizer does what they do."""
     import torch
 
-    from sheeplike.nn.compilation import EAGER_CALLS, GraphedStep
+    from sheeplike.nn.compilation import EAGER_CALLS, Compilation, GraphedStep
 
     model = torch.nn.Linear(16, 16, device=device)
     losses = []
@@ -356,16 +356,11 @@ def gpu_graphs(device: str = "cuda") -> str:
         torch.manual_seed(1)
         losses.append(torch.stack([step(torch.ones(4, 16, device=device)) for _ in range(EAGER_CALLS + 5)]).cpu())
     close("eight captured updates", losses[1], losses[0], 1e-4)
-    reads = GraphedStep(lambda x: x * x.sum().item(), torch.device(device))
-    with suppress(Exception):  # a graph cannot read: this capture is made to fail
-        for _ in range(EAGER_CALLS + 1):
-            reads(torch.ones(2, device=device))
-    try:
-        survived = torch.rand(8, device=device).isfinite().all().item()
-    except Exception:
-        survived = False
-    after = "after one that fails torch goes on" if survived else "after one that fails, torch draws no random numbers"
-    return f"{EAGER_CALLS + 5} captured updates are the eager ones; {after}"
+    reads = Compilation("auto", torch.device(device)).step(lambda x: x * x.sum().item())
+    for _ in range(EAGER_CALLS + 1):  # a graph cannot read: this capture is made to fail
+        reads(torch.ones(2, device=device))
+    expect(torch.rand(8, device=device).isfinite().all().item(), "after a capture that fails torch draws no numbers")
+    return f"{EAGER_CALLS + 5} captured updates are the eager ones; one that cannot be captured goes on"
 
 
 @check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=600, needs_gpu=True)

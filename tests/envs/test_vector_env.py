@@ -12,6 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import sheeplike.envs
+from sheeplike.envs.mjx.vector_env import jax_device_of
 
 
 def leaves(tree):
@@ -333,3 +334,34 @@ def test_what_the_environment_asks_of_jax_is_named_where_it_cannot_be(monkeypatc
         command, env=os.environ | {"JAX_PLATFORMS": "zz"}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, told)
+
+
+class WithoutStreams:
+    """A GPU of a client of JAX's that torch cannot wait for."""
+
+    def get_stream_for_external_ready_events(self) -> int:
+        raise RuntimeError("UNIMPLEMENTED: get_stream_for_external_ready_events is not implemented")
+
+
+def test_a_gpu_whose_work_torch_cannot_wait_for_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "devices", lambda platform: [WithoutStreams()])
+    with pytest.raises(ValueError, match=r"device='cuda:0': .* doctor says more\), or 'cpu'; JAX says: UNIMPLEMENTED"):
+        jax_device_of(torch.device("cuda", 0))
+
+
+def test_what_variation_hands_out_lives_for_two_more_steps():
+    line = {"field": "opt.gravity", "component": 2, "operation": "scale", "distribution": {"uniform": [0.5, 2.0]}}
+    env = sheeplike.envs.make("cartpole_balance", num_envs=3, renderer="none", randomization={"gravity": line})
+    env.reset(seed=0)
+
+    def copies() -> int:
+        return sum(array.shape == (3, 1, 1) for array in jax.live_arrays())
+
+    before = copies()
+    mean = env.variation["gravity"].mean()  # what a GPU computes later, from memory that nobody holds
+    held = [copies() - before]
+    for _ in range(3):
+        env.step(torch.zeros(3, 1))
+        held.append(copies() - before)
+    assert [count > 0 for count in held] == [True, True, False, False]
+    assert 0.5 <= mean <= 2.0

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import warp
 from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from lightning.fabric import Fabric
@@ -207,3 +208,13 @@ def test_a_cluster_that_starts_several_tasks_changes_nothing(monkeypatch: pytest
     monkeypatch.setenv("SLURM_JOB_NAME", "mine")
     fabric = launch(load([*JOB, "fabric.accelerator=cpu"], Sources()).config)
     assert (fabric.world_size, fabric.device.type) == (1, "cpu")
+
+
+@pytest.mark.usefixtures("trouble")
+def test_warp_is_asked_for_the_same_bits_by_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    none, all_runs = warp.config.DeterministicMode.NOT_GUARANTEED, warp.config.DeterministicMode.RUN_TO_RUN
+    monkeypatch.setattr(warp.config, "deterministic", none)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
+    for keys, expected in ((["fabric.deterministic=true"], none), (["fabric.deterministic_physics=true"], all_runs)):
+        launch(load([*JOB, *keys], Sources()).config)
+        assert warp.config.deterministic == expected

@@ -315,3 +315,46 @@ def test_a_run_that_stops_between_two_updates_is_one_run(
     assert rows(last) == rows(straight)
     (_, parts), (_, expected) = (checkpoint.load_latest(run.run_dir / "checkpoints") for run in (last, straight))
     assert all(torch.equal(a, b) for a, b in zip(leaves(parts["agent"]), leaves(expected["agent"]), strict=True))
+
+
+def test_how_updates_are_compiled_is_kept_and_a_change_is_told(
+    begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with begin(*PPO_JOB, *GYM, "compile=off", "total_steps=64") as run:
+        run.iterate()
+    meta, _ = checkpoint.load_latest(run.run_dir / "checkpoints")
+    assert meta["compile"] == "off"
+    capsys.readouterr()
+    with sheeplike.init(f"resume={run.run_dir}", "total_steps=96") as again:
+        assert again._was_compiled == "off"
+        again.agent.compiled.fused = True  # as where the machine had no compiler before
+        again.iterate()
+    told = "this resume may differ in the last bits: compiled as 'off' before, and as 'inductor' here"
+    assert told in capsys.readouterr().err
+    assert checkpoint.load_latest(run.run_dir / "checkpoints")[0]["compile"] == "inductor"
+
+
+def test_the_host_waits_for_a_gpu_that_is_two_iterations_behind(
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Event] = []
+
+    class Event:
+        """As torch has it."""
+
+        def __init__(self) -> None:
+            self.recorded = self.awaited = False
+            made.append(self)
+
+        def record(self) -> None:
+            self.recorded = True
+
+        def synchronize(self) -> None:
+            self.awaited = True
+
+    with begin(*PPO_JOB, *GYM) as run:
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        for _ in range(5):
+            run._stay_close()
+            assert all(event.recorded for event in made)
+            assert [event.awaited for event in made] == [True] * (len(made) - 2) + [False] * min(len(made), 2)

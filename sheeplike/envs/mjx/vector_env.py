@@ -366,7 +366,8 @@ def jax_device_of(device: torch.device) -> jax.Device:
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
         expected = (
-            f"expected JAX's CUDA plugin at work, or 'cpu'; JAX says: {first_sentence(error)}"
+            f"expected JAX's CUDA plugin at work (python -m sheeplike doctor says more), or 'cpu'; JAX says: "
+            f"{first_sentence(error)}"
             if device.type == "cuda"
             else "expected JAX_PLATFORMS unset, or with cpu in it"
         )
