@@ -10,11 +10,12 @@ Shape letters: ``B`` batch, ``T`` time, ``D`` deter, ``S K`` stoch groups x clas
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sheeplike.nn.distributions import OneHotCategorical, categorical_kl
 from sheeplike.nn.layers import MLP, BlockLinear, Linear, NormAct
@@ -45,6 +46,34 @@ class Latent(NamedTuple):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Latent:
         return Latent(function(self.deter), function(self.stoch))
+
+
+def stack_latents(states: Sequence[Latent]) -> Latent:
+    """``T`` latents ``(B, ...)`` as one, ``(B, T, ...)``."""
+    return Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
+
+
+class DeferredGradients(torch.autograd.Function):
+    """Zeros to be added to what each step of a loop computes with detached weights.
+
+    Their gradient becomes that of the weights, by computing all steps once more side by side. So the backward pass
+    through the loop carries the gradient of the state alone, and each weight's is one product over batch and time,
+    instead of a sum of small ones, which on a GPU cost a few kernels each.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, again: Callable[[], tuple[Tensor, ...]], shapes: Sequence[Sequence[int]], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.again, ctx.weights = again, weights
+        return tuple(weights[0].new_zeros(()).expand(shape) for shape in shapes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            outputs = ctx.again()
+        cast = [gradient.to(output.dtype) for gradient, output in zip(gradients, outputs, strict=True)]
+        return None, None, *torch.autograd.grad(outputs, ctx.weights, cast, allow_unused=True)
 
 
 class RSSM(nn.Module):
@@ -147,18 +176,66 @@ class RSSM(nn.Module):
         # Chosen, not multiplied by zero: that would keep a NaN alive.
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
-        states, logits = [], []
+        before, after, logits = [], [], []
+        weights, taps = self._defer(before, after, actions, embeds) if torch.is_grad_enabled() else ({}, None)
         for t in range(action.shape[1]):
-            latent, logit = self.observe_step(latent, actions[:, t], embeds[:, t], is_first[:, t])
-            states.append(latent)
+            latent = latent.reset(is_first[:, t])
+            before.append(latent)
+            tap = None if taps is None else (taps[0][t], taps[1][t])
+            latent, logit = self.observe_step(weights, latent, actions[:, t], embeds[:, t], tap)
+            after.append(latent)
             logits.append(logit)
-        return Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True))), torch.stack(logits, 1).float()
+        return stack_latents(after), torch.stack(logits, 1).float()
 
-    def observe_step(self, latent: Latent, action: Tensor, embed: Tensor, first: Tensor) -> tuple[Latent, Tensor]:
-        """One step of :meth:`observe`: embedded action and observation ``(B, hidden)`` to latent and logits."""
-        deter = self.advance(latent.reset(first), action)
+    def observe_step(
+        self,
+        weights: Mapping[str, Tensor],
+        latent: Latent,
+        action: Tensor,
+        embed: Tensor,
+        tap: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Latent, Tensor]:
+        """One step of :meth:`observe`: embedded action and observation ``(B, hidden)`` to latent and logits.
+
+        Args:
+            weights: by name, instead of the module's own.
+            tap: zeros of the shapes of deter and logits, whose gradients are wanted.
+        """
+        return functional_call(self, dict(weights), (latent, action, embed, tap))
+
+    def forward(
+        self, latent: Latent, action: Tensor, embed: Tensor, tap: tuple[Tensor, Tensor] | None
+    ) -> tuple[Latent, Tensor]:
+        deter = self.advance(latent, action)
+        deter = deter if tap is None else deter + tap[0]
         logit = self.posterior(deter, embed)
+        logit = logit if tap is None else logit + tap[1]
         return Latent(deter, self.distribution(logit).sample()), logit
+
+    def _defer(
+        self, before: list[Latent], after: list[Latent], actions: Tensor, embeds: Tensor
+    ) -> tuple[dict[str, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]:
+        """Weights for all steps of a loop, without gradient, and the taps of each step that give them one.
+
+        Args:
+            before, after: the latents of each step, once the loop has run.
+        """
+        lead, device = actions.shape[:2], actions.device.type
+        mixed, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        seen, done = embeds.detach().flatten(0, 1), actions.detach().flatten(0, 1)
+
+        def all_steps() -> tuple[Tensor, Tensor]:
+            start, end = (stack_latents(states).detach().map(lambda x: x.flatten(0, 1)) for states in (before, after))
+            with torch.autocast(device, dtype, enabled=mixed):
+                deter, logits = self.advance(start, done), self.posterior(end.deter, seen)
+            return deter.unflatten(0, lead), logits.unflatten(0, lead)
+
+        parameters = dict(self.named_parameters())
+        shapes = (*lead, self.deter), (*lead, self.stoch, self.classes)
+        taps = DeferredGradients.apply(all_steps, shapes, *parameters.values())
+        # In the precision of products once, instead of at each step.
+        weights = {name: p.detach().to(dtype if mixed and p.dim() > 1 else p.dtype) for name, p in parameters.items()}
+        return weights, tuple(tap.unbind(1) for tap in taps)
 
     def imagine(self, latent: Latent, action: Tensor) -> Latent:
         """One step without an observation: latents ``(B, ...)`` and actions ``(B, A)`` to the next latents."""
