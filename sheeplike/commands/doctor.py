@@ -100,8 +100,8 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
     """
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        told, log = Path(place, "result.json"), Path(place, "log")
-        command = [sys.executable, "-m", "sheeplike.run.checks", name, str(told)]
+        answer, log = Path(place, "result.json"), Path(place, "log")
+        command = [sys.executable, "-m", "sheeplike.run.checks", name, str(answer)]
         with log.open("wb") as file:
             # In a session of its own, so that the compilers and runs that it begins end with it.
             options = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
@@ -117,8 +117,8 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
                 process.wait()
         output = log.read_text("utf-8", "replace")[-KEPT:]
         result = {"status": "FAIL", "fact": "", "advice": CHECKS[name].advice}
-        if told.exists() and process.returncode == 0:
-            result = json.loads(told.read_text("utf-8"))
+        if answer.exists() and process.returncode == 0:
+            result = json.loads(answer.read_text("utf-8"))
         elif late:
             result["fact"] = f"hangs: no answer in {timeout:g} s"
         else:

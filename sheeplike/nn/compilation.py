@@ -17,12 +17,13 @@ import functools
 import gc
 import importlib.util
 import os
+import re
 import shutil
 import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,14 +31,35 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sheeplike.terminal import warn
+from sheeplike.terminal import text_of, warn
 
 EAGER_CALLS = 3  # of a step, before it is captured
 MODES = ("auto", "off", "inductor", "graph")
 
 
-class CannotCompile(RuntimeError):
+class CannotCompile(ValueError):
     """A mode that was asked for by name does not work on this machine."""
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED|out of memory|can(?:'t|not) allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
+    r"|cudaErrorMemoryAllocation",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether ``error``, or what caused it, says that memory is short: of torch, JAX, Warp, NumPy or Python."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
+            return True
+        # JAX's and torch's own kinds of errors are this one; Warp raises it as it is.
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text_of(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Compilation:
@@ -54,6 +76,7 @@ class Compilation:
 
     Raises:
         ValueError: an unknown mode, or one that this device or machine cannot have.
+        CannotCompile: the latter, also by functions when they are first called.
     """
 
     def __init__(self, mode: str, device: torch.device) -> None:
@@ -66,7 +89,7 @@ class Compilation:
         self.graphs = device.type == "cuda" and mode in ("auto", "graph")
         self._shared: dict[Hashable, Callable] = {}
         if self.fused and (missing := _missing_backend(device)):
-            self._leave_out("fused", ValueError(missing))
+            self._leave_out("fused", CannotCompile(missing))
         if self.fused and device.type == "cpu":
             keep_freed_memory()
             keep_headers()
@@ -82,14 +105,15 @@ class Compilation:
         """Go on without ``part``, which failed.
 
         Raises:
-            ValueError, CannotCompile: it was asked for by name.
+            CannotCompile: it was asked for by name.
         """
-        reason = str(error).strip().partition("\n")[0]
+        first: BaseException = error
+        while part == "graphs" and first.__context__:  # the end of a capture only says that it had failed before
+            first = first.__context__
+        reason = text_of(first).strip().partition("\n")[0]
         if self.asked != "auto":
-            kind = ValueError if isinstance(error, ValueError) else CannotCompile
-            raise kind(
-                f"compile={self.asked}: {reason}; nearest: {'off' if part == 'fused' else 'inductor'}"
-            ) from error
+            nearest = "off" if self.device.type == "cpu" else "auto"
+            raise CannotCompile(f"compile={self.asked}: {reason}; nearest: {nearest}") from error
         if os.environ.get("SHEEPLIKE_DEBUG") == "1":
             traceback.print_exception(error)
         setattr(self, part, False)
@@ -104,7 +128,7 @@ class Compilation:
             try:
                 step()
             except _failures() as error:  # in the backward pass, which is compiled when it is first needed
-                if not self.fused or is_memory(error):
+                if not self.fused or is_out_of_memory(error):
                     raise
                 self._leave_out("fused", error)
                 done = 0
@@ -140,7 +164,7 @@ class Compilation:
             try:
                 return compiled(*args, **kwargs)
             except _failures() as error:
-                if is_memory(error):
+                if is_out_of_memory(error):
                     raise
                 self._leave_out("fused", error)
                 return function(*args, **kwargs)
@@ -196,14 +220,8 @@ class GraphedStep:
             self._calls += 1
             return self._on_side_stream(inputs)
         if self._graph is None:
-            random = torch.cuda.get_rng_state(self.device)
-            try:
-                self._capture(leaves, spec)
-            except Exception as error:
-                if self.owner is None or is_memory(error):
-                    raise
-                end_capture(self.device, random)
-                self.owner._leave_out("graphs", error)
+            self._try_capture(leaves, spec)
+            if self._graph is None:  # outside of the except block, which keeps alive what the capture has allocated
                 return self._on_side_stream(inputs)
         elif spec != self._spec or list(map(_kind, leaves)) != list(map(_kind, self._inputs)):
             expected = f"expected {list(map(_kind, self._inputs))} in {self._spec}"
@@ -216,12 +234,24 @@ class GraphedStep:
         outputs = [next(scalars) if leaf.dim() == 0 else leaf.clone() for leaf in self._outputs]
         return pytree.tree_unflatten(outputs, self._output_spec) if outputs else None
 
+    def _try_capture(self, leaves: list[Tensor], spec: Any) -> None:
+        """Capture, or tell the owner that it cannot be done."""
+        random, pool = torch.cuda.get_rng_state(self.device), torch.cuda.graph_pool_handle()
+        try:
+            self._capture(leaves, spec, pool)
+        except Exception as error:
+            if self.owner is None or is_out_of_memory(error):
+                raise
+            end_capture(self.device, random, pool)
+            self.owner._leave_out("graphs", error)
+
     def _on_side_stream(self, inputs: tuple) -> Any:
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             outputs = self.function(*inputs)
-            _stack_scalars(pytree.tree_leaves(outputs), self.device)  # no kernel is first loaded in a capture
+            if self._graph is None:  # no kernel should be loaded for the first time in a capture
+                _stack_scalars(pytree.tree_leaves(outputs), self.device)
         current.wait_stream(self._stream)
         for leaf in pytree.tree_leaves((inputs, outputs)):
             if leaf is not None:
@@ -229,7 +259,7 @@ class GraphedStep:
                 leaf.record_stream(self._stream)
         return outputs
 
-    def _capture(self, leaves: list[Tensor], spec: Any) -> None:
+    def _capture(self, leaves: list[Tensor], spec: Any, pool: Any) -> None:
         self._inputs, self._spec = [leaf.clone() for leaf in leaves], spec
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
@@ -240,7 +270,7 @@ class GraphedStep:
             # refused while capturing: XLA's threads may allocate at any time.
             with (
                 torch.cuda.stream(torch.cuda.current_stream(self.device)),
-                torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 outputs = self.function(*pytree.tree_unflatten(self._inputs, spec))
                 self._outputs, self._output_spec = pytree.tree_flatten(() if outputs is None else outputs)
@@ -257,17 +287,22 @@ def _stack_scalars(outputs: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack(scalars) if scalars else torch.zeros(0, device=device)
 
 
-def end_capture(device: torch.device, random: Tensor) -> None:
-    """Make torch usable again after a capture that failed: its random generator would stay in the capture.
+def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
+    """Make torch usable again after a capture that failed: its allocator and its generator would stay in the capture.
 
     Args:
         random: the generator's state before it.
+        pool: the memory that it was given.
 
     Raises:
         RuntimeError: the device's context is lost.
     """
     torch.cuda.synchronize(device)
-    generator = torch.cuda.default_generators[torch.cuda._utils._get_device_index(device, optional=True)]
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with suppress(RuntimeError):  # some versions of torch have done it
+            end(index, pool)
+    generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
     generator.set_state(random)
 
@@ -277,11 +312,6 @@ def _failures() -> type[Exception]:
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException
-
-
-def is_memory(error: BaseException) -> bool:
-    """Whether memory is short, which no other way of running would mend."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:

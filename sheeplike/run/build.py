@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,11 +24,12 @@ from sheeplike.agents.agent import Agent
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import changes, describe_changes, may_change
 from sheeplike.config.schema import Config, to_data, validate
+from sheeplike.config.schema import Fabric as FabricOptions
 from sheeplike.envs.contract import GaveUp
 from sheeplike.host import cpu_cores
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import phase
-from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile
+from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError
 from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock, parts_to_read
 from sheeplike.terminal import first_sentence, info, text_of, warn
@@ -39,11 +39,6 @@ INEXACT = (
 )
 # What loading a state raises that is of something else.
 _OF_ANOTHER = (LookupError, TypeError, AttributeError, RuntimeError, OverflowError, ValueError, checkpoint.Corrupt)
-_OUT_OF_MEMORY = re.compile(
-    r"RESOURCE_EXHAUSTED|out of memory|can(?:'t|not) allocate memory|not enough memory|failed to allocate|ALLOC_FAILED"
-    r"|cudaErrorMemoryAllocation",
-    re.IGNORECASE,
-)
 
 
 class RunComponents(NamedTuple):
@@ -204,10 +199,7 @@ def launch(config: Config) -> Fabric:
         )
     if config.fabric.accelerator == "cuda":
         jax.config.update("jax_cuda_visible_devices", "0")  # or JAX takes memory of all the others too
-    if config.fabric.deterministic:
-        _make_deterministic(config.fabric.accelerator == "cuda")
-    if config.fabric.deterministic_physics:
-        warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
+    _make_deterministic(config.fabric)
     if config.fabric.precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")
     fabric = Fabric(
@@ -310,20 +302,6 @@ def explain_oom(config: Config) -> Iterator[None]:
         raise CommandError(f"out of memory: {reason}; what helps: {settings}, or smaller images") from error
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what caused it, says that memory is short: of torch, JAX, Warp, NumPy or Python."""
-    while error is not None:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
-            return True
-        # JAX's and torch's own kinds of errors are this one; Warp raises it as it is.
-        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text_of(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def describe_device(config: Config, device: torch.device) -> str:
     """Where a run takes place, for people to read."""
     plural = "s" * (cpu_cores() > 1)
@@ -358,17 +336,21 @@ def of_this_agent(run_dir: Path) -> Iterator[None]:
         raise CommandError(f"{run_dir}: {what}: {type(error).__name__}: {first_sentence(error)}") from error
 
 
-def _make_deterministic(gpu: bool) -> None:
-    """Two runs of the same numbers give the same bits, on a GPU too, where that costs speed.
+def _make_deterministic(asked: FabricOptions) -> None:
+    """Two runs of the same numbers give the same bits, as far as that is asked for.
 
     The libraries read this when their devices are first used.
     """
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
-    if gpu:
+    gpu = asked.accelerator == "cuda"
+    if asked.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    if asked.deterministic and gpu:
         torch.backends.cudnn.benchmark = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+    if asked.deterministic_physics and gpu:
+        warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
 
 
 def _some_action(envs: VectorEnv) -> Tensor:

@@ -46,7 +46,7 @@ from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, warn
 
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
-RUN_AHEAD = 2  # iterations that may be queued on a GPU, which a stop has to wait for
+RUN_AHEAD = 4  # updates, or iterations without one, that may be queued on a GPU: a stop has to wait for them
 
 
 class Halted(CommandError):
@@ -173,7 +173,11 @@ class Experiment:
         self.recorder.begin(self.state)
         self._busy = True
         try:
-            with explain_oom(self.config), Watchdog(self.config.watchdog) as self.watchdog:
+            with (
+                as_command_errors(CannotCompile),
+                explain_oom(self.config),
+                Watchdog(self.config.watchdog) as self.watchdog,
+            ):
                 self._go_to(target)
         except CommandError as error:
             if self.kept and error.status == CommandError.status:
@@ -203,6 +207,7 @@ class Experiment:
         """
         parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
         finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from, and would be again
+        self.writer.extra["compile"] = self._compilation
         self.writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
         self.kept, self._touched = True, False
 
@@ -315,6 +320,10 @@ class Experiment:
                 if self.policy_steps >= self._compile_at and not self.over:
                     self._paused(self._compile_update)(self.state)
                     self._compiled = self.kept = True  # the directory is kept from here on, even without a checkpoint
+                    self.recorder.logger.log_text("compile", str(self._compilation), self.policy_steps)
+                    if self._was_compiled not in (None, self._compilation):
+                        change = f"compiled as {self._was_compiled!r} before, and as {self._compilation!r} here"
+                        warn(f"this resume may differ in the last bits: {change}")
                 if self.policy_steps < self._compile_at:
                     continue
             self._train(target)
@@ -329,7 +338,7 @@ class Experiment:
             total_steps=total_steps,
             observer=self.recorder,
             hooks=self._hooks,
-            stop=lambda: self.stop() or self._must_halt(),
+            stop=self._must_stop,
         )
 
     def _iterated(self, state: LoopState) -> None:
@@ -337,11 +346,15 @@ class Experiment:
             self.recorder.flush()  # the last line shows the newest row
         self.progress.update(state.policy_steps)
         self.watchdog.beat()
+
+    def _must_stop(self) -> bool:
+        """Asked before every update and every iteration."""
         if self.envs.device.type == "cuda":
             self._stay_close()
+        return self.stop() or self._must_halt()
 
     def _stay_close(self) -> None:
-        """Wait until the GPU is at most ``RUN_AHEAD`` iterations behind."""
+        """Wait until the GPU is at most ``RUN_AHEAD`` such calls behind."""
         self._queued.append(torch.cuda.Event())
         self._queued[-1].record()
         if len(self._queued) > RUN_AHEAD:
@@ -358,31 +371,23 @@ class Experiment:
 
     def _compile_update(self, state: LoopState) -> None:
         try:
-            with phase("compiling the update"), as_command_errors(CannotCompile):
+            with phase("compiling the update"):
                 update_seconds = self.agent.warm_up()
         except Exception:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
-        self._note_compilation()
         iterations = (self.config.total_steps - state.policy_steps) / self.envs.num_envs
         left = iterations * self._step_seconds + (self._updates_left() or 0) * update_seconds
         self.progress.update(state.policy_steps)
         pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
         self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
 
-    def _note_compilation(self) -> None:
-        """Into the log and all checkpoints from here on, since the last bits of an update depend on it."""
+    @property
+    def _compilation(self) -> str | None:
+        """How updates are compiled, on which their last bits depend; until they are, as they were."""
         compilation = getattr(self.agent, "compiled", None)
-        if compilation is None:
-            return
-        self.writer.extra["compile"] = compilation.mode
-        self.recorder.logger.log_text("compile", compilation.mode, self.policy_steps)
-        if self._was_compiled not in (None, compilation.mode):
-            warn(
-                "this resume may differ in the last bits: compiled as "
-                f"{self._was_compiled!r} before, and as {compilation.mode!r} here"
-            )
+        return self._was_compiled if compilation is None or not self._compiled else compilation.mode
 
     # --- numbers that are not finite --------------------------------------------------------------------------------
 

@@ -171,15 +171,19 @@ class Recorder:
 
 
 def gpu_memory(envs: VectorEnv) -> dict[str, float]:
-    """MiB that torch, JAX and Warp each hold of the GPU, if the environments are on one."""
+    """MiB of the GPU that all programs take, and of these what torch, JAX and Warp say that they hold.
+
+    Nothing where the environments are not on a GPU. What CUDA graphs hold is in the first number alone.
+    """
     if envs.device.type != "cuda":
         return {}
-    held = {"torch": torch.cuda.memory_reserved(envs.device)}
+    free, total = torch.cuda.mem_get_info(envs.device)
+    held = {"all": total - free, "torch": torch.cuda.memory_reserved(envs.device)}
     if simulator := getattr(envs, "simulator", None):
         import warp
 
-        stats = simulator.device.memory_stats()
-        held["jax"] = stats.get("pool_bytes", stats["bytes_in_use"])
+        stats = simulator.device.memory_stats() or {}  # some allocators keep none
+        held["jax"] = stats.get("pool_bytes", stats.get("bytes_in_use", 0))
         held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
     return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}
 

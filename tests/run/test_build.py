@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,22 @@ from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.config.compose import load
 from sheeplike.config.errors import as_command_errors
+from sheeplike.config.schema import Fabric as FabricOptions
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.envs.contract import GaveUp
 from sheeplike.memory import SequenceReplay
+from sheeplike.nn.compilation import is_out_of_memory
 from sheeplike.options import CommandError
-from sheeplike.run.build import differences, explain_oom, is_out_of_memory, launch, learner, make_agent, make_envs
+from sheeplike.run.build import (
+    _make_deterministic,
+    differences,
+    explain_oom,
+    launch,
+    learner,
+    make_agent,
+    make_envs,
+)
 from sheeplike.run.run_dir import Claim
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
@@ -210,11 +221,20 @@ def test_a_cluster_that_starts_several_tasks_changes_nothing(monkeypatch: pytest
     assert (fabric.world_size, fabric.device.type) == (1, "cpu")
 
 
-@pytest.mark.usefixtures("trouble")
-def test_warp_is_asked_for_the_same_bits_by_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    none, all_runs = warp.config.DeterministicMode.NOT_GUARANTEED, warp.config.DeterministicMode.RUN_TO_RUN
-    monkeypatch.setattr(warp.config, "deterministic", none)
+@pytest.mark.parametrize(
+    ("accelerator", "key", "expected"),
+    [
+        ("cuda", "deterministic", "NOT_GUARANTEED"),
+        ("cuda", "deterministic_physics", "RUN_TO_RUN"),
+        ("cpu", "deterministic_physics", "NOT_GUARANTEED"),
+    ],
+)
+def test_warp_is_asked_for_the_same_bits_by_a_key_of_its_own(
+    accelerator: str, key: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = warp.config.DeterministicMode
+    monkeypatch.setattr(warp.config, "deterministic", modes.NOT_GUARANTEED)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
-    for keys, expected in ((["fabric.deterministic=true"], none), (["fabric.deterministic_physics=true"], all_runs)):
-        launch(load([*JOB, *keys], Sources()).config)
-        assert warp.config.deterministic == expected
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    _make_deterministic(FabricOptions(accelerator=accelerator, **{key: True}))
+    assert warp.config.deterministic == modes[expected]
