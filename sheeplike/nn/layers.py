@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sheeplike.nn.linear import linear
+
 # Standard deviation of a unit normal cut at +-2 is 0.8796; dividing by it restores the intended variance.
 _TRUNCATED_STD = 0.87962566103423978
 
@@ -41,6 +43,9 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         init_truncated_normal_(self.weight, self.in_features, self.scale)
         nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class BlockLinear(nn.Module):

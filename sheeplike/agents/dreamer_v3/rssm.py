@@ -53,6 +53,11 @@ def stack_latents(states: Sequence[Latent]) -> Latent:
     return Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
 
 
+def defers(device: torch.device) -> bool:
+    """Whether a scan's weights get their gradients at its end: on a CPU few rows cost little, and kernels nothing."""
+    return device.type != "cpu"
+
+
 class DeferredGradients(torch.autograd.Function):
     """Zeros to be added to what each step of a loop computes with detached weights.
 
@@ -177,7 +182,8 @@ class RSSM(nn.Module):
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
         before, after, logits = [], [], []
-        weights, taps = self._defer(before, after, actions, embeds) if torch.is_grad_enabled() else ({}, None)
+        learning = torch.is_grad_enabled() and defers(action.device)
+        weights, taps = self._defer(before, after, actions, embeds) if learning else ({}, None)
         for t in range(action.shape[1]):
             latent = latent.reset(is_first[:, t])
             before.append(latent)

@@ -287,3 +287,47 @@ def test_recurrent_state_stays_float32_under_bfloat16(rssm: RSSM) -> None:
     assert state.deter.dtype == state.stoch.dtype == logits.dtype == dyn.dtype == rep.dtype == torch.float32
     # A carry in bfloat16 would have only 8 bits of mantissa.
     assert not torch.equal(state.deter, state.deter.bfloat16().float())
+
+
+# --- gradients of a scan ---------------------------------------------------------------------------------------------
+
+
+def gradients(rssm: RSSM, defer: bool, patch: pytest.MonkeyPatch, mixed: bool = False) -> dict[str, Tensor]:
+    """Of all parameters and inputs of a scan of twelve steps, in which episodes begin."""
+    patch.setattr("sheeplike.agents.dreamer_v3.rssm.defers", lambda device: defer)
+    generator, dtype = torch.Generator().manual_seed(0), next(rssm.parameters()).dtype
+    inputs = [torch.randn(3, 12, width, generator=generator, dtype=dtype) for width in (ACTIONS, EMBED)]
+    action, embed = (value.requires_grad_() for value in inputs)
+    latent = random_latent(3).map(lambda x: x.to(dtype).requires_grad_())
+    rssm.zero_grad()
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        states, logits = rssm.observe(latent, action, embed, torch.rand(3, 12, generator=generator) < 0.2)
+    weights = torch.linspace(0, 1, states.features.numel(), dtype=dtype).view_as(states.features)
+    ((states.features * weights).sum() + logits.square().mean()).backward()
+    found = {name: p.grad.clone() for name, p in rssm.named_parameters() if p.grad is not None}
+    return found | {"action": action.grad, "embed": embed.grad, "deter": latent.deter.grad, "stoch": latent.stoch.grad}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_gradients_deferred_to_the_end_of_a_scan_are_those_of_its_steps(
+    dtype: torch.dtype, tolerance: float, rssm: RSSM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == torch.float64:
+        monkeypatch.setattr(Tensor, "float", lambda x: x)  # gates and probabilities stay what they are
+    rssm = rssm.to(dtype)
+    plain, deferred = (gradients(rssm, defer, monkeypatch) for defer in (False, True))
+    assert plain.keys() == deferred.keys()
+    for name, gradient in plain.items():
+        assert bool(gradient.any())
+        assert (deferred[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
+
+
+def test_deferred_gradients_under_autocast_and_compiled(rssm: RSSM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, deferred = (gradients(rssm, defer, monkeypatch, mixed=True) for defer in (False, True))
+    for name, gradient in plain.items():  # bfloat16 has 8 bits
+        assert (deferred[name] - gradient).abs().max() <= 0.05 * gradient.abs().max(), name
+    rssm.observe_step = torch.compile(rssm.observe_step, fullgraph=True, backend="aot_eager")
+    compiled = gradients(rssm, True, monkeypatch)
+    for name, gradient in gradients(rssm, False, monkeypatch).items():
+        assert (compiled[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
