@@ -39,7 +39,9 @@ COMMANDS = {
     "export": ("export", "run=mine"),
     "compare": ("compare", "mine"),
     "bench": ("bench", *GYM, "out=mine", "parts=[envs]", "seconds=0.1"),
+    "doctor": ("doctor", "disk", "out=mine/doctor.json"),
 }
+READERS = [name for name in COMMANDS if name not in ("bench", "doctor")]  # of what a run has written
 AUTO = (*JOB, "run_dir=mine", "resume=auto")  # train once more: it composes a configuration and looks into run_dir
 # What a command reads or writes there, and at which name somebody else could have put something.
 NAMES = {
@@ -48,6 +50,7 @@ NAMES = {
     "export": ("config.yaml", "checkpoints/step_000000000064/manifest.json", "export", "export/step_000000000064"),
     "compare": ("metrics.jsonl", "compare", "compare/eval_return_mean_by_steps.md", "compare/x"),
     "bench": ("bench.md", "bench.json"),
+    "doctor": ("doctor.json",),
 }
 KINDS = ("link", "pipe", "directory")  # a pipe stands for sockets and devices
 ESCAPES = "\x1b]0;pwn\x07\x1b[31m\u202ered\x9b2J"
@@ -185,7 +188,7 @@ def test_a_file_with_the_name_of_a_checkpoint_is_none(mine: Path, call: Callable
         assert "expected a run with a checkpoint" in call(*COMMANDS[command])[2]
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+@pytest.mark.parametrize("command", READERS)
 def test_names_in_what_is_otherwise_in_order(
     trained: Path, call: Callable[..., tuple[int, str, str]], command: str
 ) -> None:
@@ -210,7 +213,7 @@ def test_names_in_what_is_otherwise_in_order(
 
 
 @pytest.mark.parametrize("text", [ESCAPES, "x\ntouch PWNED; return 0 # $\\frac{$ a|b \ud83d"])
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+@pytest.mark.parametrize("command", READERS)
 def test_names_from_files_are_shown_and_nothing_more(
     mine: Path, call: Callable[..., tuple[int, str, str]], command: str, text: str
 ) -> None:
@@ -244,7 +247,7 @@ REFUSED = ("a: &a [1]\nb: *a\n", "\0", "[", "- 1", *SLOW)
 
 
 @pytest.mark.parametrize("text", MONSTROUS.values(), ids=MONSTROUS)
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+@pytest.mark.parametrize("command", READERS)
 def test_monstrous_configurations_are_refused(
     mine: Path, call: Callable[..., tuple[int, str, str]], command: str, text: str
 ) -> None:

@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import sheeplike
+from sheeplike.run.exported import DEMOS, load_agent
 from sheeplike.run.signals import PREEMPTED
 
 HOWTO = Path(__file__).parents[1] / "howto"
@@ -162,3 +164,28 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
         again.close()
     exec(compile(evaluations, "write_a_curriculum.md", "exec"), {"sheeplike": sheeplike})
     assert runs[-1].finished
+
+
+def test_the_program_that_begins_with_networks_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the variation is left out the networks say what they said."""
+    (program,) = blocks("learn_to_pick.md", "python")
+    few = ["dry_run=true", "total_steps=96", "agent.minibatches=2", "logger.tensorboard=false", "eval.every=null"]
+    runs, real = [], sheeplike.init
+
+    def init(*overrides: str) -> object:
+        run = real(*overrides, *few)
+        monkeypatch.setattr(run, "iterate", lambda: None, raising=False)  # nothing is learnt yet
+        runs.append(run)
+        return run
+
+    monkeypatch.setattr(sheeplike, "init", init, raising=False)
+    with pytest.raises(SystemExit, match=r"^75$|^0$"):
+        exec(compile(program, "learn_to_pick.md", "exec"), {})
+    networks, demo = runs[0].agent.networks, load_agent(DEMOS / "franka_pick_ppo").networks
+    known, widened = (one.value_head[0].in_features for one in (demo, networks))
+    pixels, state = torch.randint(256, (2, 48, 48, 3), dtype=torch.uint8), torch.randn(2, widened)
+    with torch.no_grad():
+        expected, value = demo({"pixels/front": pixels, "privileged_state": state[:, :known]})
+        found, of_all = networks({"pixels/front": pixels, "privileged_state": state})
+    assert known < widened
+    torch.testing.assert_close((found.mean, found.std, of_all), (expected.mean, expected.std, value))

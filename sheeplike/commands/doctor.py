@@ -99,23 +99,23 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
     A check that hangs or dies has failed. What it printed is the ``output`` of one that failed.
     """
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        answer, log = Path(place, "result.json"), Path(place, "log")
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as log:
+        answer = Path(place, "result.json")
         command = [sys.executable, "-m", "sheeplike.run.checks", name, str(answer)]
-        with log.open("wb") as file:
-            # In a session of its own, so that the compilers and runs that it begins end with it.
-            options = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command, start_new_session=True, **options)
-            try:
-                process.wait(timeout)
-                late = False
-            except subprocess.TimeoutExpired:
-                late = True
-            finally:
-                with suppress(ProcessLookupError, PermissionError):  # it has ended, and so has all that it began
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        output = log.read_text("utf-8", "replace")[-KEPT:]
+        # In a session of its own, so that the compilers and runs that it begins end with it.
+        options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        try:
+            process.wait(timeout)
+            late = False
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended, and so has all that it began
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        log.seek(0)
+        output = log.read().decode("utf-8", "replace")[-KEPT:]
         result = {"status": "FAIL", "fact": "", "advice": CHECKS[name].advice}
         if answer.exists() and process.returncode == 0:
             result = json.loads(answer.read_text("utf-8"))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sheeplike import caches, host
 from sheeplike.files import write_atomically
-from sheeplike.terminal import first_sentence
+from sheeplike.terminal import echo, first_sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -555,7 +555,7 @@ def program(*arguments: str) -> None:
     """Run a command, and fail with its last line if it does."""
     done = subprocess.run([sys.executable, "-m", "sheeplike", *arguments], text=True, capture_output=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    print(*lines, sep="\n")
+    echo(*lines)
     expect(done.returncode == 0, f"status {done.returncode}: {lines[-1] if lines else 'it said nothing'}")
 
 

@@ -175,7 +175,7 @@ def gpu_memory(envs: VectorEnv) -> dict[str, float]:
 
     Nothing where the environments are not on a GPU. What CUDA graphs hold is in the first number alone.
     """
-    if envs.device.type != "cuda":
+    if torch.device(envs.device).type != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info(envs.device)
     held = {"all": total - free, "torch": torch.cuda.memory_reserved(envs.device)}
