@@ -279,11 +279,12 @@ class Bench:
         with as_command_errors(ValueError, TypeError, MemoryError):
             return make_agent(self.config.replace(agent=options, compile=compile), self.envs, self.fabric)
 
-    def warm_up(self, agent: Any, mode: str) -> None:
-        """Have an agent that has seen enough compile and capture its update."""
+    def warm_up(self, agent: Any) -> None:
+        """Have an agent that has seen enough compile and capture its update, as far as this machine can."""
         start = time.perf_counter()
         agent.warm_up()
-        mode = ("graph" if self.cuda else "inductor") if mode == "auto" else mode
+        compilation = getattr(agent, "compiled", None)
+        mode = compilation.mode.partition(",")[0] if compilation else "off"
         self.compile_seconds.setdefault(MODES[mode], time.perf_counter() - start)
 
     def wait(self, value: Any = None) -> None:
@@ -365,7 +366,7 @@ class Bench:
         with phase(options.collecting):
             iterate(options.first_update(num_envs) // num_envs)
         with phase("compiling the update"):
-            self.warm_up(agent, self.config.compile)
+            self.warm_up(agent)
         with phase("the first updates"):
             task(1)
         return task, state
@@ -493,7 +494,7 @@ class Bench:
             return due
 
         due = collect()
-        self.warm_up(agent, mode)
+        self.warm_up(agent)
 
         def task(calls: int, *, keep: bool = mode != "off") -> tuple[float, int]:
             nonlocal due

@@ -56,9 +56,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
-    """:class:`torch.nn.Linear` for float32 inputs ``(B, I)``."""
+    """:class:`torch.nn.Linear`, computed by :func:`linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and ONEDNN:
-            return _onednn(x, self.weight, self.bias)
-        return super().forward(x)
+        return linear(x, self.weight, self.bias)

@@ -212,6 +212,7 @@ class RSSM(nn.Module):
     def forward(
         self, latent: Latent, action: Tensor, embed: Tensor, tap: tuple[Tensor, Tensor] | None
     ) -> tuple[Latent, Tensor]:
+        """:meth:`observe_step` with the module's own weights: ``functional_call`` runs a module's ``forward``."""
         deter = self.advance(latent, action)
         deter = deter if tap is None else deter + tap[0]
         logit = self.posterior(deter, embed)
