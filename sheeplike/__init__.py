@@ -40,11 +40,17 @@ def _share_gpu_memory() -> bool:
     return xla_bridge is not None and xla_bridge.backends_are_initialized()
 
 
+_LATER = {
+    "init": "sheeplike.run.experiment",  # begins a run
+    "load": "sheeplike.analysis.model",  # a trained world model
+}
+
+
 def __getattr__(name: str) -> Any:
-    """``sheeplike.init``, which begins a run; loaded when it is asked for, since torch and JAX take seconds."""
-    if name == "init":
-        return importlib.import_module("sheeplike.run.experiment").init
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """What programs begin with, loaded when it is asked for, since torch and JAX take seconds."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)
 
 
 xla_started_before_import = _share_gpu_memory()

@@ -103,6 +103,7 @@ class ActionCodec:
     inside.
 
     Attributes:
+        space: of one world's actions.
         classes: of each discrete action; empty where actions are continuous.
         discrete: whether they are not.
         width: ``A``, of an action inside.
@@ -115,6 +116,7 @@ class ActionCodec:
     def __init__(self, space: gymnasium.spaces.Space) -> None:
         expected = f"action space {space}: expected Discrete, MultiDiscrete of one axis or a Box of shape (A,)"
         shape = getattr(space, "shape", None) or ()
+        self.space = space
         if isinstance(space, gymnasium.spaces.Discrete):
             self.classes, self.starts = (int(space.n),), (int(space.start),)
             self.joint = False

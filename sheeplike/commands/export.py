@@ -8,7 +8,6 @@ data, without pickle.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import MODEL, WEIGHTS
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, choose_checkpoint, free, open_run
+from sheeplike.run.run_dir import CONFIG_FILE, choose_checkpoint, free, open_run
 from sheeplike.terminal import echo, info, warn
 
 
@@ -46,7 +45,7 @@ def main(request: Request) -> None:
         return
     asked = load_options(ExportOptions, request.about_run())
     run_dir, config = open_run(asked.run, "export")
-    path = choose_checkpoint(run_dir, asked.checkpoint)  # None: the newest that is whole
+    choose_checkpoint(run_dir, asked.checkpoint)  # before torch and JAX are loaded
     place = None if asked.to is None else expand(asked.to)
     require_writable("to", place or run_dir / "export")
     if place is not None:
@@ -54,26 +53,16 @@ def main(request: Request) -> None:
     info("loading torch and JAX")
     import torch
 
-    from sheeplike import checkpoint
-    from sheeplike.run.build import build_envs, changes_since, edits
+    from sheeplike.run.build import changes_since, edits
 
-    only, device = ("agent",), torch.device("cpu")
-    with as_command_errors(ValueError, TypeError, MemoryError, checkpoint.Corrupt, FileNotFoundError):
-        root = run_dir / CHECKPOINTS
-        meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(root, only=only)
-        if edited := edits(changes_since(meta, config)):
-            warn(edited)
-        weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
-        if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-            raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")
-        place = place or run_dir / "export" / f"step_{meta['step']:012d}"
-        _check_free(place)
-        # The environments say what the agent sees and does: the same names, sizes and types whatever renders.
-        renderer = "warp" if config.env.renderer == "madrona" else config.env.renderer
-        envs = build_envs(config.replace(env=config.env.replace(renderer=renderer)), 1, device)
-        space, actions = envs.single_observation_space, envs.single_action_space
-        envs.close()
-        agent = exported.build(config.agent, space, actions, config.fabric.precision, 1, device)
+    meta, known, weights = exported.read_checkpoint(run_dir, asked.checkpoint)
+    if edited := edits(changes_since(meta, config)):
+        warn(edited)
+    place = place or run_dir / "export" / f"step_{meta['step']:012d}"
+    _check_free(place)
+    with as_command_errors(ValueError, TypeError, MemoryError):
+        space, actions = known.build()
+        agent = exported.build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
     exported.load_weights(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
     with as_command_errors(OSError):
         model = exported.save(place, agent, space, actions, config, meta)

@@ -31,6 +31,11 @@ def to_unit(image: Tensor) -> Tensor:
     return 1 - 1 / (1 + image.float().clamp_min(0))
 
 
+def from_unit(depth: Tensor) -> Tensor:
+    """Depth in metres, float32, from what :func:`to_unit` makes of it."""
+    return depth / (1 - depth).clamp_min(1e-6)
+
+
 def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
 

@@ -61,9 +61,16 @@ class RunningNorm(nn.Module):
         self.mean += gap * count / total
         self.count += count
 
+    @property
+    def std(self) -> Tensor:
+        """``(D,)`` float32; 1 before the first update."""
+        variance = (self.square / self.count.clamp_min(1)).clamp_min(0)
+        return torch.where(self.count > 0, variance.sqrt(), 1.0).clamp_min(1e-6).float()
+
     def forward(self, x: Tensor) -> Tensor:
         """``(B, D)`` to whitened ``(B, D)`` float32."""
-        std = torch.where(self.count > 0, (self.square / self.count.clamp_min(1)).clamp_min(0).sqrt(), 1.0).clamp_min(
-            1e-6
-        )
-        return ((x - self.mean.float()) / std.float()).clamp(-self.limit, self.limit)
+        return ((x - self.mean.float()) / self.std).clamp(-self.limit, self.limit)
+
+    def invert(self, x: Tensor) -> Tensor:
+        """Whitened ``(B, D)`` to vectors ``(B, D)`` float32; what was clipped stays so."""
+        return x * self.std + self.mean.float()

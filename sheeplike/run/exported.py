@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -25,11 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import nearest, validated
+from sheeplike.config.errors import as_command_errors, expand, nearest, validated
 from sheeplike.config.saved import read_saved, to_yaml
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.run.run_dir import CONFIG_FILE
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
+from sheeplike.run.run_dir import config_file as config_of_run
 from sheeplike.terminal import first_sentence
 
 if TYPE_CHECKING:
@@ -76,6 +78,23 @@ class MultiDiscrete(_Data):
 
 
 Space = Annotated[Box | Discrete | MultiDiscrete, Field(discriminator="type")]
+
+
+class Spaces(_Data):
+    """What one world shows and takes, as each checkpoint of a run says it."""
+
+    observations: dict[str, Space]
+    actions: Space
+
+    @classmethod
+    def of(cls, observations: spaces.Dict, actions: spaces.Space) -> Spaces:
+        return cls(observations={key: describe(one) for key, one in observations.items()}, actions=describe(actions))
+
+    def build(self) -> tuple[spaces.Dict, spaces.Space]:
+        """The two as Gymnasium has them."""
+        from gymnasium import spaces
+
+        return spaces.Dict({key: to_space(one) for key, one in self.observations.items()}), to_space(self.actions)
 
 
 class Model(_Data):
@@ -139,9 +158,9 @@ def save(
     content = to_bytes({name: value.detach().clone().contiguous() for name, value in weights.items()})
     model = Model(
         step=meta["step"],
-        observations={key: _describe(one) for key, one in acting.items()},
-        only_for_learning={key: _describe(one) for key, one in known.items() if key not in acting},
-        actions=_describe(actions),
+        observations={key: describe(one) for key, one in acting.items()},
+        only_for_learning={key: describe(one) for key, one in known.items() if key not in acting},
+        actions=describe(actions),
         versions=meta["versions"],
         sha256=hashlib.sha256(content).hexdigest(),
     )
@@ -157,32 +176,73 @@ def save(
     return model
 
 
-def load_agent(place: Path | str, *, num_envs: int = 1, device: torch.device | str = "cpu") -> Agent:
-    """The agent that ``export`` wrote, ready to act: ``load_agent(place).player(num_envs=1)``.
+def load_agent(
+    place: Path | str, *, checkpoint: str = "last", num_envs: int = 1, device: torch.device | str = "cpu"
+) -> Agent:
+    """A trained agent, ready to act: ``load_agent(place).player(num_envs=1)``.
 
     Needs neither the task nor JAX. Nothing that the files hold is run.
 
     Args:
+        place: what ``export`` wrote, the directory of a run, or ``demo:<name>``.
+        checkpoint: of a run: ``last``, ``best`` or its policy steps.
         num_envs: environments that it could learn from; a player has a number of its own.
 
     Raises:
         CommandError: a file is missing, damaged or not what it should be.
     """
     import torch
-    from gymnasium import spaces
 
-    place = Path(place)
+    place = find(str(place))
+    config_file = Path(os.path.realpath(place / CONFIG_FILE)) if is_export(place) else config_of_run(place, "run")
     with _of(place):
         # Not the whole configuration: its task may not be installed where the agent acts.
-        saved = read_saved(Path(os.path.realpath(place / CONFIG_FILE)))
+        saved = read_saved(config_file)
         config = validated(registry.find(saved["agent"]["name"]).config, saved["agent"], "agent.")
-    model, weights = read(place)
+    if is_export(place):
+        if checkpoint != "last":
+            raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
+        model, weights = read(place)
+        known = Spaces(observations=model.observations | model.only_for_learning, actions=model.actions)
+        problem = f"{place / WEIGHTS}: is not of the agent in {CONFIG_FILE} and {MODEL}"
+    else:
+        _, known, weights = read_checkpoint(place, checkpoint)
+        problem = f"run={place}: the checkpoint is not of the agent in its {CONFIG_FILE}"
     with _of(place):
-        seen = spaces.Dict({key: _space(one) for key, one in (model.observations | model.only_for_learning).items()})
-        precision = saved["fabric"]["precision"]
-        agent = build(config, seen, _space(model.actions), precision, num_envs, torch.device(device))
-    load_weights(agent, weights, f"{place / WEIGHTS}: is not of the agent in {CONFIG_FILE} and {MODEL}")
+        agent = build(config, *known.build(), saved["fabric"]["precision"], num_envs, torch.device(device))
+    load_weights(agent, weights, problem)
     return agent
+
+
+def find(place: str) -> Path:
+    """The directory that ``run=`` means: of a run, of an export, or of ``demo:<name>``.
+
+    Raises:
+        CommandError: there is no such demo, or the path cannot be one.
+    """
+    return demo(place.removeprefix(DEMO)) if place.startswith(DEMO) else expand(place)
+
+
+def read_checkpoint(run_dir: Path, checkpoint: str) -> tuple[dict[str, Any], Spaces, dict[str, torch.Tensor]]:
+    """What a checkpoint of a run says of itself and of its worlds, and its agent's weights by name.
+
+    Raises:
+        CommandError: there is no such checkpoint, it is damaged, or it holds no agent.
+    """
+    import torch
+
+    from sheeplike import checkpoint as files
+
+    if not checkpoint_steps(run_dir):
+        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
+    path, only = choose_checkpoint(run_dir, checkpoint), ("agent",)
+    with as_command_errors(files.Corrupt, FileNotFoundError):
+        meta, parts = files.load(path, only=only) if path else files.load_latest(run_dir / CHECKPOINTS, only=only)
+    weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
+    if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")
+    with _of(run_dir):
+        return meta, Spaces.model_validate_json(json.dumps(meta["spaces"])), weights
 
 
 def read(place: Path) -> tuple[Model, dict[str, torch.Tensor]]:
@@ -255,7 +315,7 @@ def load_weights(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str
         raise CommandError(f"{problem}: {first_sentence(error)}") from error
 
 
-def _space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
+def to_space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
     from gymnasium import spaces
 
     if isinstance(data, Discrete):
@@ -268,8 +328,8 @@ def _space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
     return spaces.Box(low, high, data.shape, data.dtype)
 
 
-def _describe(space: spaces.Space) -> Box | Discrete | MultiDiscrete:
-    """The inverse of :func:`_space`."""
+def describe(space: spaces.Space) -> Box | Discrete | MultiDiscrete:
+    """The inverse of :func:`to_space`."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):

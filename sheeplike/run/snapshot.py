@@ -15,6 +15,7 @@ from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.config.schema import Config
 from sheeplike.loop import LoopState, first_step
+from sheeplike.run.exported import Spaces
 from sheeplike.run.recorder import Recorder
 
 STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # of the current step; the next one has another action
@@ -47,7 +48,8 @@ def take(
         # What the agent has seen is a part of its own, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
-    meta = {"env": config.env.name, "agent": config.agent.name}
+    spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
+    meta = {"env": config.env.name, "agent": config.agent.name, "spaces": spaces}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None
