@@ -1,5 +1,5 @@
 """What all tests share: one thread (their tensors are too small for two), an empty place to work in, and packages that
-are installed outside the repository.
+are installed outside the repository; and small agents, with experience to feed them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ import subprocess
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores, and the tests' tensors are small
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from torch import Tensor
 
 from sheeplike import entry_points, host
 from sheeplike.__main__ import main
+from sheeplike.agents.agent import Agent, Player, Step
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.run.run_dir import Plan
 from sheeplike.run.signals import SIGNALS
 
@@ -199,3 +206,128 @@ def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return "\n".join([error.rstrip(), *(str(warning.message) for warning in caught)])
 
     return call
+
+
+# --- small agents ----------------------------------------------------------------------------------------------------
+
+IMAGE = 48
+TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
+RUN = {"num_envs", "device", "compile", "autocast", "seed"}  # arguments of an agent's constructor; the rest is options
+
+
+def observation_space(cameras: Collection[str] | dict[str, tuple[int, ...]], vectors: dict[str, int]) -> spaces.Dict:
+    """Cameras by name, or name to shape; vectors, name to width."""
+    shapes = cameras if isinstance(cameras, dict) else dict.fromkeys(cameras, (IMAGE, IMAGE, 3))
+    return spaces.Dict(
+        {f"pixels/{name}": spaces.Box(0, 255, shape, np.uint8) for name, shape in shapes.items()}
+        | {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in vectors.items()}
+    )
+
+
+@pytest.fixture(scope="session")
+def make_space() -> Callable[..., spaces.Dict]:
+    """Builds an observation space: :func:`observation_space`."""
+    return observation_space
+
+
+@pytest.fixture(scope="session")
+def make_agent() -> Callable[..., DreamerV3]:
+    """Builds an agent of a few thousand parameters; keywords override."""
+
+    def make(
+        *,
+        cameras: Collection[str] = (),
+        vectors: dict[str, int] | None = None,
+        actions: gymnasium.spaces.Space | int = 2,
+        **options: Any,
+    ) -> DreamerV3:
+        space = observation_space(cameras, {"state": 5} if vectors is None else vectors)
+        actions = spaces.Box(-1, 1, (actions,), np.float32) if isinstance(actions, int) else actions
+        run = {"num_envs": 3} | {name: options.pop(name) for name in RUN & options.keys()}
+        defaults = {"size": TINY, "observations": ("*",), "batch_size": 4, "batch_length": 6, "learning_starts": 0}
+        defaults |= {"replay_size": 3 * 60, "imagination_length": 3, "warmup": 0}
+        return DreamerV3(space, actions, DreamerV3Config(**(defaults | options)), **run)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., list[Step]]:
+    """Lets an agent act on random observations and store the steps; returns them.
+
+    ``last`` and ``terminal`` hold (step, world) pairs; the step after an ending begins an episode. ``begin`` ``(N,)``
+    says where the first step does, to go on from an earlier call; None: everywhere.
+    """
+
+    def run(
+        agent: Agent,
+        steps: int,
+        *,
+        last: Collection[tuple[int, int]] = (),
+        terminal: Collection[tuple[int, int]] = (),
+        seed: int = 0,
+        player: Player | None = None,
+        begin: Tensor | None = None,
+    ) -> list[Step]:
+        generator = torch.Generator().manual_seed(seed)
+        worlds = range(agent.num_envs)
+        player = player or agent.player(agent.num_envs)
+        ended = torch.ones(agent.num_envs, dtype=torch.bool, device=agent.device) if begin is None else begin
+        played = []
+        for t in range(steps):
+            obs = {}
+            for key, space in getattr(agent, "predicted", agent.keys).spaces.items():
+                shape = (agent.num_envs, *space.shape)
+                image = space.dtype == np.uint8
+                obs[key] = (
+                    torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+                    if image
+                    else torch.randn(shape, generator=generator)
+                )
+            device = agent.device
+            obs = {key: value.to(device) for key, value in obs.items()}
+            is_terminal = torch.tensor([(t, n) in terminal for n in worlds], device=device)
+            is_last = torch.tensor([(t, n) in last for n in worlds], device=device) | is_terminal
+            reward = torch.randn(agent.num_envs, generator=generator).round().to(device) * ~ended  # of all signs
+            action = player.act(obs, ended)
+            step = Step(obs, action, reward, ended, is_last, is_terminal, dict(player.extras))
+            agent.add(step)
+            played.append(step)
+            ended = is_last
+        return played
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_ppo(make_space: Callable[..., spaces.Dict]) -> Callable[..., PPO]:
+    """Builds an agent of a few thousand parameters that sees everything; keywords override."""
+
+    def make(
+        *,
+        cameras: Collection[str] = (),
+        vectors: dict[str, int] | None = None,
+        actions: gymnasium.spaces.Space | int = 2,
+        **options: Any,
+    ) -> PPO:
+        space = make_space(cameras, {"state": 5} if vectors is None else vectors)
+        actions = spaces.Box(-1, 1, (actions,), np.float32) if isinstance(actions, int) else actions
+        run = {"num_envs": 3} | {name: options.pop(name) for name in RUN & options.keys()}
+        defaults = {"observations": ("*",), "rollout_length": 8, "minibatches": 4, "epochs": 2}
+        defaults |= {"policy_layers": (16,), "value_layers": (16,)}
+        return PPO(space, actions, PPOConfig(**(defaults | options)), **run)
+
+    return make
+
+
+@pytest.fixture
+def randomised() -> Callable[[torch.nn.Module], None]:
+    """Gives every parameter noise, so that zero-initialised outputs pass gradients and biases count."""
+
+    def randomise(module: torch.nn.Module, spread: float = 0.1, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(spread * torch.randn(p.shape, generator=generator))
+
+    return randomise

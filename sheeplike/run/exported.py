@@ -241,8 +241,11 @@ def read_checkpoint(run_dir: Path, checkpoint: str) -> tuple[dict[str, Any], Spa
     weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")
-    with _of(run_dir):
-        return meta, Spaces.model_validate_json(json.dumps(meta["spaces"])), weights
+    try:
+        return meta, Spaces.model_validate_json(json.dumps(meta.get("spaces"))), weights
+    except ValidationError as error:
+        wanted = "expected what one world shows and takes, which every checkpoint holds"
+        raise CommandError(f"run={run_dir}: the checkpoint's spaces are damaged: {wanted}") from error
 
 
 def read(place: Path) -> tuple[Model, dict[str, torch.Tensor]]:

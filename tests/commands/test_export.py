@@ -25,7 +25,7 @@ from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.exported import load_agent
+from sheeplike.run.exported import Spaces, load_agent
 from sheeplike.run.run_dir import Claim
 
 AGENTS = {
@@ -42,6 +42,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = load(arguments, Sources()).config
     envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
     agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
+    spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
     with Claim(run_dir, config):
         pass
     for step in (64, 128):
@@ -57,7 +58,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             run_dir / "checkpoints",
             step,
             {"agent": state, "envs": {}},
-            {"score": -step},
+            {"score": -step, "spaces": spaces},
             keep_last=9,
             config=to_data(config),
         )
@@ -101,6 +102,11 @@ def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
         action = same.act(obs, is_first)
         torch.manual_seed(0)
         assert torch.equal(action, player.act(obs, is_first))
+
+    # From the run itself, of any checkpoint.
+    for name, is_it in (("last", True), ("64", False)):
+        found = load_agent(run_dir, checkpoint=name).state_dict(replay=False)["modules"]
+        assert all(torch.equal(found[key], value) for key, value in expected.items()) == is_it
 
     # As printed; and without JAX, which a robot may not have.
     code = textwrap.dedent(capfd.readouterr().out.partition("load it:\n")[2])
@@ -153,15 +159,18 @@ def test_what_is_refused(run_dir: Path, refusal: Callable[..., str]) -> None:
     config = run_dir / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("- 64\n", "- 65\n").replace("size: 1m", "size: 12m"))
-    _, parts = checkpoint.load_latest(run_dir / "checkpoints")
+    meta, parts = checkpoint.load_latest(run_dir / "checkpoints")
+    spaces = {"spaces": meta["spaces"]}
     saved = to_data(load_saved(config).config)
-    checkpoint.save(run_dir / "checkpoints", 192, parts, {}, keep_last=9, config=saved)
+    checkpoint.save(run_dir / "checkpoints", 192, parts, spaces, keep_last=9, config=saved)
     error = refusal("export", f"run={run_dir}")
     assert "the checkpoint is not of the agent in its config.yaml" in error
     config.write_text(text)
     saved = to_data(load_saved(config).config)
-    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, {}, keep_last=9, config=saved)
+    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, spaces, keep_last=9, config=saved)
     assert "the checkpoint holds no agent" in refusal("export", f"run={run_dir}")
+    checkpoint.save(run_dir / "checkpoints", 320, parts, {"spaces": 3}, keep_last=9, config=saved)
+    assert "the checkpoint's spaces are damaged: expected" in refusal("export", f"run={run_dir}")
     assert not (run_dir / "export").exists()
 
 
