@@ -20,7 +20,7 @@ def process(code: str, *arguments: str, **settings: str) -> subprocess.Completed
     unset = ("SHEEPLIKE_CACHE_DIR", "XDG_CACHE_HOME", THRESHOLD, *VARIABLES)
     environment = {name: value for name, value in os.environ.items() if name not in unset} | settings
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done
 

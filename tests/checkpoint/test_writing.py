@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -80,7 +81,7 @@ def test_a_checkpoint_loads_as_it_was_saved_and_its_manifest_describes_every_fil
         assert meta["config"] == {"seed": 1}
         packages = {"sheeplike", "torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "python"}
         assert set(meta["versions"]) == packages
-        assert meta["versions"]["torch"] == torch.__version__
+        assert meta["versions"]["torch"] == importlib.metadata.version("torch")
         assert torch.equal(loaded["agent"]["weight"], torch.full((100,), 3.0))
         assert loaded["loop"] == {"carry": 0.25}
     manifest = json.loads((path / "manifest.json").read_text())
