@@ -24,7 +24,6 @@ from sheeplike.analysis.model import DETER, States, TrainedModel
 AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
 HORIZON = max(AHEAD)
 CONTEXT = 5  # steps that the model has seen, at least, when it begins to imagine
-STRIDE = 10  # steps between two starts in one episode
 STARTS = 256  # open-loop predictions, at most
 FRAMES = 4096  # that are encoded at once
 BINS = 10  # of a calibration
@@ -112,7 +111,7 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
         found.linear, found.mlp, found.numbers["probes"] = probe(played, states, ahead, seed=seed)
         found.numbers["probes"]["groups"] = probe_groups(model, played, states, seed=seed)
     kind = next(iter(played))
-    found.strips = film_strips(model, played[kind], states[kind], ahead[kind], seed=seed)
+    found.strips = film_strips(model, played[kind], states[kind], seed=seed)
     return found
 
 
@@ -145,10 +144,13 @@ def describe_episodes(episodes: Episodes) -> Numbers:
 
 
 def open_loop(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> OpenLoop:
-    """Imagine :data:`HORIZON` steps with the recorded actions, from places spread over all episodes."""
-    first = min(CONTEXT, int(episodes.lengths.min()) - 1) - 1
-    places = torch.tensor([(row, t) for row, n in enumerate(episodes.lengths) for t in range(first, n - 1, STRIDE)])
-    chosen = torch.linspace(0, len(places) - 1, min(len(places), STARTS)).round().long()
+    """Imagine :data:`HORIZON` steps with the recorded actions, from places drawn from all that were played.
+
+    Drawn, not evenly spaced: episodes may have a rhythm, which would come back in the errors by steps ahead.
+    """
+    first = _first_start(episodes)
+    places = (episodes.valid[:, 1:] & (torch.arange(episodes.steps - 1) >= first)).nonzero()
+    chosen = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:STARTS].sort().values
     return _imagine(model, episodes, states, *places[chosen].unbind(1), seed=seed)
 
 
@@ -178,6 +180,11 @@ def _imagine(
     together = {name: torch.stack(parts, 1) for name, parts in (("valid", valid), ("reward", reward))}
     stacked = ({key: torch.stack(parts, 1) for key, parts in kind.items()} for kind in (errors, still))
     return OpenLoop(rows, times, together["valid"], *stacked, together["reward"], kept)
+
+
+def _first_start(episodes: Episodes) -> int:
+    """The step of the last observation of the shortest context; an episode may be shorter than that."""
+    return max(min(CONTEXT, int(episodes.lengths.min()) - 1) - 1, 0)
 
 
 def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States, ahead: OpenLoop) -> Numbers:
@@ -225,13 +232,11 @@ def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> 
     return {key: value / len(rows) for key, value in sums.items()}
 
 
-def film_strips(
-    model: TrainedModel, episodes: Episodes, states: States, ahead: OpenLoop, *, seed: int = 0
-) -> list[Strip]:
+def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> list[Strip]:
     """Of each camera the best, the median and the worst episode, by the error of its first open-loop prediction."""
     strips = []
     rows = torch.arange(len(episodes))
-    times = torch.full_like(rows, int(ahead.times.min()))
+    times = torch.full_like(rows, _first_start(episodes))
     whole = _imagine(model, episodes, states, rows, times, seed=seed)
     for camera in model.cameras:
         mean = torch.where(whole.valid, whole.errors[camera], 0.0).sum(1) / whole.valid.sum(1).clamp_min(1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from sheeplike.analysis.dissect import CONTEXT, DEAD_KL, Findings, Strip
@@ -92,14 +93,9 @@ def draw(numbers: Numbers) -> dict[str, bytes]:
         "calibration": _calibration,
         "groups": _groups,
         "effects": _effects,
-        "probes": _probes,
-        "probe_groups": _probe_groups,
     }
-    return {
-        name: encode(make(numbers), "png")
-        for name, make in makers.items()
-        if name.partition("_")[0] != "probe" or "probes" in numbers
-    }
+    makers |= {"probes": _probes, "probe_groups": _probe_groups} if "probes" in numbers else {}
+    return {name: encode(make(numbers), "png") for name, make in makers.items()}
 
 
 def draw_strip(strip: Strip) -> bytes:
@@ -220,7 +216,7 @@ def _probes(numbers: Numbers) -> Figure:
                 axis.plot(entries, _shown(one["mlp"]), "x", color=colour, markersize=5, label=f"{label}, MLP")
         axis.set_ylim(-0.1, 1.02)
         _tidy(axis, f"entry of {found['target']}", "R²", f"{kind}; below 0 is drawn at -0.05")
-        axis.legend(frameon=False, fontsize=7, ncols=3, loc="lower left")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
@@ -229,7 +225,7 @@ def _probe_groups(numbers: Numbers) -> Figure:
     table = np.array([_shown(scores) for scores in found.values()]).clip(0)
     figure = Figure(figsize=(9, 0.2 * len(found) + 1.5), layout="constrained")
     axis = figure.add_subplot()
-    image = axis.imshow(table, aspect="auto", vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+    image = axis.imshow(table, aspect="auto", norm=PowerNorm(0.5, 0, 1), cmap="viridis", interpolation="nearest")
     axis.set_yticks(range(len(found)), list(found), fontsize=7)
     axis.set_xlabel(f"entry of {numbers['probes']['target']}")
     axis.set_ylabel("part of the state")

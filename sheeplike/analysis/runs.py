@@ -28,7 +28,7 @@ SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has t
 # Keys and sections that do not make another experiment.
 INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
 INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
-INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
+INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video", "agent.probes"}
 # Where any two groups differ in one of these, the labels of all show it. The number of environments is each agent's own
 # choice.
 CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observations$")

@@ -116,8 +116,8 @@ def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: Analyze
     made.close()
     with phase("taking the model apart"), as_command_errors(ValueError):
         found = dissect(model, played, seed=asked.seed)
-    about = {"run": str(run_dir), "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
-    banner(f"policy step {step:,} of {run_dir}", summarize(found.numbers))
+    about = {"run": asked.run, "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
+    banner(f"policy step {step:,} of {asked.run}", summarize(found.numbers))
     with as_command_errors(OSError):
         files = write(results_of(run_dir, ANALYSES) / f"step_{step:012d}", found, about)
     echo(*(f"saved: {file}" for file in files))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sheeplike.agents.agent import Agent, Player, Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
+from sheeplike.agents.dreamer_v3.probes import Probes
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.storage import (
     LATENTS,
@@ -72,6 +73,7 @@ class DreamerV3(Agent):
         self.keys = ModelKeys(observation_space, config.observations)
         self.predicted = self.keys.with_targets(observation_space, config.targets)
         self.targets = [key for key in self.predicted.spaces if key not in self.keys.spaces]
+        self.stored = self.predicted.and_also(observation_space, config.probes)
         self.codec = ActionCodec(action_space)
         self.scales = config.loss_scales.model_dump(by_alias=True)
         with own_randomness(self.device):
@@ -79,6 +81,10 @@ class DreamerV3(Agent):
             world_model = WorldModel(self.keys, self.codec.width, config, predicted=self.predicted)
             self.world_model = world_model.to(self.device)
             self.actor_critic = ActorCritic(world_model.rssm.features, self.codec, config).to(self.device)
+        probed, width = ModelKeys(observation_space, config.probes), world_model.rssm.features
+        self.probes = (
+            Probes(probed, width, config.widths.units, device=self.device, seed=seed) if config.probes else None
+        )
         self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
         self.optimizer = LaProp(
             [p for p in self.modules.parameters() if p.requires_grad],
@@ -89,7 +95,7 @@ class DreamerV3(Agent):
             warmup=config.warmup,
         )
         self.replay = SequenceReplay(
-            replay_spec(self.predicted, self.codec, config.widths),
+            replay_spec(self.stored, self.codec, config.widths),
             num_envs=num_envs,
             size=config.replay_size,
             sequence=config.batch_length + CONTEXT,
@@ -141,8 +147,10 @@ class DreamerV3(Agent):
 
     def add(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
-        self.replay.add(encode_step(step, self.predicted, self.codec))
+        self.replay.add(encode_step(step, self.stored, self.codec))
         self.world_model.update_norms(step.obs)
+        if self.probes is not None:
+            self.probes.update_norms(step.obs)
 
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.
@@ -191,6 +199,9 @@ class DreamerV3(Agent):
         fresh = pack_latent(posterior.detach())
         fresh = {name: torch.where(finite, value, data[name][:, CONTEXT:]) for name, value in fresh.items()}
         self.replay.write_back(envs, times[:, CONTEXT:], fresh)
+        if self.probes is not None:
+            batch = {key: data[key][:, CONTEXT:] for key in self.probes.names}
+            metrics |= self.probes.update(posterior.features, batch, skip)
         return metrics
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -306,10 +317,13 @@ class DreamerV3(Agent):
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
         try:
-            with preserve_state(self.modules, self.optimizer, self.skips, self.device):
+            with preserve_state(self.modules, self.optimizer, self.skips, self.device), self._probes_preserved():
                 return self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(envs, times, latents)
+
+    def _probes_preserved(self) -> AbstractContextManager:
+        return nullcontext() if self.probes is None else self.probes.preserved(self.skips)
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.predicted.spaces else name]
@@ -341,6 +355,7 @@ class DreamerV3(Agent):
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
         } | self.skips.state_dict()
+        state |= {} if self.probes is None else {"probes": self.probes.state_dict()}
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,6 +364,8 @@ class DreamerV3(Agent):
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
         self.skips.load_state_dict(state)
+        if self.probes is not None:  # one that only acts has none, whatever the state holds
+            self.probes.load_state_dict(state["probes"])
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
 
