@@ -8,8 +8,8 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Agent, Player, Prediction, Ratio, Step, own_randomness
+from sheeplike.agents.agent import Agent, Dream, Player, Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
 from sheeplike.agents.dreamer_v3.probes import Probes
@@ -34,8 +34,12 @@ from sheeplike.agents.dreamer_v3.world_model import WorldModel, open_loop
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.memory import SequenceReplay
+from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
+
+FILMED = 6  # sequences in a film, at most
+DREAMT, SEEN = 50, 5  # steps of a dream, and of what was seen before it
 
 
 class DreamerV3(Agent):
@@ -268,14 +272,50 @@ class DreamerV3(Agent):
         """Open-loop prediction on replayed sequences: metrics, and the images of each camera."""
         if not self.replay.ready:
             return {}, {}
-        # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
-        state = self.replay.generator.get_state(), self.replay.fresh.copy()
-        with own_randomness(self.device), torch.no_grad(), self.autocast(), self.compiled.paused():
-            data = self.replay.sample(min(self.config.batch_size, 6)).data
-            self.replay.generator.set_state(state[0])
-            self.replay.fresh = state[1]
+        with self._aside(), self.autocast():
+            data = self.replay.sample(min(self.config.batch_size, FILMED)).data
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
+
+    def dream(self) -> dict[str, Dream]:
+        """50 imagined steps under the policy's own actions, from the ends of replayed sequences, by camera.
+
+        The traces are the expected reward, the value, and the probability that the episode goes on.
+        """
+        world, critic = self.world_model, self.actor_critic
+        if not self.replay.ready or not world.decoder.keys.images:
+            return {}
+        with self._aside(), self.autocast():
+            data = self.replay.sample(min(self.config.batch_size, FILMED)).data
+            batch = {key: value[:, CONTEXT:] for key, value in data.items()}
+            action = data["action"][:, CONTEXT - 1 : -1]
+            posterior, _ = world.observe(self.context(data), action, batch, batch["is_first"])
+            features, _ = critic.imagine(world.rssm, posterior.map(lambda x: x[:, -1]), DREAMT)
+            features = features[:, 1:].transpose(0, 1)  # (I, B, F), without the step that was seen
+            traces = {
+                "reward": world.reward(features).pred(),
+                "value": critic.value(features).pred(),
+                "continue": (world.cont(features).prob() / (1 - 1 / self.config.horizon)).clamp_max(1.0),
+            }
+            painted = world.decoder(world.rssm.split(features.flatten(0, 1)))
+        films = {}
+        for key in world.decoder.keys.images:
+            last = batch[key][:, -SEEN:].transpose(0, 1)
+            seen = last if last.dtype == torch.uint8 else to_pixels(to_unit(last))
+            model = to_pixels(painted[key].unflatten(0, features.shape[:2]))
+            films[key.removeprefix("pixels/")] = Dream(seen, model, traces)
+        return films
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Look without disturbing learning: neither its randomness nor the queue of fresh sequences."""
+        state = self.replay.generator.get_state(), self.replay.fresh.copy()
+        with own_randomness(self.device), torch.no_grad(), self.compiled.paused():
+            try:
+                yield
+            finally:
+                self.replay.generator.set_state(state[0])
+                self.replay.fresh = state[1]
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         """Size of the replay in policy steps, and gradient steps per policy step since learning started."""
