@@ -24,7 +24,7 @@ from sheeplike.analysis.model import DETER, States, TrainedModel
 AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
 HORIZON = max(AHEAD)
 CONTEXT = 5  # steps that the model has seen, at least, when it begins to imagine
-STARTS = 256  # open-loop predictions, at most
+STARTS, LEAST_STARTS = 256, 8  # open-loop predictions, at most, and of a mean at least
 FRAMES = 4096  # that are encoded at once
 BINS = 10  # of a calibration
 DEAD_KL = 0.01  # nats, below which a group says nothing that the recurrent state does not
@@ -32,6 +32,7 @@ SAME_CLASS = 0.99  # share of the steps at which a constant group's likeliest cl
 ABLATED = 256  # states
 FILM = (1, 2, 5, 10, 15, 25, 50)  # steps ahead that a film strip shows
 PROBED = "privileged_state"
+LEAST_ROWS = 30  # imagined states that a probe is tested on: an R^2 of fewer says little
 Numbers = dict[str, Any]
 
 
@@ -192,10 +193,10 @@ def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States,
 
     Of a camera the error is of pixels in [0, 1], and ``psnr`` in dB with it. ``breaks_at`` is the step ahead
     from which on the dream is no better than a still picture; it is left out where that never happens. Steps that fewer
-    than eight predictions came to are left out.
+    than :data:`LEAST_STARTS` predictions came to are left out.
     """
     counts = ahead.valid.sum(0)
-    steps = [step for step in range(1, HORIZON + 1) if counts[step - 1] >= min(8, len(ahead.rows))]
+    steps = [step for step in range(1, HORIZON + 1) if counts[step - 1] >= min(LEAST_STARTS, len(ahead.rows))]
     seen = {key: value.item() for key, value in _reconstruction(model, episodes, states).items()}
     found: Numbers = {"starts": len(ahead.rows), "steps": steps, "count": [int(counts[step - 1]) for step in steps]}
     for key, error in ahead.errors.items():
@@ -403,7 +404,7 @@ def probe(
         one = ahead[kind]
         for step in AHEAD:
             chosen = torch.isin(one.rows, held_out) & one.valid[:, step - 1]
-            if int(chosen.sum()) >= 8:
+            if int(chosen.sum()) >= LEAST_ROWS:
                 truth = played[kind].obs[PROBED][one.rows, (one.times + step).clamp_max(played[kind].steps - 1)]
                 found[kind][str(step)] = _scores(
                     linear, mlp, one.kept[step].features[chosen].cpu(), truth[chosen], spread

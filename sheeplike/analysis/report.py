@@ -366,7 +366,7 @@ def summarize(numbers: Numbers) -> dict[str, str]:
         lines.setdefault("log-likelihood", []).append(f"{kind}: {bound} nats with {_listed(SAMPLES)} samples")
         if "probes" in numbers:
             means = (
-                f"{'seen' if a == '0' else a} {s['linear_mean']:.2f}"
+                f"{s['linear_mean']:.2f} {'seen' if a == '0' else f'after {a}'}"
                 for a, s in numbers["probes"][kind].items()
                 if "linear_mean" in s
             )

@@ -138,5 +138,5 @@ def test_what_the_terminal_shows() -> None:
     shown = summarize(numbers(probes=True))
     assert shown["dead groups"] == "policy: 0\nrandom: 0"
     assert shown["error of pixels/<$x>"].startswith("policy: 0.05 seen, 0.1 after 1")
-    assert shown["linear probes of privileged_state"].startswith("policy: R² seen 0.45, 5 0.45")
+    assert shown["linear probes of privileged_state"].startswith("policy: R² 0.45 seen, 0.45 after 5")
     assert "linear probes of privileged_state" not in summarize(numbers(probes=False))
