@@ -71,13 +71,15 @@ def test_every_command_asks_for_something_that_exists(
         main(arguments)
         assert "| dreamer_v3 | 1 |" in capsys.readouterr().out
         return
-    if arguments[:1] == ["eval"] and "run=demo:" in command:  # played in commands/test_eval.py
+    if (
+        arguments[0] in ("eval", "analyze") and "run=demo:" in command
+    ):  # played in commands/test_eval.py, test_analyze.py
         assert arguments[1].removeprefix("run=demo:") in demos()
         return
     if arguments[0] == "doctor":  # examined in commands/test_doctor.py
         assert doctor.parse(parse(arguments[1:])).checks
         return
-    if arguments[0] in ("eval", "export"):
+    if arguments[0] in ("analyze", "eval", "export"):
         with pytest.raises(SystemExit):
             main(arguments)
         # Its keys are checked before it looks for the run, which is all that is missing.
@@ -93,6 +95,13 @@ def test_the_programs_on_a_page_run(page: str) -> None:
     for program in blocks(ROOT / "howto" / page, "python"):
         exec(compile(program, page, "exec"), names)
     assert "envs" in names
+
+
+def test_the_program_that_reads_a_world_model(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks(ROOT / "howto" / "inside_a_world_model.md", "python")
+    exec(compile(program, "inside_a_world_model.md", "exec"), {})
+    *_, shape = capsys.readouterr().out.splitlines()
+    assert shape == "torch.Size([5, 48, 48, 3])"
 
 
 def test_the_programs_with_randomized_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

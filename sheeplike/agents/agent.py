@@ -55,6 +55,20 @@ class Prediction(NamedTuple):
     context: int
 
 
+class Dream(NamedTuple):
+    """How a model thinks that the agent's own policy goes on from what it has seen, for one camera.
+
+    Attributes:
+        seen: ``(C, B, H, W, C)`` uint8, what happened last.
+        model: ``(I, B, H, W, C)`` uint8, what it imagines after that.
+        traces: name to ``(I, B)`` float32, what it expects on the way.
+    """
+
+    seen: Tensor
+    model: Tensor
+    traces: dict[str, Tensor]
+
+
 class Player(Protocol):
     """Acts in ``N`` worlds with a memory of its own, sharing the agent's parameters."""
 
@@ -71,8 +85,8 @@ class Agent(Protocol):
     """Learns from the steps that it is given.
 
     A class that derives from this one must write ``player``, ``add``, ``updates_due``, ``update``, ``state_dict`` and
-    ``load_state_dict``; the others have defaults. Only ``report``, ``warm_up`` and ``last_batch`` may wait for the
-    device.
+    ``load_state_dict``; the others have defaults. Only ``report``, ``dream``, ``warm_up`` and ``last_batch`` may wait
+    for the device.
 
     Attributes:
         skipped_in_a_row: 0-dim int64 device tensor, updated in place: updates skipped since the last one whose losses
@@ -116,6 +130,10 @@ class Agent(Protocol):
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Metrics too expensive for every update, and predictions to look at, by camera; both may be empty."""
         return {}, {}
+
+    def dream(self) -> dict[str, Dream]:
+        """What it imagines of its own future, by camera; may be empty."""
+        return {}
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         """Metrics that the host knows without asking the device."""

@@ -31,7 +31,7 @@ from sheeplike.agents.agent import Agent, own_randomness
 from sheeplike.agents.dreamer_v3.agent import DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.nn.cnn import from_unit, to_unit
-from sheeplike.nn.distributions import OneHotCategorical, categorical_kl, symexp
+from sheeplike.nn.distributions import Bernoulli, OneHotCategorical, TwoHot, categorical_kl, symexp, symlog
 from sheeplike.options import CommandError, nearest
 from sheeplike.run.exported import load_agent
 
@@ -94,6 +94,21 @@ class Expected(NamedTuple):
     reward: Tensor
     cont: Tensor
     value: Tensor
+
+
+class Outputs(NamedTuple):
+    """What the networks say of states ``(...)``, as their losses have it.
+
+    Attributes:
+        frames: observation to images in [0, 1] and vectors in symlog space, whitened before that where they are
+            targets; see :meth:`TrainedModel.as_learnt`.
+        reward: distribution over the reward.
+        cont: of going on, the horizon's ``1 - 1/horizon`` included.
+    """
+
+    frames: dict[str, Tensor]
+    reward: TwoHot
+    cont: Bernoulli
 
 
 class Effects(NamedTuple):
@@ -286,6 +301,22 @@ class TrainedModel:
             cont = (self.world.cont(features).prob() / (1 - 1 / self.world.horizon)).clamp(max=1)
         frames = {key: self._shown(key, x).reshape(*states.lead, *x.shape[1:]) for key, x in predicted.items()}
         return Expected(frames, reward, cont, value)
+
+    def outputs(self, states: States) -> Outputs:
+        """What the networks say of states ``(...)``, before :meth:`decode` turns it into what people read."""
+        with self._computing(None):
+            frames = self.world.decoder(states.latent)
+            frames = {key: x.reshape(*states.lead, *x.shape[1:]) for key, x in frames.items()}
+            return Outputs(frames, self.world.reward(states.features), self.world.cont(states.features))
+
+    def as_learnt(self, key: str, observed: Any) -> Tensor:
+        """An observation ``(...)`` as the decoder learns it, in the units of :class:`Outputs`."""
+        value = self._tensor(observed)
+        if key in self.cameras:
+            return to_unit(value)
+        if key in self.world.whitened:
+            value = self.world.norms[self.world.whitened.index(key)](value)
+        return symlog(value.float())
 
     def traverse(
         self,

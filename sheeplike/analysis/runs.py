@@ -22,13 +22,13 @@ from sheeplike.files import EVENTS, open_regular, read_yaml
 from sheeplike.options import nearest
 from sheeplike.terminal import one_line
 
-CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
+CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"
 LARGEST = 1e100  # of a number that is taken for finite: sums of squares of such are numbers too
 SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
 # Keys and sections that do not make another experiment.
 INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
 INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
-INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video"}
+INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video", "agent.probes"}
 # Where any two groups differ in one of these, the labels of all show it. The number of environments is each agent's own
 # choice.
 CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observations$")
@@ -194,6 +194,8 @@ def _walk(place: Path) -> Iterator[Path]:
 
     for folder, inside, files in os.walk(place, onerror=refuse):
         inside.sort()
+        if ANALYSIS_FILE in files:  # its events are of one checkpoint
+            continue
         if METRICS_FILE in files or any(name.startswith(EVENTS) for name in files):
             inside.clear()
             yield Path(folder)

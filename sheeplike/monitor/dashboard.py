@@ -38,6 +38,7 @@ CATEGORIES = {
         "entropy of the latents": Chart(("wm/prior_entropy$", "wm/posterior_entropy$"), "wm/prior_entropy"),
         "image error, dB": Chart(("wm/psnr/",), "wm/psnr/"),
         "open-loop image error": Chart(("wm/open_loop_mse@",), "wm/psnr/"),
+        "read off the latents, R^2": Chart(("probe/r2/",), "probe/r2/"),
     },
     "Policy": {
         "losses": Chart(("loss/policy$", "loss/value$", "loss/replay_value$"), "loss/policy"),

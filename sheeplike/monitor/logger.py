@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor
 
 from sheeplike.files import EVENTS, open_regular, write_atomically
@@ -182,9 +183,15 @@ class EventFile:
 
     def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None:
         """Add an animated GIF: to TensorBoard, that is an image."""
-        height, width = video.shape[1:3]
-        image = self._summary.Image(height=height, width=width, colorspace=3)
-        image.encoded_image_string = encode_gif(video, fps)
+        self._add_image(name, encode_gif(video, fps), video.shape[2], video.shape[1], step)
+
+    def add_image(self, name: str, png: bytes, step: int) -> None:
+        """Add a picture."""
+        with Image.open(io.BytesIO(png)) as picture:
+            self._add_image(name, png, *picture.size, step)
+
+    def _add_image(self, name: str, encoded: bytes, width: int, height: int, step: int) -> None:
+        image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
         self.add(self._summary(value=[self._summary.Value(tag=name, image=image)]), step)
 
     def close(self) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 BORDER = 2
 OBSERVING = (0, 255, 0)
 IMAGINING = (255, 0, 0)
+TRACE_COLOURS = ((255, 176, 0), (100, 200, 255), (200, 200, 200), (220, 120, 200))
+TRACE_HEIGHT, PANEL_WIDTH = 24, 96  # pixels of a trace, and at least of the panel above it: a number needs that
 LONGEST_FRAME = 655_350  # ms in a GIF
 MAX_GIF_FPS = 50  # Browsers slow a GIF down whose frames last less than 20 ms.
 
@@ -126,3 +129,58 @@ def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
     canvas[:, :, :, BORDER:-BORDER, BORDER:-BORDER] = torch.stack([truth, model, error], 1)
     canvas = canvas.permute(0, 1, 3, 2, 4, 5)
     return canvas.reshape(steps, 3 * (height + 2 * BORDER), batch * (width + 2 * BORDER), 3)
+
+
+def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Tensor:
+    """What was seen, then what the model dreams, above what it expects; one column per dream.
+
+    Panels have a green border while the frames are real, a red one in the dream. Below, each trace is drawn up to now,
+    with its value; the height of all columns spans the trace's smallest and largest value in the film.
+
+    Args:
+        seen: uint8 ``(C, B, H, W, C)``; model: uint8 ``(I, B, H, W, C)``. Shown as :func:`to_colour` does, enlarged by
+            whole pixels to at least :data:`PANEL_WIDTH`.
+        traces: name to ``(I, B)``.
+
+    Returns:
+        uint8 ``(C + I, H' + 2 * BORDER + traces * TRACE_HEIGHT, B * (W' + 2 * BORDER), 3)``.
+
+    Raises:
+        TypeError, ValueError: other dtypes or shapes.
+    """
+    if seen.dtype != torch.uint8 or model.dtype != torch.uint8:
+        raise TypeError(f"seen is {seen.dtype}, model {model.dtype}: expected torch.uint8")
+    if seen.dim() != 5 or seen.shape[1:] != model.shape[1:] or any(v.shape != model.shape[:2] for v in traces.values()):
+        shapes = [tuple(x.shape) for x in (seen, model, *traces.values())]
+        raise ValueError(f"shapes {shapes}: expected (C, B, H, W, C), (I, B, H, W, C) and (I, B) of each trace")
+    context, frames = len(seen), to_colour(torch.cat([seen, model])).cpu()
+    scale = math.ceil(PANEL_WIDTH / frames.shape[3])
+    frames = frames.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    steps, batch, height, width, _ = frames.shape
+    wide, high = width + 2 * BORDER, height + 2 * BORDER
+    canvas = frames.new_zeros(steps, batch, high + len(traces) * TRACE_HEIGHT, wide, 3)
+    canvas[:context, :, :high] = torch.tensor(OBSERVING, dtype=torch.uint8)
+    canvas[context:, :, :high] = torch.tensor(IMAGINING, dtype=torch.uint8)
+    canvas[:, :, BORDER : BORDER + height, BORDER : BORDER + width] = frames
+    for number, (name, values) in enumerate(traces.items()):
+        colour, top = TRACE_COLOURS[number % len(TRACE_COLOURS)], high + number * TRACE_HEIGHT
+        low, most = values.min().item(), values.max().item()
+        for column in range(batch):
+            strips = _trace(name, values[:, column].tolist(), low, most, wide, colour)
+            canvas[context:, column, top : top + TRACE_HEIGHT] = strips
+    return canvas.permute(0, 2, 1, 3, 4).reshape(steps, canvas.shape[2], batch * wide, 3)
+
+
+def _trace(name: str, values: list[float], low: float, high: float, width: int, colour: tuple[int, int, int]) -> Tensor:
+    """A curve that grows, under its name and newest value: uint8 ``(I, TRACE_HEIGHT, width, 3)``."""
+    spread, last = max(high - low, 1e-9), max(len(values) - 1, 1)
+    at = [(2 + n / last * (width - 5), TRACE_HEIGHT - 3 - (v - low) / spread * 10) for n, v in enumerate(values)]
+    strips = []
+    for now, value in enumerate(values):
+        image = Image.new("RGB", (width, TRACE_HEIGHT))
+        draw = ImageDraw.Draw(image)
+        draw.text((2, 0), f"{name} {value:.2f}", fill=colour)
+        if now:
+            draw.line(at[: now + 1], fill=colour)
+        strips.append(np.asarray(image))
+    return torch.from_numpy(np.stack(strips))

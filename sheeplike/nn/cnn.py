@@ -36,6 +36,11 @@ def from_unit(depth: Tensor) -> Tensor:
     return depth / (1 - depth).clamp_min(1e-6)
 
 
+def to_pixels(unit: Tensor) -> Tensor:
+    """An image of :func:`to_unit` to look at: uint8 of the same shape."""
+    return (unit * 255).clamp(0, 255).to(torch.uint8)
+
+
 def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
 

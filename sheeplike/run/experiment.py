@@ -289,7 +289,7 @@ class Experiment:
         updating = "" if updates is None else f", {updates:,} gradient steps"
         continued = f"continued from policy step {start:,}: " if start else ""
         keys, targets = getattr(agent, "keys", None), getattr(agent, "targets", ())
-        predicted = getattr(agent, "predicted", keys)
+        predicted, probes = getattr(agent, "predicted", keys), getattr(agent, "probes", None)
         acting = format_seconds(left / self.envs.num_envs * self._step_seconds)
         speed = f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s simulated"
         return {
@@ -298,6 +298,7 @@ class Experiment:
             "device": describe_device(config, self.envs.device),
             **({"sees": _describe_observations(keys, keys.spaces)} if keys else {}),
             **({"predicts": f"{_describe_observations(predicted, targets)}, unseen"} if targets else {}),
+            **({"probes": _describe_observations(agent.stored, probes.names)} if probes else {}),
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",

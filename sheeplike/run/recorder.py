@@ -16,7 +16,7 @@ from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, PendingMetrics
 from sheeplike.monitor.progress import Progress
-from sheeplike.monitor.video import open_loop_video
+from sheeplike.monitor.video import dream_video, open_loop_video
 from sheeplike.run import STARTED
 from sheeplike.run.evaluation import summarize, videos
 
@@ -120,13 +120,16 @@ class Recorder:
         return metrics
 
     def report(self, state: LoopState) -> None:
-        """Write the agent's own predictions: metrics and videos."""
+        """Write the agent's own predictions and dreams: metrics and videos."""
         metrics, predictions = self.agent.report()
         self._write({name: float(value) for name, value in metrics.items()}, state)
         for camera, (truth, model, context) in predictions.items():
             video = open_loop_video(truth, model, context)
             # At half speed: these videos are short.
             self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
+        for camera, (seen, model, traces) in self.agent.dream().items():
+            video = dream_video(seen, model, traces)
+            self.logger.log_video(f"dream/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
 
     def paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
         """``hook`` as it is, with the time that it takes left out of the rates of acting and learning."""

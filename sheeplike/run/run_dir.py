@@ -52,9 +52,10 @@ LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
 ASIDE = "metrics_before_{}.jsonl"  # those of an attempt without a checkpoint, when the run begins again
 EVALUATIONS = "eval"
+ANALYSES = "analyze"
 LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
 FILES = (CONFIG_FILE, METRICS, LOCK_FILE, LAST_BATCH)
-OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS}  # what a run makes
+OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # what a run makes
 
 
 class Plan(NamedTuple):

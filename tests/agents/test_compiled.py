@@ -77,9 +77,10 @@ RATE = 1e-3
         pytest.param(
             {
                 "cameras": {"front": (48, 48, 3), "wide": (48, 64, 1)},
-                "vectors": {"state": 5, "hidden": 2},
+                "vectors": {"state": 5, "hidden": 2, "aside": 3},
                 "observations": ("pixels/*", "state"),
                 "targets": ("hidden",),
+                "probes": ("aside",),
                 "actions": spaces.MultiDiscrete([2, 3], start=[0, -1]),
             },
             marks=pytest.mark.slow,

@@ -7,7 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_envs, to_colour
+from sheeplike.monitor.video import (
+    BORDER,
+    TRACE_HEIGHT,
+    dream_video,
+    encode_gif,
+    open_loop_video,
+    tile_envs,
+    to_colour,
+)
 
 GREEN, RED = [0, 255, 0], [255, 0, 0]
 
@@ -161,3 +169,44 @@ def test_open_loop_error_is_exact_for_every_pair_of_values():
 def test_open_loop_refuses(truth, context, error, message):
     with pytest.raises(error, match=message):
         open_loop_video(truth, torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), context)
+
+
+def test_a_dream_shows_what_was_seen_then_what_was_dreamt_above_its_traces():
+    seen = torch.full((2, 3, 8, 48, 3), 90, dtype=torch.uint8)
+    model = torch.full((4, 3, 8, 48, 3), 200, dtype=torch.uint8)
+    rising = torch.linspace(0, 1, 4)[:, None].expand(4, 3)
+    video = dream_video(seen, model, {"reward": rising, "value": -rising})
+    high, wide = 2 * 8 + 2 * BORDER, 2 * 48 + 2 * BORDER  # twice as large, to have room for a number
+    assert video.shape == (6, high + 2 * TRACE_HEIGHT, 3 * wide, 3)
+    assert video[:2, 0, 0].tolist() == [GREEN] * 2
+    assert video[2:, 0, 0].tolist() == [RED] * 4
+    inside = video[:, BORDER : high - BORDER, wide + BORDER : 2 * wide - BORDER]
+    assert inside[:2].unique().tolist() == [90]
+    assert inside[2:].unique().tolist() == [200]
+    below = video[:, high:]
+    assert not bool(below[:2].any()), "nothing is expected of what was seen"
+    assert bool(below[2:].flatten(1).any(1).all())
+    # The curve of the first trace climbs to the right, that of the second falls.
+    curve = video[-1, high + 12 : high + TRACE_HEIGHT, :wide].any(-1).int().argmax(0)
+    other = video[-1, high + TRACE_HEIGHT + 12 :, :wide].any(-1).int().argmax(0)
+    assert curve[4] > curve[-8]
+    assert other[4] < other[-8]
+
+
+def test_a_dream_of_one_step_and_of_equal_values_is_drawn():
+    frame = torch.zeros(1, 1, 128, 128, 1, dtype=torch.uint8)
+    video = dream_video(frame, frame, {"continue": torch.ones(1, 1)})
+    assert video.shape == (2, 128 + 2 * BORDER + TRACE_HEIGHT, 128 + 2 * BORDER, 3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "model", "trace", "error"),
+    [
+        (torch.zeros(1, 2, 8, 8, 3), torch.zeros(1, 2, 8, 8, 3), torch.zeros(1, 2), TypeError),
+        (torch.zeros(1, 2, 8, 8, 3).byte(), torch.zeros(1, 3, 8, 8, 3).byte(), torch.zeros(1, 3), ValueError),
+        (torch.zeros(1, 2, 8, 8, 3).byte(), torch.zeros(4, 2, 8, 8, 3).byte(), torch.zeros(1, 2), ValueError),
+    ],
+)
+def test_what_is_no_dream_is_refused(seen, model, trace, error):
+    with pytest.raises(error, match="expected"):
+        dream_video(seen, model, {"reward": trace})

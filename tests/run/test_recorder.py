@@ -30,6 +30,7 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
     agent = SimpleNamespace(
         counters=lambda policy_steps, gradient_steps: {"replay/size": float(policy_steps)},
         report=lambda: ({"wm/psnr": torch.tensor(9.0)}, {}),
+        dream=dict,
         history=None,
         skipped_in_a_row=torch.zeros((), dtype=torch.int64),
         skipped_total=torch.zeros((), dtype=torch.int64),

@@ -8,8 +8,8 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Agent, Player, Prediction, Ratio, Step, own_randomness
+from sheeplike.agents.agent import Agent, Dream, Player, Prediction, Ratio, Step, own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
+from sheeplike.agents.dreamer_v3.probes import Probes
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.storage import (
     LATENTS,
@@ -33,8 +34,12 @@ from sheeplike.agents.dreamer_v3.world_model import WorldModel, open_loop
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.memory import SequenceReplay
+from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
+
+FILMED = 6  # sequences in a film, at most
+DREAMT, SEEN = 50, 5  # steps of a dream, and of what was seen before it
 
 
 class DreamerV3(Agent):
@@ -72,6 +77,7 @@ class DreamerV3(Agent):
         self.keys = ModelKeys(observation_space, config.observations)
         self.predicted = self.keys.with_targets(observation_space, config.targets)
         self.targets = [key for key in self.predicted.spaces if key not in self.keys.spaces]
+        self.stored = self.predicted.and_also(observation_space, config.probes)
         self.codec = ActionCodec(action_space)
         self.scales = config.loss_scales.model_dump(by_alias=True)
         with own_randomness(self.device):
@@ -79,6 +85,10 @@ class DreamerV3(Agent):
             world_model = WorldModel(self.keys, self.codec.width, config, predicted=self.predicted)
             self.world_model = world_model.to(self.device)
             self.actor_critic = ActorCritic(world_model.rssm.features, self.codec, config).to(self.device)
+        probed, width = ModelKeys(observation_space, config.probes), world_model.rssm.features
+        self.probes = (
+            Probes(probed, width, config.widths.units, device=self.device, seed=seed) if config.probes else None
+        )
         self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
         self.optimizer = LaProp(
             [p for p in self.modules.parameters() if p.requires_grad],
@@ -89,7 +99,7 @@ class DreamerV3(Agent):
             warmup=config.warmup,
         )
         self.replay = SequenceReplay(
-            replay_spec(self.predicted, self.codec, config.widths),
+            replay_spec(self.stored, self.codec, config.widths),
             num_envs=num_envs,
             size=config.replay_size,
             sequence=config.batch_length + CONTEXT,
@@ -141,8 +151,10 @@ class DreamerV3(Agent):
 
     def add(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
-        self.replay.add(encode_step(step, self.predicted, self.codec))
+        self.replay.add(encode_step(step, self.stored, self.codec))
         self.world_model.update_norms(step.obs)
+        if self.probes is not None:
+            self.probes.update_norms(step.obs)
 
     def updates_due(self, policy_steps: int) -> int:
         """Gradient steps due by the replay ratio.
@@ -191,6 +203,9 @@ class DreamerV3(Agent):
         fresh = pack_latent(posterior.detach())
         fresh = {name: torch.where(finite, value, data[name][:, CONTEXT:]) for name, value in fresh.items()}
         self.replay.write_back(envs, times[:, CONTEXT:], fresh)
+        if self.probes is not None:
+            batch = {key: data[key][:, CONTEXT:] for key in self.probes.names}
+            metrics |= self.probes.update(posterior.features, batch, skip)
         return metrics
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -257,14 +272,50 @@ class DreamerV3(Agent):
         """Open-loop prediction on replayed sequences: metrics, and the images of each camera."""
         if not self.replay.ready:
             return {}, {}
-        # Reporting must not disturb learning: neither its randomness nor the queue of fresh sequences.
-        state = self.replay.generator.get_state(), self.replay.fresh.copy()
-        with own_randomness(self.device), torch.no_grad(), self.autocast(), self.compiled.paused():
-            data = self.replay.sample(min(self.config.batch_size, 6)).data
-            self.replay.generator.set_state(state[0])
-            self.replay.fresh = state[1]
+        with self._aside(), self.autocast():
+            data = self.replay.sample(min(self.config.batch_size, FILMED)).data
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
+
+    def dream(self) -> dict[str, Dream]:
+        """50 imagined steps under the policy's own actions, from the ends of replayed sequences, by camera.
+
+        The traces are the expected reward, the value, and the probability that the episode goes on.
+        """
+        world, critic = self.world_model, self.actor_critic
+        if not self.replay.ready or not world.decoder.keys.images:
+            return {}
+        with self._aside(), self.autocast():
+            data = self.replay.sample(min(self.config.batch_size, FILMED)).data
+            batch = {key: value[:, CONTEXT:] for key, value in data.items()}
+            action = data["action"][:, CONTEXT - 1 : -1]
+            posterior, _ = world.observe(self.context(data), action, batch, batch["is_first"])
+            features, _ = critic.imagine(world.rssm, posterior.map(lambda x: x[:, -1]), DREAMT)
+            features = features[:, 1:].transpose(0, 1)  # (I, B, F), without the step that was seen
+            traces = {
+                "reward": world.reward(features).pred(),
+                "value": critic.value(features).pred(),
+                "continue": (world.cont(features).prob() / (1 - 1 / self.config.horizon)).clamp_max(1.0),
+            }
+            painted = world.decoder(world.rssm.split(features.flatten(0, 1)))
+        films = {}
+        for key in world.decoder.keys.images:
+            last = batch[key][:, -SEEN:].transpose(0, 1)
+            seen = last if last.dtype == torch.uint8 else to_pixels(to_unit(last))
+            model = to_pixels(painted[key].unflatten(0, features.shape[:2]))
+            films[key.removeprefix("pixels/")] = Dream(seen, model, traces)
+        return films
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Look without disturbing learning: neither its randomness nor the queue of fresh sequences."""
+        state = self.replay.generator.get_state(), self.replay.fresh.copy()
+        with own_randomness(self.device), torch.no_grad(), self.compiled.paused():
+            try:
+                yield
+            finally:
+                self.replay.generator.set_state(state[0])
+                self.replay.fresh = state[1]
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         """Size of the replay in policy steps, and gradient steps per policy step since learning started."""
@@ -306,10 +357,13 @@ class DreamerV3(Agent):
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
         try:
-            with preserve_state(self.modules, self.optimizer, self.skips, self.device):
+            with preserve_state(self.modules, self.optimizer, self.skips, self.device), self._probes_preserved():
                 return self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(envs, times, latents)
+
+    def _probes_preserved(self) -> AbstractContextManager:
+        return nullcontext() if self.probes is None else self.probes.preserved(self.skips)
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.predicted.spaces else name]
@@ -341,6 +395,7 @@ class DreamerV3(Agent):
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
         } | self.skips.state_dict()
+        state |= {} if self.probes is None else {"probes": self.probes.state_dict()}
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,6 +404,8 @@ class DreamerV3(Agent):
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
         self.skips.load_state_dict(state)
+        if self.probes is not None:  # one that only acts has none, whatever the state holds
+            self.probes.load_state_dict(state["probes"])
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
 

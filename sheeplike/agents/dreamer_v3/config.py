@@ -57,6 +57,11 @@ class DreamerV3Config(AgentConfig):
         description="glob patterns of observations that it predicts without seeing them, such as privileged_state, to "
         "shape its latents",
     )
+    probes: tuple[str, ...] = Field(
+        (),
+        description="glob patterns of vectors that probes learn to read off its latents, such as privileged_state, "
+        "without changing what it learns",
+    )
     size: Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size = Field(
         "12m", description="preset, or the widths of the model"
     )  # the authors' default is 200m
@@ -150,8 +155,8 @@ class DreamerV3Config(AgentConfig):
         return int(max(stop - max(self.first_update(num_envs), start), 0) * self.replay_ratio)
 
     def acting_only(self, num_envs: int) -> Self:
-        """These options, with the smallest replay there can be."""
-        return self.replace(replay_size=num_envs * (self.batch_length + CONTEXT + WRITE_HEAD))
+        """These options, with the smallest replay there can be, and without probes."""
+        return self.replace(replay_size=num_envs * (self.batch_length + CONTEXT + WRITE_HEAD), probes=())
 
     def _smallest_replay(self, num_envs: int) -> int:
         """Policy steps after which the replay can serve a batch."""

@@ -129,6 +129,11 @@ class RSSM(nn.Module):
             torch.zeros(batch, self.deter, device=device), torch.zeros(batch, self.stoch, self.classes, device=device)
         )
 
+    def split(self, features: Tensor) -> Latent:
+        """The latent of :attr:`Latent.features` ``(..., D + S*K)``."""
+        deter, stoch = features.split([self.deter, self.stoch * self.classes], -1)
+        return Latent(deter, stoch.unflatten(-1, (self.stoch, self.classes)))
+
     def distribution(self, logits: Tensor) -> OneHotCategorical:
         """Distribution over the categoricals from logits ``(..., S, K)``."""
         return OneHotCategorical(logits, self.unimix)

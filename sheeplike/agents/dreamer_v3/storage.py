@@ -102,6 +102,15 @@ class ModelKeys(ObservationKeys):
             )
         return ModelKeys(space, sorted(self.spaces.keys() | targets))
 
+    def and_also(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> ModelKeys:
+        """These and others; these themselves where there are none.
+
+        Raises:
+            ValueError: as above.
+        """
+        others = ObservationKeys(space, patterns).spaces.keys() - self.spaces.keys()
+        return ModelKeys(space, sorted(self.spaces.keys() | others)) if others else self
+
 
 def replay_spec(
     keys: ModelKeys, codec: ActionCodec, size: Size, stoch: int = 32
@@ -109,7 +118,7 @@ def replay_spec(
     """What one step of one world takes in the replay: key to (shape, dtype).
 
     Args:
-        keys: the observations that the model predicts, which it sees or not.
+        keys: the observations that it learns from: seen, predicted or probed.
     """
     flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
     latents = {"deter": ((size.deter,), torch.bfloat16), "stoch": ((stoch,), torch.uint8)}

@@ -17,7 +17,7 @@ from sheeplike.agents.agent import Prediction
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
 from sheeplike.agents.dreamer_v3.storage import ModelKeys
-from sheeplike.nn.cnn import to_unit
+from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl, symlog
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import RunningNorm
@@ -262,7 +262,6 @@ def open_loop(
         for ahead in (1, 5, 15, 30):
             if context + ahead <= length:
                 metrics[f"wm/open_loop_mse@{ahead}/{name}"] = error[context + ahead - 1]
-        pixels = (model * 255).clamp(0, 255).to(torch.uint8)
-        shown = truth if truth.dtype == torch.uint8 else (to_unit(truth) * 255).to(torch.uint8)
-        predictions[name] = Prediction(shown.transpose(0, 1), pixels.transpose(0, 1), context)
+        shown = truth if truth.dtype == torch.uint8 else to_pixels(to_unit(truth))
+        predictions[name] = Prediction(shown.transpose(0, 1), to_pixels(model).transpose(0, 1), context)
     return metrics, predictions

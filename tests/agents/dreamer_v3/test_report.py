@@ -1,4 +1,4 @@
-"""Open-loop prediction: the first half is observed, the second imagined from actions alone."""
+"""Open-loop prediction: the first half is observed, the second imagined from actions alone. And dreams."""
 
 from __future__ import annotations
 
@@ -108,3 +108,42 @@ def test_report_covers_every_camera_and_needs_a_sequence(
     assert set(predictions) == {"front", "wrist"}
     assert predictions["front"].truth.shape == (LENGTH, 4, 48, 48, 3)
     assert make_agent().report() == ({}, {})
+
+
+def test_a_dream_is_what_the_policy_imagines_from_the_end_of_a_sequence(agent: DreamerV3) -> None:
+    """The same sequences as the report's; decoded and judged step by step here."""
+    films = agent.dream()
+    assert set(films) == {"front", "wrist"}
+    seen, model, traces = films["wrist"]
+    assert (seen.shape, model.shape) == ((5, 4, 48, 48, 3), (50, 4, 48, 48, 3))
+    assert seen.dtype == model.dtype == torch.uint8
+    state = agent.replay.generator.get_state(), agent.replay.fresh.copy()
+    data = agent.replay.sample(4).data
+    agent.replay.generator.set_state(state[0])
+    agent.replay.fresh = state[1]
+    batch = {key: value[:, 1:] for key, value in data.items()}
+    assert torch.equal(seen, batch["pixels/wrist"][:, -5:].transpose(0, 1))
+    world, critic = agent.world_model, agent.actor_critic
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        posterior, _ = world.observe(agent.context(data), data["action"][:, :-1], batch, batch["is_first"])
+        latent = posterior.map(lambda x: x[:, -1])
+        for t in range(50):
+            latent = world.rssm.imagine(latent, critic.policy(latent.features).sample())
+            painted = (world.decoder(latent)["pixels/wrist"] * 255).clamp(0, 255).to(torch.uint8)
+            assert (painted.int() - model[t].int()).abs().max() <= 1, t
+            torch.testing.assert_close(traces["reward"][t], world.reward(latent.features).pred())
+            torch.testing.assert_close(traces["value"][t], critic.value(latent.features).pred())
+            goes_on = world.cont(latent.features).prob() / (1 - 1 / agent.config.horizon)
+            torch.testing.assert_close(traces["continue"][t], goes_on.clamp(max=1))
+    torch.set_rng_state(before)
+    again = agent.dream()["wrist"]
+    assert torch.equal(again.model, model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dreams_need_a_sequence_and_a_camera(make_agent: Callable[..., DreamerV3], play: Callable[..., Any]) -> None:
+    assert make_agent(cameras=("front",)).dream() == {}
+    blind = make_agent()
+    play(blind, 30)
+    assert blind.dream() == {}

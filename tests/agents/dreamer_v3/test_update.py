@@ -192,7 +192,7 @@ def test_same_seed_same_agent_other_seed_another(make_agent: Callable[..., Dream
     )
 
 
-@pytest.mark.parametrize("method", ["warm_up", "report"])
+@pytest.mark.parametrize("method", ["warm_up", "report", "dream"])
 def test_warming_up_and_reporting_disturb_nothing(
     method: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any]
 ) -> None:

@@ -1,0 +1,104 @@
+"""What can be read off the latents while they are learnt: probes, which change nothing of what they read.
+
+For each probed observation a linear map and a small MLP, on detached features, with an optimizer of their own. They say
+whether the latents hold what the model neither sees nor predicts. Probes of a trained model, which learn from some
+episodes and are tested on others, are in :mod:`sheeplike.analysis.probes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheeplike.agents.agent import own_randomness
+from sheeplike.agents.dreamer_v3.storage import ModelKeys
+from sheeplike.agents.nonfinite import SkipCounter, preserve_state
+from sheeplike.nn.layers import MLP, Linear
+from sheeplike.nn.normalizers import RunningNorm
+from sheeplike.nn.optimizers import adam
+
+RATE, EPS = 1e-3, 1e-8  # of Adam
+HEADS = ("linear", "mlp")
+
+
+class Probes:
+    """Heads that learn to read vectors off features ``(B, T, F)``.
+
+    Args:
+        keys: the observations to read.
+        features: width ``F``.
+        units: width of the MLP's hidden layer.
+        seed: of the parameters; torch's own stream is not touched.
+
+    Raises:
+        ValueError: one of the observations is an image.
+    """
+
+    def __init__(self, keys: ModelKeys, features: int, units: int, *, device: torch.device, seed: int) -> None:
+        if keys.images:
+            near = f"nearest: {keys.vectors[0]}" if keys.vectors else "nearest: a vector, such as privileged_state"
+            raise ValueError(f"probe {keys.images[0]!r}: expected vectors; {near}")
+        self.names, self.device = keys.vectors, device
+        widths = [keys.width(key) for key in self.names]
+        with own_randomness(device):
+            torch.manual_seed(seed)
+            self.heads = nn.ModuleDict(
+                {
+                    "linear": nn.ModuleList(Linear(features, width, scale=0.0) for width in widths),
+                    "mlp": nn.ModuleList(
+                        nn.Sequential(MLP(features, units, 1), Linear(units, width, scale=0.0)) for width in widths
+                    ),
+                    # Whitened by all that was delivered, so that millimetres count as much as radians.
+                    "norms": nn.ModuleList(RunningNorm(width) for width in widths),
+                }
+            ).to(device)
+        self.optimizer = adam(self.heads.parameters(), RATE, eps=EPS)
+
+    def update_norms(self, obs: Mapping[str, Tensor]) -> None:
+        """Update the whitening with what ``(N, ...)`` worlds delivered."""
+        for key, norm in zip(self.names, self.heads["norms"], strict=True):
+            norm.update(obs[key])
+
+    def update(self, features: Tensor, batch: Mapping[str, Tensor], skip: Tensor) -> dict[str, Tensor]:
+        """One gradient step on features ``(B, T, F)`` and the observations of the same steps.
+
+        Args:
+            skip: 0-dim float32; where it is 1, or a number of this step is not finite, no parameter changes.
+
+        Returns:
+            ``probe/r2/<observation>/<head>``, 0-dim, from before the step: the explained share of the whitened
+            variance within the batch, over all entries.
+        """
+        features, metrics, losses = features.detach().float(), {}, []
+        for index, (key, norm) in enumerate(zip(self.names, self.heads["norms"], strict=True)):
+            target = norm(batch[key])
+            spread = (target - target.mean((0, 1))).square().mean()
+            for head in HEADS:
+                loss = (self.heads[head][index](features) - target).square().mean()
+                metrics[f"probe/r2/{key}/{head}"] = 1 - loss.detach() / spread.clamp_min(1e-8)
+                losses.append(loss)
+        total = torch.stack(losses).sum()
+        self.optimizer.zero_grad(set_to_none=False)
+        total.backward()
+        norms = [p.grad.norm() for p in self.heads.parameters()]
+        finite = torch.stack([total.detach(), *norms]).isfinite().all()
+        self.optimizer.found_inf = torch.maximum(skip, (~finite).float())
+        self.optimizer.step()
+        return metrics
+
+    @contextmanager
+    def preserved(self, skips: SkipCounter) -> Iterator[None]:
+        """Undo what updates within it change."""
+        with preserve_state(self.heads, self.optimizer, skips, self.device):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"heads": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.heads.load_state_dict(state["heads"])
+        self.optimizer.load_state_dict(state["optimizer"])

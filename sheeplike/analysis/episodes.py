@@ -1,0 +1,158 @@
+"""Whole episodes, played for an analysis and kept in memory.
+
+Shape letters: ``E`` episodes, ``T`` steps of the longest one, ``N`` worlds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import gymnasium
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from sheeplike import host
+from sheeplike.agents.agent import Agent
+from sheeplike.loop import first_step
+from sheeplike.options import InvalidOption
+from sheeplike.run.evaluation import EVALUATION_SEED, MOST_EPISODES
+
+Act = Callable[[dict[str, Tensor], Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Episodes side by side; behind its last step each repeats that step. All on the CPU.
+
+    Attributes:
+        obs: key to ``(E, T, ...)``; images uint8, or float32 where they are depth.
+        action: ``(E, T, …)`` as the environment took them, each chosen after the observation of its step.
+        reward: ``(E, T)`` float32, for arriving at a step.
+        is_terminal: ``(E, T)`` bool.
+        lengths: ``(E,)`` int64, observations of each, the first and the last included.
+    """
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    reward: Tensor
+    is_terminal: Tensor
+    lengths: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def steps(self) -> int:
+        """``T``."""
+        return self.reward.shape[1]
+
+    @property
+    def valid(self) -> Tensor:
+        """``(E, T)`` bool: the steps that were played."""
+        return torch.arange(self.steps) < self.lengths[:, None]
+
+    @property
+    def returns(self) -> Tensor:
+        """``(E,)`` sums of rewards."""
+        return torch.where(self.valid, self.reward, 0.0).sum(1)
+
+
+@torch.no_grad()
+def play(agent: Agent, envs: VectorEnv, *, episodes: int, keys: Collection[str], act: str, seed: int = 0) -> Episodes:
+    """Play episodes in worlds that no training has seen; each world plays one a round, which is kept whole.
+
+    The same arguments give the same episodes, and all kinds of ``act`` begin in the same worlds.
+
+    Args:
+        keys: observations to keep.
+        act: ``"policy"`` samples the agent's, ``"random"`` draws uniformly from the action space.
+        seed: as of :func:`sheeplike.run.evaluation.play`.
+    """
+    first = EVALUATION_SEED + seed * MOST_EPISODES
+    found: list[Episodes] = []
+    with torch.random.fork_rng(devices=[envs.device] if envs.device.type == "cuda" else []):
+        torch.manual_seed(first)
+        for start in range(0, episodes, envs.num_envs):
+            chosen = agent.player(envs.num_envs).act if act == "policy" else _random(envs)
+            found.append(_round(envs, chosen, list(keys), first + start))
+    return _join(found, episodes)
+
+
+def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int) -> None:
+    """Refuse episodes that would not fit into memory, twice of them: before they are played.
+
+    Raises:
+        InvalidOption: with as many as would.
+    """
+    spaces = envs.single_observation_space.spaces
+    step = sum(math.prod(spaces[key].shape) * spaces[key].dtype.itemsize for key in keys)
+    each = 2 * step * (envs.episode_length + 1)
+    free = host.free_memory()
+    if free is not None and episodes * each > 0.5 * free:  # joining them takes as much again
+        fits = int(0.5 * free / each)
+        need = f"at most {fits}: {2 * episodes} of {envs.episode_length:,} steps take {episodes * each / 2**30:.1f} GiB"
+        raise InvalidOption("episodes", episodes, f"{need}, and {free / 2**30:.1f} GiB are free", fits)
+
+
+def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
+    """One episode of each world. Where ``info["restarted"]`` says that it was cut, the world's next one counts."""
+    obs, _ = envs.reset(seed=seed)
+    step = first_step(obs, envs.num_envs)
+    over = torch.zeros_like(step.is_last)
+    begun = torch.zeros(envs.num_envs, dtype=torch.int64)  # where in the record each world's episode begins
+    ended = torch.zeros_like(begun)
+    rows: list[dict[str, Tensor]] = []
+    reward, terminal = step.reward, step.is_terminal
+    while True:
+        action = act(obs, step.is_first)
+        row = {key: obs[key] for key in keys} | {"action": action, "reward": reward, "is_terminal": terminal}
+        rows.append({name: value.cpu().clone() for name, value in row.items()})
+        if bool(over.all()):
+            break
+        obs, reward, terminal, truncated, info = envs.step(action)
+        step.is_first, step.is_last = step.is_last, terminal | truncated
+        restarted = info.get("restarted")
+        whole = step.is_last if restarted is None else step.is_last & ~restarted
+        now = len(rows)
+        ended = torch.where((whole & ~over).cpu(), now, ended)
+        if restarted is not None:  # the step after the cut begins the episode that counts
+            begun = torch.where((step.is_last & restarted & ~over).cpu(), now + 1, begun)
+        over = over | whole
+    record = {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
+    lengths = ended - begun + 1
+    times = (begun[:, None] + torch.arange(int(lengths.max()))).minimum(ended[:, None])  # (N, T)
+    worlds = torch.arange(envs.num_envs)[:, None]
+    picked = {name: value[worlds, times] for name, value in record.items()}
+    reward = torch.where(times == begun[:, None], 0.0, picked["reward"])
+    return Episodes({key: picked[key] for key in keys}, picked["action"], reward, picked["is_terminal"], lengths)
+
+
+def _random(envs: VectorEnv) -> Act:
+    """Actions drawn uniformly, of torch's own generator."""
+    space, count, device = envs.single_action_space, envs.num_envs, envs.device
+
+    def act(obs: dict[str, Tensor], is_first: Tensor) -> Tensor:
+        if isinstance(space, gymnasium.spaces.Box):
+            return 2 * torch.rand(count, *space.shape, device=device) - 1  # every agent takes a Box in [-1, 1]
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return torch.randint(int(space.n), (count,), device=device) + int(space.start)
+        drawn = [torch.randint(int(n), (count,), device=device) for n in space.nvec]
+        return torch.stack(drawn, -1) + torch.as_tensor(space.start, device=device)
+
+    return act
+
+
+def _join(parts: list[Episodes], count: int) -> Episodes:
+    """The first ``count`` episodes of all rounds, padded to the longest."""
+    steps = max(part.steps for part in parts)
+
+    def join(values: list[Tensor]) -> Tensor:
+        padded = [value[:, torch.arange(steps).clamp_max(value.shape[1] - 1)] for value in values]
+        return torch.cat(padded)[:count]
+
+    obs = {key: join([part.obs[key] for part in parts]) for key in parts[0].obs}
+    rest = (join([getattr(part, name) for part in parts]) for name in ("action", "reward", "is_terminal"))
+    return Episodes(obs, *rest, torch.cat([part.lengths for part in parts])[:count])

@@ -1,0 +1,202 @@
+"""What can be read off frozen latents: probes, fitted on some episodes and tested on others.
+
+A linear probe is ridge regression in closed form; a small MLP says what is there but not in a line. Neither changes the
+model. Steps of one episode are alike, so that a split by steps would test on what was learnt by heart: episodes are
+split.
+
+Shape letters: ``M`` rows, ``F`` features, ``N`` entries of the target, ``L`` strengths of the regularisation.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sheeplike.agents.agent import own_randomness
+from sheeplike.nn.layers import MLP, Linear
+
+STRENGTHS = tuple(10.0**power for power in range(-5, 4))  # of the ridge, relative to the rows
+ROWS = 8192  # that a probe is fitted on, at most
+CONSTANT = 1e-5  # deviation, relative to the magnitude, below which an entry is constant
+HARDLY = 0.05  # and, relative to the deviation where a probe was fitted, below which it is constant for the test
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """An affine map from features to a target; each column of ``weights`` is a direction in feature space.
+
+    Attributes:
+        weights: ``(F, N)`` float32, zeros where the entry was constant.
+        bias: ``(N,)`` float32.
+        strength: ``(N,)`` the ridge that was chosen.
+    """
+
+    weights: Tensor
+    bias: Tensor
+    strength: Tensor
+
+    def predict(self, features: Tensor) -> Tensor:
+        """``(..., F)`` to ``(..., N)``."""
+        return features.float() @ self.weights + self.bias
+
+
+@dataclass(frozen=True)
+class MLPProbe:
+    """One hidden layer on whitened features."""
+
+    net: nn.Module
+    centre: Tensor
+    scale: Tensor
+    target_centre: Tensor
+    target_scale: Tensor
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """``(..., F)`` to ``(..., N)``."""
+        return self.net((features.float() - self.centre) * self.scale) * self.target_scale + self.target_centre
+
+
+def split(episodes: int, share: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Numbers of the episodes to fit on and of those to test on, at least one of each.
+
+    Raises:
+        ValueError: fewer than two episodes.
+    """
+    if episodes < 2:
+        raise ValueError(f"{episodes} episode: expected at least 2, to fit on some and test on others")
+    order = torch.randperm(episodes, generator=torch.Generator().manual_seed(seed))
+    held_out = min(max(round(share * episodes), 1), episodes - 1)
+    return order[held_out:].sort().values, order[:held_out].sort().values
+
+
+def fit_linear(features: Tensor, target: Tensor, episode: Tensor, *, seed: int = 0) -> LinearProbe:
+    """Ridge regression, whose strength is chosen for each entry on episodes left out of the fit, then fitted on all.
+
+    Args:
+        features: ``(M, F)``.
+        target: ``(M, N)`` float32.
+        episode: ``(M,)`` int64, which each row is of.
+
+    Raises:
+        ValueError: rows of fewer than two episodes.
+    """
+    inner, chosen_on = _inner_split(episode, seed)
+    at = _Ridge(features[inner], target[inner])
+    guesses = torch.stack([at.solve(strength).predict(features[chosen_on]) for strength in STRENGTHS])
+    error = (guesses - target[chosen_on]).square().mean(1)  # (L, N)
+    best = error.argmin(0)
+    whole = _Ridge(features, target)
+    fits = [whole.solve(strength) for strength in STRENGTHS]
+    entries = torch.arange(target.shape[1])
+    weights = torch.stack([fit.weights for fit in fits])[best, :, entries].T.contiguous()
+    bias = torch.stack([fit.bias for fit in fits])[best, entries]
+    return LinearProbe(weights, bias, torch.tensor(STRENGTHS)[best])
+
+
+def fit_mlp(
+    features: Tensor,
+    target: Tensor,
+    episode: Tensor,
+    *,
+    units: int = 128,
+    steps: int = 1000,
+    batch: int = 256,
+    rate: float = 1e-3,
+    seed: int = 0,
+) -> MLPProbe:
+    """An MLP of one hidden layer, by Adam; kept is what was best on episodes left out of the fit.
+
+    Raises:
+        ValueError: rows of fewer than two episodes.
+    """
+    inner, chosen_on = _inner_split(episode, seed)
+    centre, scale = _moments(features[inner])
+    target_centre, target_scale = _moments(target[inner])
+    x, y = (features.float() - centre) * scale, (target.float() - target_centre) * target_scale
+    with own_randomness(features.device):
+        torch.manual_seed(seed)
+        # It begins as the mean, so that noise is not worse than that.
+        net = nn.Sequential(MLP(x.shape[1], units, 1), Linear(units, y.shape[1], scale=0.0))
+        optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
+        best, kept = float("inf"), copy.deepcopy(net.state_dict())
+        for step in range(steps + 1):
+            if step % 50 == 0:
+                with torch.no_grad():
+                    error = F.mse_loss(net(x[chosen_on]), y[chosen_on]).item()
+                if error < best:
+                    best, kept = error, copy.deepcopy(net.state_dict())
+            rows = inner[torch.randint(len(inner), (batch,))]
+            optimizer.zero_grad()
+            F.mse_loss(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+    net.load_state_dict(kept)
+    # Where the target is constant its scale is 0, and what comes back is its mean.
+    back = torch.where(target_scale > 0, 1 / target_scale.clamp_min(1e-30), 0.0)
+    return MLPProbe(net.eval(), centre, scale, target_centre, back)
+
+
+def r_squared(predicted: Tensor, target: Tensor, spread: Tensor | None = None) -> list[float | None]:
+    """Explained share of the variance of each entry of ``(M, N)``; None where it is constant.
+
+    Args:
+        spread: ``(N,)`` deviation of each entry where the probe was fitted: one that hardly moves beside that is
+            constant here, and no share of its variance means anything.
+    """
+    target = target.double()
+    error, variance = (predicted.double() - target).square().mean(0), target.var(0, correction=0)
+    still = constant(target)
+    if spread is not None:
+        still |= variance.sqrt() < HARDLY * spread
+    found = (1 - error / variance.clamp_min(1e-300)).tolist()
+    return [None if none else value for value, none in zip(found, still.tolist(), strict=True)]
+
+
+def constant(target: Tensor) -> Tensor:
+    """``(N,)`` bool: which entries of ``(M, N)`` do not change."""
+    target = target.double()
+    return target.std(0, correction=0) <= CONSTANT * target.abs().mean(0).clamp_min(1e-3)
+
+
+class _Ridge:
+    """Ridge regression of one set of rows for any strength, from one decomposition."""
+
+    def __init__(self, features: Tensor, target: Tensor) -> None:
+        if len(features) > ROWS:
+            rows = torch.linspace(0, len(features) - 1, ROWS).long()
+            features, target = features[rows], target[rows]
+        self.centre, self.scale = _moments(features)
+        self.target_centre, self.target_scale = _moments(target)
+        x = ((features.float() - self.centre) * self.scale).double()
+        y = ((target.float() - self.target_centre) * (self.target_scale > 0)).double()
+        self.rows = len(x)
+        # The smaller of the two products: both give the same weights.
+        self.dual = x.shape[1] > self.rows
+        gram = x @ x.T if self.dual else x.T @ x
+        self.values, self.vectors = torch.linalg.eigh(gram)
+        self.rotated = self.vectors.T @ (y if self.dual else x.T @ y)
+        self.x = x
+
+    def solve(self, strength: float) -> LinearProbe:
+        """The probe for one strength."""
+        solution = self.vectors @ (self.rotated / (self.values.clamp_min(0) + strength * self.rows)[:, None])
+        scaled = (self.x.T @ solution if self.dual else solution).float()
+        weights = scaled * self.scale[:, None]
+        entries = torch.full_like(self.target_centre, strength)
+        return LinearProbe(weights, self.target_centre - self.centre @ weights, entries)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / deviation of each column; the latter 0 where it is constant."""
+    deviation = x.float().std(0, correction=0)
+    return x.float().mean(0), torch.where(constant(x), 0.0, 1 / deviation.clamp_min(1e-30))
+
+
+def _inner_split(episode: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to fit on, and rows of other episodes to choose on."""
+    names = episode.unique()
+    fit, choose = split(len(names), 0.25, seed + 1)
+    return tuple(torch.isin(episode, names[part]).nonzero()[:, 0] for part in (fit, choose))

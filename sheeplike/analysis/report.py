@@ -1,0 +1,376 @@
+"""What :mod:`~sheeplike.analysis.dissect` found, for people: figures, one page that holds them, and TensorBoard."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+
+from sheeplike.analysis.dissect import CONTEXT, DEAD_KL, Findings, Strip
+from sheeplike.analysis.figure import COLOURS, encode
+from sheeplike.analysis.likelihood import SAMPLES
+from sheeplike.analysis.runs import ANALYSIS_FILE
+from sheeplike.files import EVENTS, write_atomically
+from sheeplike.monitor.logger import EventFile
+from sheeplike.monitor.video import to_colour
+from sheeplike.run.trained import finite
+
+NUMBERS, PAGE = ANALYSIS_FILE, "analysis.html"
+TAG = "analyze"  # of the curves and pictures in TensorBoard
+Numbers = Mapping[str, Any]
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+p, li { max-width: 46rem; }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+figure { margin: 1rem 0; overflow-x: auto; } figcaption { font-size: .9rem; opacity: .8; }
+.strip img { min-width: 34rem; image-rendering: pixelated; }
+div.table { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+td, th { padding: .15rem .8rem .15rem 0; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
+td:first-child, th:first-child { text-align: left; }
+"""
+
+
+def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
+    """Write the numbers as JSON, the page, and TensorBoard's events, in place of those of an earlier analysis.
+
+    Args:
+        place: a directory, which is made.
+        about: what was analysed, name to value; ``step`` is among them, and in TensorBoard the x-axis.
+
+    Returns:
+        The files to look at.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    figures = draw(found.numbers)
+    strips = {f"{strip.camera}: {strip.title}": draw_strip(strip) for strip in found.strips}
+    place.mkdir(parents=True, exist_ok=True)
+    record = json.dumps(finite({"about": dict(about)} | found.numbers), indent=1, allow_nan=False)
+    write_atomically(place / NUMBERS, record + "\n")
+    write_atomically(place / PAGE, page(found.numbers, figures, strips, about))
+    for old in place.glob(f"{EVENTS}*"):
+        old.unlink()
+    events = EventFile(place)
+    events.add_scalars({f"{TAG}/{name}": value for name, value in scalars(found.numbers).items()}, about["step"])
+    for name, png in (figures | strips).items():
+        events.add_image(f"{TAG}/{name}", png, about["step"])
+    events.close()
+    return [place / PAGE, place / NUMBERS]
+
+
+def scalars(numbers: Numbers, prefix: str = "") -> dict[str, float]:
+    """Every single number, by path; lists are left out."""
+    found: dict[str, float] = {}
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[prefix + name] = float(value)
+    return found
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def draw(numbers: Numbers) -> dict[str, bytes]:
+    """Figures by name, as PNG."""
+    makers = {
+        "open_loop": _open_loop,
+        "surprise": _surprise,
+        "calibration": _calibration,
+        "groups": _groups,
+        "effects": _effects,
+    }
+    makers |= {"probes": _probes, "probe_groups": _probe_groups} if "probes" in numbers else {}
+    return {name: encode(make(numbers), "png") for name, make in makers.items()}
+
+
+def draw_strip(strip: Strip) -> bytes:
+    """What happened above what was imagined above the error, as ``monitor.video`` shows it; one column per step."""
+    truth, model = (to_colour(frames).numpy().astype(int) for frames in (strip.truth, strip.model))
+    rows = [truth, model, (model - truth + 255) // 2]
+    figure = Figure(figsize=(1.1 * len(strip.ahead) + 0.9, 3.7), layout="constrained")
+    axes = figure.subplots(3, len(strip.ahead), squeeze=False)
+    for row, (name, frames) in enumerate(zip(("seen", "imagined", "error"), rows, strict=True)):
+        for column, ahead in enumerate(strip.ahead):
+            axis = axes[row, column]
+            axis.imshow(frames[column].astype(np.uint8), interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if row == 0:
+                axis.set_title(f"+{ahead}", fontsize=9)
+        axes[row, 0].set_ylabel(name, fontsize=9)
+    return encode(figure, "png")
+
+
+def _kinds(numbers: Numbers) -> Iterable[tuple[str, str]]:
+    """The kinds of episodes, each with a colour."""
+    return zip(numbers["episodes"], COLOURS, strict=False)
+
+
+def _tidy(axis: Axes, x: str, y: str, title: str = "") -> None:
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _open_loop(numbers: Numbers) -> Figure:
+    found = numbers["open_loop"]
+    names = [key for key in next(iter(found.values())) if key not in ("starts", "steps", "count")]
+    figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
+    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for kind, colour in _kinds(numbers):
+            one = found[kind][name]
+            axis.plot(found[kind]["steps"], one.get("mse", one.get("absolute_error")), color=colour, label=kind)
+            if "still_mse" in one:
+                axis.plot(found[kind]["steps"], one["still_mse"], ":", color=colour, label=f"{kind}, nothing changes")
+                axis.axhline(one["seen_mse"], color=colour, linewidth=0.8, linestyle="--", label=f"{kind}, while seen")
+        _tidy(axis, "imagined steps", "absolute error" if name == "reward" else "mean squared error", _plain(name))
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _surprise(numbers: Numbers) -> Figure:
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    axis = figure.add_subplot()
+    for kind, colour in _kinds(numbers):
+        axis.plot(numbers["surprise"][kind]["over_time"], color=colour, label=kind)
+    _tidy(axis, "step of the episode", "KL of posterior to prior, nats")
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False)
+    return figure
+
+
+def _calibration(numbers: Numbers) -> Figure:
+    figure = Figure(figsize=(7.5, 3.6), layout="constrained")
+    for axis, name, what in zip(
+        figure.subplots(1, 2), ("reward", "continue"), ("reward", "end of the episode"), strict=True
+    ):
+        ends: list[float] = []
+        for kind, colour in _kinds(numbers):
+            one = numbers[name][kind]["calibration"]
+            axis.plot(one["expected"], one["happened"], "o-", color=colour, label=kind, markersize=4, linewidth=1)
+            ends += [*one["expected"], *one["happened"]]
+        axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.5", linewidth=0.8, zorder=0)
+        _tidy(axis, "expected", "happened, on average", what)
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _groups(numbers: Numbers) -> Figure:
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for shift, (kind, colour) in enumerate(_kinds(numbers)):
+        one = numbers["groups"][kind]
+        at = np.arange(len(one["kl"])) + 0.4 * shift - 0.2
+        upper.bar(at, one["kl"], 0.38, color=colour, label=kind)
+        lower.bar(at, one["usage_entropy"], 0.38, color=colour)
+    upper.axhline(DEAD_KL, color="0.4", linewidth=0.8, linestyle=":")
+    _tidy(upper, "", "KL to the prior, nats")
+    _tidy(lower, "group", "entropy of its classes, nats")
+    upper.legend(frameon=False)
+    return figure
+
+
+def _effects(numbers: Numbers) -> Figure:
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    names = {"pixels": "pixels, squared", "reward": "reward", "value": "value", "kl": "next step, nats"}
+    for axis, (name, label) in zip(figure.subplots(4, 1, sharex=True), names.items(), strict=True):
+        for shift, (kind, colour) in enumerate(_kinds(numbers)):
+            one = numbers["effects"][kind]
+            axis.bar(np.arange(len(one["parts"])) + 0.4 * shift - 0.2, one[name], 0.38, color=colour, label=kind)
+        axis.set_yscale("symlog", linthresh=max(np.median(one[name]), 1e-9))
+        axis.set_xticks(range(len(one["parts"])), one["parts"], fontsize=7)
+        _tidy(axis, "", label)
+    axis.set_xlabel("part of the state that is replaced")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _probes(numbers: Numbers) -> Figure:
+    found = numbers["probes"]
+    kinds = list(_kinds(numbers))
+    figure = Figure(figsize=(9, 2.6 * len(kinds)), layout="constrained")
+    for axis, (kind, _) in zip(figure.subplots(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
+        for (ahead, one), colour in zip(found[kind].items(), COLOURS, strict=False):
+            label = "seen" if ahead == "0" else f"imagined, {ahead} step{'s' * (ahead != '1')}"
+            entries = np.arange(len(one["linear"]))
+            axis.plot(entries, _shown(one["linear"]), "o", color=colour, markersize=4, label=f"{label}, linear")
+            if ahead == "0":
+                axis.plot(entries, _shown(one["mlp"]), "x", color=colour, markersize=5, label=f"{label}, MLP")
+        axis.set_ylim(-0.1, 1.02)
+        _tidy(axis, f"entry of {found['target']}", "R²", f"{kind}; below 0 is drawn at -0.05")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def _probe_groups(numbers: Numbers) -> Figure:
+    found = numbers["probes"]["groups"]
+    table = np.array([_shown(scores) for scores in found.values()]).clip(0)
+    figure = Figure(figsize=(9, 0.2 * len(found) + 1.5), layout="constrained")
+    axis = figure.add_subplot()
+    image = axis.imshow(table, aspect="auto", norm=PowerNorm(0.5, 0, 1), cmap="viridis", interpolation="nearest")
+    axis.set_yticks(range(len(found)), list(found), fontsize=7)
+    axis.set_xlabel(f"entry of {numbers['probes']['target']}")
+    axis.set_ylabel("part of the state")
+    figure.colorbar(image, ax=axis, label="R² of a linear probe on this part alone")
+    return figure
+
+
+def _shown(scores: Sequence[float | None]) -> np.ndarray:
+    """R^2 to draw: constant entries are gaps, and what is far below 0 stays in sight."""
+    return np.array([np.nan if score is None else max(score, -0.05) for score in scores])
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, bytes], about: Mapping[str, Any]) -> str:
+    """One HTML file that needs no other."""
+    kinds = list(numbers["episodes"])
+    facts = "".join(f"<li>{_text(name)}: {_text(value)}</li>" for name, value in about.items())
+    parts = [
+        f"<h1>Inside a world model</h1><ul>{facts}</ul>",
+        _table("Episodes", {kind: numbers["episodes"][kind] for kind in kinds}),
+        "<h2>How far it sees</h2>",
+        f"<p>It observes at least {CONTEXT} steps, then imagines from the recorded actions alone. Dotted: the error of "
+        "predicting that nothing changes; dashed: the error while it sees.</p>",
+        _picture(figures["open_loop"]),
+        *(_picture(png, title, "strip") for title, png in strips.items()),
+        _table(
+            "",
+            {
+                f"{kind}, {key}": _flat_numbers(one)
+                for kind in kinds
+                for key, one in numbers["open_loop"][kind].items()
+                if isinstance(one, Mapping)
+            },
+        ),
+        "<h2>What surprises it</h2>",
+        _picture(figures["surprise"]),
+        _table("", {kind: _flat_numbers(numbers["surprise"][kind]) for kind in kinds}),
+        "<h2>What it expects of reward and end</h2>",
+        _picture(figures["calibration"]),
+        _table("reward", {kind: scalars(numbers["reward"][kind]) for kind in kinds}),
+        _table("continue", {kind: scalars(numbers["continue"][kind]) for kind in kinds}),
+        "<h2>How likely it finds what it sees</h2>",
+        "<p>Bounds on the log-likelihood in nats, of a Gaussian decoder of variance 1/2: compare models of the same "
+        "images with each other, and with nothing else.</p>",
+        _table("", {kind: numbers["likelihood"][kind] for kind in kinds}),
+        "<h2>What its groups do</h2>",
+        _picture(figures["groups"]),
+        "".join(_dead(kind, numbers["groups"][kind]) for kind in kinds),
+        "<p>What changes where one part of the state is that of another step:</p>",
+        _picture(figures["effects"]),
+    ]
+    if "probes" in numbers:
+        found = numbers["probes"]
+        still = f" Constant, and left out: entries {_listed(found['constant'])}." if found["constant"] else ""
+        rows = {
+            f"{kind}, {'seen' if a == '0' else f'imagined, {a}'}": scalars(one)
+            for kind in kinds
+            for a, one in found[kind].items()
+        }
+        parts += [
+            "<h2>What can be read off it</h2>",
+            f"<p>Probes of {_text(found['target'])} on episodes that they were not fitted on.{still}</p>",
+            _picture(figures["probes"]),
+            _table("", rows),
+            "<p>One part of the state alone:</p>",
+            _picture(figures["probe_groups"]),
+        ]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Inside a world model</title>'
+        f"<style>{STYLE}</style></head><body>\n{body}\n<p>Every number is in {NUMBERS}.</p></body></html>\n"
+    )
+
+
+def _dead(kind: str, found: Numbers) -> str:
+    return (
+        f"<p>{_text(kind)}: groups below {DEAD_KL} nats {_listed(found['unsurprising'])}; of a constant class "
+        f"{_listed(found['constant'])}; both, dead: {_listed(found['dead'])}.</p>"
+    )
+
+
+def _flat_numbers(numbers: Numbers) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def _listed(items: Sequence[Any]) -> str:
+    return ", ".join(map(str, items)) or "none"
+
+
+def _picture(png: bytes, caption: str = "", kind: str = "") -> str:
+    source = base64.b64encode(png).decode()
+    below = f"<figcaption>{_text(caption)}</figcaption>" * bool(caption)
+    return f'<figure class="{kind}"><img alt="{_text(caption)}" src="data:image/png;base64,{source}">{below}</figure>'
+
+
+def _table(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
+    """A column for each row of numbers, since there are more numbers than rows."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    head = "".join(f"<th>{_text(row)}</th>" for row in rows)
+    cells = (
+        f"<tr><td>{_text(name)}</td>" + "".join(f"<td>{_number(row.get(name))}</td>" for row in rows.values()) + "</tr>"
+        for name in names
+    )
+    return f'<div class="table"><table><tr><th>{_text(title)}</th>{head}</tr>{"".join(cells)}</table></div>'
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _plain(text: str) -> str:
+    """Text that is no formula, whatever signs it has."""
+    return text.replace("$", "\\$")
+
+
+def summarize(numbers: Numbers) -> dict[str, str]:
+    """The main numbers for the terminal, name to text."""
+    lines: dict[str, list[str]] = {}
+    for kind in numbers["episodes"]:
+        one = numbers["episodes"][kind]
+        of = {name: numbers[name][kind] for name in ("open_loop", "surprise", "groups", "likelihood")}
+        lines.setdefault("episodes", []).append(f"{kind}: {one['episodes']}, return {one['return_mean']:#.4g}")
+        for key, values in of["open_loop"].items():
+            if isinstance(values, Mapping) and "mse" in values:
+                ahead = ", ".join(f"{values[name]:.3g} after {name[4:]}" for name in values if name.startswith("mse@"))
+                text = f"{kind}: {values['seen_mse']:.3g} seen, {ahead}"
+                lines.setdefault(f"error of {key}", []).append(text)
+        lines.setdefault("surprise", []).append(f"{kind}: {of['surprise']['mean']:.3g} nats a step")
+        lines.setdefault("dead groups", []).append(f"{kind}: {_listed(of['groups']['dead'])}")
+        bound = ", ".join(f"{of['likelihood'][f'per_step_iwae_{k}']:.5g}" for k in SAMPLES)
+        lines.setdefault("log-likelihood", []).append(f"{kind}: {bound} nats with {_listed(SAMPLES)} samples")
+        if "probes" in numbers:
+            means = (
+                f"{s['linear_mean']:.2f} {'seen' if a == '0' else f'after {a}'}"
+                for a, s in numbers["probes"][kind].items()
+                if "linear_mean" in s
+            )
+            lines.setdefault(f"linear probes of {numbers['probes']['target']}", []).append(
+                f"{kind}: R² {', '.join(means)}"
+            )
+    return {name: "\n".join(texts) for name, texts in lines.items()}

@@ -1,0 +1,120 @@
+"""Probes: they find what is there, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheeplike.analysis.probes import LinearProbe, fit_linear, fit_mlp, r_squared, split
+
+
+def latents(episodes: int = 12, steps: int = 60, width: int = 40) -> tuple[Tensor, Tensor]:
+    """Features that drift within an episode, as latents do, and the episode of each row."""
+    generator = torch.Generator().manual_seed(0)
+    level = torch.randn(episodes, 1, width, generator=generator)
+    features = level + torch.randn(episodes, steps, width, generator=generator)
+    return features.flatten(0, 1), torch.arange(episodes).repeat_interleave(steps)
+
+
+def halves(episode: Tensor) -> tuple[Tensor, Tensor]:
+    fit, test = split(int(episode.max()) + 1)
+    return torch.isin(episode, fit), torch.isin(episode, test)
+
+
+def test_a_linear_target_is_found_and_the_weights_are_its_direction() -> None:
+    features, episode = latents()
+    direction = torch.randn(40, 3)
+    target = 7 + features @ direction + 0.01 * torch.randn(len(features), 3)
+    fit, test = halves(episode)
+    probe = fit_linear(features[fit], target[fit], episode[fit])
+    scores = r_squared(probe.predict(features[test]), target[test])
+    assert min(scores) > 0.99
+    assert (probe.weights.shape, probe.bias.shape) == ((40, 3), (3,))
+    torch.testing.assert_close(probe.weights, direction, atol=0.02, rtol=0)
+    # What traverse() does: along a direction the reading changes by what the direction says.
+    step = 0.5 * probe.weights[:, 0]
+    moved = probe.predict(features[:5] + step) - probe.predict(features[:5])
+    torch.testing.assert_close(moved, (step @ probe.weights).expand(5, 3), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("make", [fit_linear, fit_mlp])
+def test_nothing_is_found_in_noise_on_other_episodes(make) -> None:
+    """Noise of each episode's own: a split by steps would find it by heart."""
+    features, episode = latents()
+    target = torch.randn(int(episode.max()) + 1, 2)[episode] + 0.1 * torch.randn(len(episode), 2)
+    fit, test = halves(episode)
+    probe = make(features[fit], target[fit], episode[fit])
+    assert max(r_squared(probe.predict(features[test]), target[test])) < 0.05
+    noise = torch.randn(len(features), 2)
+    probe = make(features[fit], noise[fit], episode[fit])
+    assert max(r_squared(probe.predict(features[test]), noise[test])) < 0.05
+
+
+def test_an_mlp_reads_what_no_line_tells() -> None:
+    features, episode = latents(episodes=30, width=4)
+    target = (features[:, :1] * features[:, 1:2]).tanh()
+    fit, test = halves(episode)
+    scores = [
+        r_squared(make(features[fit], target[fit], episode[fit]).predict(features[test]), target[test])[0]
+        for make in (fit_linear, fit_mlp)
+    ]
+    assert scores[0] < 0.1
+    assert scores[1] > 0.7
+
+
+def test_constant_entries_are_told_as_such() -> None:
+    features, episode = latents()
+    target = torch.stack([features[:, 0], torch.full((len(features),), 0.3), torch.zeros(len(features))], 1)
+    fit, test = halves(episode)
+    for make in (fit_linear, fit_mlp):
+        probe = make(features[fit], target[fit], episode[fit])
+        read = probe.predict(features[test])
+        assert bool(read.isfinite().all())
+        scores = r_squared(read, target[test])
+        assert scores[0] > 0.8
+        assert scores[1:] == [None, None]
+        torch.testing.assert_close(read[:, 1:], target[test][:, 1:], atol=1e-4, rtol=0)
+    # An entry that changed where the probe was fitted, and hardly moves here.
+    assert r_squared(torch.zeros(50, 1), 1e-3 * torch.randn(50, 1), torch.ones(1)) == [None]
+    assert r_squared(torch.zeros(50, 1), 1e-3 * torch.randn(50, 1), None)[0] is not None
+
+
+def test_features_that_never_change_have_no_weight() -> None:
+    features, episode = latents()
+    features[:, 3] = 2.0
+    probe = fit_linear(features, features[:, :1], episode)
+    assert probe.weights[3].item() == 0
+    assert bool(probe.weights.isfinite().all())
+
+
+def test_more_features_than_rows() -> None:
+    """Solved in the dual; the same weights as by the normal equations."""
+    features, episode = torch.randn(30, 50, dtype=torch.float32), torch.arange(6).repeat_interleave(5)
+    target = features[:, :2]
+    wide = fit_linear(features, target, episode)
+    x = features - features.mean(0)
+    x = (x / x.std(0, correction=0)).double()
+    y = ((target - target.mean(0)) / 1).double()
+    for n in range(2):
+        ridge = x.T @ x + wide.strength[n].double() * len(x) * torch.eye(50, dtype=torch.float64)
+        expected = torch.linalg.solve(ridge, x.T @ y[:, n]) / features.std(0, correction=0).double()
+        torch.testing.assert_close(wide.weights[:, n].double(), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_the_same_rows_give_the_same_probes_and_no_stream_is_moved() -> None:
+    features, episode = latents()
+    before = torch.get_rng_state()
+    first, second = (fit_mlp(features, features[:, :2], episode, steps=60) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.predict(features), second.predict(features))
+    assert isinstance(fit_linear(features, features[:, :2], episode), LinearProbe)
+
+
+def test_episodes_are_split_and_not_steps() -> None:
+    fit, test = split(10)
+    assert sorted([*fit.tolist(), *test.tolist()]) == list(range(10))
+    assert len(test) == 3
+    assert [len(part) for part in split(2)] == [1, 1]
+    with pytest.raises(ValueError, match="1 episode: expected at least 2"):
+        split(1)

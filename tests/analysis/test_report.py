@@ -1,0 +1,142 @@
+"""The page, the numbers and the events of an analysis."""
+
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sheeplike.analysis.dissect import Findings, Strip
+from sheeplike.analysis.report import NUMBERS, PAGE, scalars, summarize, write
+from sheeplike.analysis.runs import RunError, find_runs
+
+ABOUT = {"run": "<b>mine</b>", "step": 640}
+
+
+def numbers(*, probes: bool) -> dict[str, Any]:
+    """Of two kinds of episodes and one camera with a name that no page and no formula may take at its word."""
+    line = {
+        "mse": [0.1, 0.2],
+        "still_mse": [0.1, 0.3],
+        "seen_mse": 0.05,
+        "seen_psnr": 13.0,
+        "mse@1": 0.1,
+        "psnr@1": 10.0,
+    }
+    open_loop = {"starts": 9, "steps": [1, 2], "count": [9, 8], "pixels/<$x>": line}
+    bins = {"expected": [0.0, 1.0], "happened": [0.1, 0.9], "count": [5, 4], "error": 0.1}
+    effects = {"parts": ["0", "1", "deter"]} | {name: [0.0, 1e-3, 1.0] for name in ("pixels", "reward", "value", "kl")}
+    one = {
+        "episodes": {"episodes": 4, "steps": 40, "return_mean": 1.0, "length_mean": 10.0, "terminated": 0.0},
+        "open_loop": open_loop | {"reward": {"absolute_error": [0.1, 0.2]}},
+        "reward": {"log_likelihood": -1.0, "count": {"zero": 9}, "calibration": bins},
+        "continue": {"log_likelihood": -0.1, "best": -0.1, "calibration": bins},
+        "surprise": {"first_step": 9.0, "mean": 1.0, "p50": 1.0, "over_time": [9.0, 1.0, 1.0]},
+        "groups": {"kl": [0.0, 0.2], "top_class_share": [1.0, 0.5], "usage_entropy": [0.0, 0.7]}
+        | {"unsurprising": [0], "constant": [0], "dead": [0]},
+        "likelihood": {"dimensions": 3} | {f"per_step_iwae_{k}": -9.0 for k in (1, 16, 64)},
+        "effects": effects,
+    }
+    found: dict[str, Any] = {name: {"policy": part, "random": part} for name, part in one.items()}
+    if probes:
+        scores = {
+            "rows": 9,
+            "linear": [0.9, None, -7.0],
+            "mlp": [0.8, None, 0.1],
+            "linear_mean": 0.45,
+            "mlp_mean": 0.45,
+        }
+        of_kind = {"0": scores, "5": scores}
+        found["probes"] = {"target": "privileged_state", "constant": [1], "policy": of_kind, "random": of_kind}
+        found["probes"]["groups"] = {"0": [0.1, None, -3.0], "deter": [0.9, None, 0.2]}
+    return found
+
+
+def strips() -> list[Strip]:
+    frames = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8)
+    return [Strip("worst of 4 episodes", "<$x>", [1, 50], frames, 255 - frames)]
+
+
+class Page(HTMLParser):
+    """Everything that a page refers to, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.text, self.tags = "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("probes", [True, False])
+def test_a_page_needs_no_other_file_and_takes_no_name_at_its_word(tmp_path: Path, probes: bool) -> None:
+    files = write(tmp_path / "place", Findings(numbers(probes=probes), strips()), ABOUT)
+    assert files == [tmp_path / "place" / PAGE, tmp_path / "place" / NUMBERS]
+    page = Page(files[0].read_text())
+    assert len(page.sources) == (8 if probes else 6)
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert not {"script", "link", "b", "$x"} & set(page.tags)
+    assert "<b>mine</b>" in page.text
+    assert "<$x>" in page.text
+    assert ("entries 1." in page.text) == probes
+    assert "width=device-width" in files[0].read_text()
+    assert "color-scheme: light dark" in files[0].read_text()
+
+
+def test_the_record_is_json_that_holds_every_number(tmp_path: Path) -> None:
+    found = numbers(probes=True)
+    write(tmp_path, Findings(found, strips()), ABOUT)
+    text = (tmp_path / NUMBERS).read_text()
+    assert json.loads(text) == found | {"about": ABOUT}
+    found["surprise"]["policy"]["mean"] = math.inf
+    write(tmp_path, Findings(found, strips()), ABOUT)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    assert json.loads((tmp_path / NUMBERS).read_text(), parse_constant=refuse)["surprise"]["policy"]["mean"] is None
+
+
+def test_tensorboard_has_the_scalars_and_the_pictures_of_the_last_analysis_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        write(tmp_path, Findings(numbers(probes=True), strips()), ABOUT)
+    assert len(list(tmp_path.glob("events.*"))) == 1
+    events = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "scalars": 0})
+    events.Reload()
+    (point,) = events.Scalars("analyze/open_loop/policy/pixels/<$x>/psnr@1")
+    assert (point.step, point.value) == (640, 10.0)
+    names = events.Tags()["images"]
+    assert len(names) == 8
+    assert all(events.Images(name)[0].encoded_image_string.startswith(b"\x89PNG") for name in names)
+    picture = events.Images("analyze/surprise")[0]
+    assert (picture.width, picture.height) == (1125, 480)
+
+
+def test_an_analysis_is_no_run_to_compare(tmp_path: Path) -> None:
+    write(tmp_path / "logs/demo/mine/analyze/step_000000000640", Findings(numbers(probes=False), []), ABOUT)
+    with pytest.raises(RunError, match="expected runs in it"):
+        find_runs([tmp_path / "logs"])
+
+
+def test_single_numbers_by_path() -> None:
+    assert scalars({"a": {"b": 1, "c": [1, 2], "d": {"e": 0.5}}, "f": "x"}) == {"a/b": 1.0, "a/d/e": 0.5}
+
+
+def test_what_the_terminal_shows() -> None:
+    shown = summarize(numbers(probes=True))
+    assert shown["dead groups"] == "policy: 0\nrandom: 0"
+    assert shown["error of pixels/<$x>"].startswith("policy: 0.05 seen, 0.1 after 1")
+    assert shown["linear probes of privileged_state"].startswith("policy: R² 0.45 seen, 0.45 after 5")
+    assert "linear probes of privileged_state" not in summarize(numbers(probes=False))

@@ -1,0 +1,113 @@
+"""``analyze``: from a run's directory alone, an export or a demo; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sheeplike import checkpoint
+from sheeplike.__main__ import main
+from sheeplike.run import exported
+from sheeplike.run.run_dir import Claim
+
+JOB = ("exp=dreamer_v3", "env=cartpole_balance")
+
+
+@pytest.fixture
+def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
+    """Makes the directory ``mine`` of a run, with checkpoints at these steps."""
+
+    def call(steps: tuple[int, ...], *arguments: str) -> Path:
+        (run,) = sheeplike(*(arguments or JOB), "run_dir=mine").runs
+        with Claim(run.run_dir, run.config):
+            pass
+        for step in steps:
+            checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, {}, keep_last=9)
+        return run.run_dir
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ["run= is missing", "analyze run=<run_dir>"]),
+        (("run=nowhere",), ["run=nowhere: expected the directory of a run, with a config.yaml in it"]),
+        (("run=mine", "episodes=3"), ["episodes=3: expected an integer from 4 to 4096", "nearest: episodes=4"]),
+        (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9: expected at most episodes=8", "nearest: num_envs=8"]),
+        (("run=mine", "checkpoint=99"), ["one of 64, 128", "nearest: checkpoint=128"]),
+        (("run=mine", "episode=9"), ["key 'episode' does not exist", "nearest: episodes"]),
+        (("run=mine", "accelerator=cuda"), ["accelerator=cuda: expected a GPU", "nearest: accelerator=cpu"]),
+        (("run=demo:franka",), ["run=demo:franka: expected", "nearest: run=demo:franka_pick"]),
+        (("run=demo:franka_pick", "checkpoint=best"), ["checkpoint=best: expected last: an export holds one agent"]),
+        (
+            ("run=demo:franka_pick_ppo",),
+            ["run=demo:franka_pick_ppo: ppo has no world model: expected a run of dreamer_v3"],
+        ),
+    ],
+)
+def test_what_is_refused(begun: Callable, refused: Callable, arguments: tuple[str, ...], parts: list[str]) -> None:
+    begun((64, 128))
+    line = refused("analyze", *arguments)
+    assert all(part in line for part in parts), line
+
+
+def test_a_run_without_a_checkpoint_and_one_without_a_world_model(begun: Callable, refused: Callable) -> None:
+    begun(())
+    assert "expected a run with a checkpoint; this one has none" in refused("analyze", "run=mine")
+
+
+def test_ppo_has_no_world_model(begun: Callable, refused: Callable) -> None:
+    begun((64,), "exp=ppo", "env=cartpole_balance")
+    assert "ppo has no world model" in refused("analyze", "run=mine")
+
+
+def test_help_says_every_key(sheeplike: Callable) -> None:
+    text = sheeplike("analyze", "--help").output
+    assert all(f"  {name} " in text for name in ("run", "checkpoint", "episodes", "num_envs", "seed", "accelerator"))
+    assert "  analyze " in sheeplike("--help").output
+
+
+def test_a_run_and_its_export_give_the_same_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    main([*JOB, "profile=cpu", "dry_run=true", "env.options.episode_length=9", "eval.every=null", f"run_dir={run_dir}"])
+    main(["analyze", f"run={run_dir}", "episodes=4"])
+    place = run_dir / "analyze/step_000000000128"
+    assert f"saved: {place}/analysis.html" in capfd.readouterr().out
+    found = json.loads((place / "analysis.json").read_text())
+    assert found["about"] == {
+        "run": str(run_dir),
+        "env": "cartpole_balance",
+        "step": 128,
+        "checkpoint": "last",
+        "episodes": 4,
+        "num_envs": 2,
+        "seed": 0,
+        "accelerator": "cpu",
+    }
+    assert found["episodes"]["policy"]["episodes"] == found["episodes"]["random"]["episodes"] == 4
+    assert found["probes"]["target"] == "privileged_state"
+    assert {path.name.partition(".")[0] for path in place.iterdir()} == {"analysis", "events"}
+
+    main(["export", f"run={run_dir}", f"to={tmp_path}/export"])
+    main(["analyze", f"{tmp_path}/export", "episodes=4"])
+    same = json.loads((tmp_path / "export/analyze/step_000000000128/analysis.json").read_text())
+    same["about"]["run"] = str(run_dir)
+    assert same == found
+
+
+@pytest.mark.slow
+def test_the_demo_knows_where_its_box_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*"))
+    main(["analyze", "run=demo:franka_pick", "episodes=20"])
+    assert sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*")) == before
+    (file,) = Path("logs/demo/franka_pick/analyze").glob("*/analysis.json")
+    found = json.loads(file.read_text())
+    read = found["probes"]["policy"]["0"]["linear"]
+    assert read[8] > 0.95, "the box along y"
+    dream = found["open_loop"]["policy"]["pixels/front"]
+    assert dream["mse@15"] < 0.5 * dream["still_mse"][14]
