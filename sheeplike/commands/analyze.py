@@ -114,7 +114,7 @@ def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: Analyze
         with phase(f"playing {asked.episodes} episodes: {act}"), as_command_errors(envs.Unusable):
             played[act] = play(agent, made, episodes=asked.episodes, keys=keys, act=act, seed=asked.seed)
     made.close()
-    with phase("taking the model apart"), as_command_errors(ValueError):
+    with phase("taking the model apart"):
         found = dissect(model, played, seed=asked.seed)
     about = {"run": asked.run, "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
     banner(f"policy step {step:,} of {asked.run}", summarize(found.numbers))
