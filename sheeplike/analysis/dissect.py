@@ -171,12 +171,12 @@ def _imagine(
             action = episodes.action[rows, (times + step - 1).minimum(now)]
             state = model.imagine(state, action[:, None])[:, 0]
             kept |= {step: state} if step in AHEAD else {}
-            outputs = model.outputs(state)
+            predicted = model.predict(state)
             for key in names:
                 truth = model.as_learnt(key, episodes.obs[key][rows, now])
-                errors[key].append((outputs.frames[key] - truth).square().flatten(1).mean(1).cpu())
+                errors[key].append((predicted[key] - truth).square().flatten(1).mean(1).cpu())
                 still[key].append((known[key] - truth).square().flatten(1).mean(1).cpu())
-            reward.append((outputs.reward.pred().cpu() - episodes.reward[rows, now]).abs())
+            reward.append((model.reward(state).pred().cpu() - episodes.reward[rows, now]).abs())
             valid.append(times + step < episodes.lengths[rows])
     together = {name: torch.stack(parts, 1) for name, parts in (("valid", valid), ("reward", reward))}
     stacked = ({key: torch.stack(parts, 1) for key, parts in kind.items()} for kind in (errors, still))
@@ -226,7 +226,7 @@ def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> 
     rows, times = episodes.valid.nonzero().unbind(1)
     for start in range(0, len(rows), FRAMES):
         row, time = rows[start : start + FRAMES], times[start : start + FRAMES]
-        predicted = model.outputs(states.map(lambda x, row=row, time=time: x[row, time])).frames
+        predicted = model.predict(states[row, time])
         for key, value in predicted.items():
             error = (value - model.as_learnt(key, episodes.obs[key][row, time])).square().flatten(1).mean(1)
             sums[key] = sums[key] + error.sum().cpu()
@@ -249,7 +249,7 @@ def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed
             actions = episodes.action[row, time : time + max(steps)]
             dream = model.imagine(states[row][time], actions, seed=seed)
             at = torch.tensor(steps)
-            painted = model.outputs(dream[at - 1]).frames[camera]
+            painted = model.predict(dream[at - 1])[camera]
             truth = model.as_learnt(camera, episodes.obs[camera][row, time + at])
             shown = ((x.cpu() * 255).round().clamp(0, 255).to(torch.uint8) for x in (truth, painted))
             label = f"{title} of {len(order)} episodes (number {row}), mean squared error {mean[row].item():.2g}"
@@ -266,7 +266,7 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
     The likelihood is that of the training loss: the negative cross entropy to the two bins beside the reward.
     """
     states, reward = _flat(episodes, states), episodes.reward[episodes.valid]
-    head = model.outputs(states).reward
+    head = model.reward(states)
     log_likelihood, expected = -head.loss(reward.to(model.device)).cpu(), head.pred().cpu()
     found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "count": {}, "log_likelihood_by_sign": {}}
     for sign, name in ((-1, "negative"), (0, "zero"), (1, "positive")):
@@ -288,7 +288,7 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
     any model can reach, ``best``, is below 0; for the calibration the horizon is taken out again.
     """
     states, ended = _flat(episodes, states), episodes.is_terminal[episodes.valid]
-    head = model.outputs(states).cont
+    head = model.cont(states)
     discount = 1 - 1 / model.world.horizon
     target = (1 - ended.float()) * discount
     log_likelihood = -head.loss(target.to(model.device)).cpu()
@@ -298,7 +298,7 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
         found["count"][name] = int(chosen.sum())
         if bool(chosen.any()):
             found["by_end"][name] = log_likelihood[chosen].mean().item()
-    ends = 1 - (head.prob().cpu() / discount).clamp(max=1)
+    ends = 1 - model.goes_on(states).cpu()
     return found | {"calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99))}
 
 

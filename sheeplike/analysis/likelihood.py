@@ -49,7 +49,7 @@ def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) 
     flat = states.map(lambda x: x.flatten(0, len(lead) - 1))
     seen = {key: obs[key].flatten(0, len(lead) - 1) for key in model.observations}
     for start in range(0, len(flat), BATCH):
-        predicted = model.outputs(flat[start : start + BATCH]).frames
+        predicted = model.predict(flat[start : start + BATCH])
         log_density = torch.zeros((), device=model.device)
         for key, value in seen.items():
             error = (predicted[key] - model.as_learnt(key, value[start : start + BATCH])).flatten(1)
@@ -62,7 +62,7 @@ def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> 
     """``log p(o_t | h_t, z_t) + log p(z_t | h_t) - log q(z_t | h_t, o_t)`` ``(...)`` of states drawn from ``q``."""
     with torch.no_grad():
         posterior = model.rssm.distribution(states.logits)
-        prior = model.rssm.distribution(model.rssm.prior(states.deter).float())
+        prior = model.rssm.distribution(model.prior(states))
         ratio = (prior.log_prob(states.stoch) - posterior.log_prob(states.stoch)).sum(-1)
     return log_likelihood(model, states, obs) + ratio
 

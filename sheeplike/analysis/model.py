@@ -17,6 +17,8 @@ Shape letters: ``T`` time, ``I`` imagined steps, ``D`` deter, ``S K`` stoch grou
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,18 +32,19 @@ from torch import Tensor
 from sheeplike.agents.agent import Agent, own_randomness
 from sheeplike.agents.dreamer_v3.agent import DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
-from sheeplike.nn.cnn import from_unit, to_unit
+from sheeplike.nn.cnn import from_unit, to_pixels, to_unit
 from sheeplike.nn.distributions import Bernoulli, OneHotCategorical, TwoHot, categorical_kl, symexp, symlog
 from sheeplike.options import CommandError, nearest
 from sheeplike.run.exported import load_agent
 
 Frames = Tensor | np.ndarray | Mapping[str, Any]
+DECODED = 2**22  # numbers that are predicted at once
 DETER = "deter"  # the recurrent part of the state, beside the groups of the categorical one
 
 
 @dataclass(frozen=True)
 class States:
-    """States of the world model; an index or slice picks from the first axis.
+    """States of the world model; indices and slices pick from the leading axes, as ``states[-1]``, ``states[..., -1]``.
 
     Attributes:
         deter: ``(..., D)`` float32, the recurrent part.
@@ -55,10 +58,19 @@ class States:
     logits: Tensor
 
     def __getitem__(self, index: Any) -> States:
+        index = index if isinstance(index, tuple) else (index,)
+        masks = [i.dim() if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in index]
+        used = sum(axes for axes, i in zip(masks, index, strict=True) if i is not Ellipsis and i is not None)
+        if used > len(self.lead):
+            raise IndexError(f"{used} indices of states {tuple(self.lead)}: expected at most {len(self.lead)}")
+        whole = (slice(None),) * (len(self.lead) - used)
+        index = tuple(part for i in index for part in (whole if i is Ellipsis else (i,)))
         return self.map(lambda x: x[index])
 
     def __len__(self) -> int:
-        return len(self.deter) if self.deter.dim() > 1 else 1
+        if not self.lead:
+            raise TypeError("one state has no length")
+        return self.lead[0]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> States:
         return States(function(self.deter), function(self.stoch), function(self.logits))
@@ -94,21 +106,6 @@ class Expected(NamedTuple):
     reward: Tensor
     cont: Tensor
     value: Tensor
-
-
-class Outputs(NamedTuple):
-    """What the networks say of states ``(...)``, as their losses have it.
-
-    Attributes:
-        frames: observation to images in [0, 1] and vectors in symlog space, whitened before that where they are
-            targets; see :meth:`TrainedModel.as_learnt`.
-        reward: distribution over the reward.
-        cont: of going on, the horizon's ``1 - 1/horizon`` included.
-    """
-
-    frames: dict[str, Tensor]
-    reward: TwoHot
-    cont: Bernoulli
 
 
 class Effects(NamedTuple):
@@ -162,11 +159,13 @@ class TrainedModel:
             name = getattr(getattr(agent, "config", None), "name", type(agent).__name__)
             raise CommandError(f"{name} has no world model: expected a run of dreamer_v3")
         self.agent, self.device, self.codec = agent, agent.device, agent.codec
-        self.world, self.critic = agent.world_model.eval(), agent.actor_critic.eval()
+        self.world, self.actor_critic = agent.world_model.eval(), agent.actor_critic.eval()
         self.rssm = self.world.rssm
         self.observations = dict(agent.keys.spaces)
         self.cameras = list(self.world.decoder.keys.images)
         self.deter, self.groups, self.classes = self.rssm.deter, self.rssm.stoch, self.rssm.classes
+        numbers = sum(math.prod(space.shape) for space in self.world.decoder.keys.spaces.values())
+        self._batch = max(DECODED // numbers, 1)
 
     # --- following what happened ------------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ class TrainedModel:
         Args:
             frames: observation to ``(..., T, ...)``; one camera alone needs no name.
             actions: ``(..., T, …)`` as the environment takes them, each chosen after the frame of its step.
-            is_first: ``(..., T)`` bool, where an episode begins; None: the first step alone.
+            is_first: ``(..., T)`` bool, where an episode begins, beside the first step, which always does.
 
         Returns:
             Posterior states ``(..., T)``.
@@ -210,6 +209,8 @@ class TrainedModel:
         flat = {key: value.reshape(count, 1, *value.shape[len(lead) :]) for key, value in obs.items()}
         first = torch.full((count, 1), state is None, device=self.device)
         with self._computing(seed):
+            if state is not None and state.lead != lead:
+                raise ValueError(f"frames of {tuple(lead)} beside states {tuple(state.lead)}: expected as many of both")
             if state is None:
                 latent, before = self.rssm.initial(count, self.device), torch.zeros(count, 1, self.codec.width)
             else:
@@ -229,9 +230,7 @@ class TrainedModel:
 
     def kl(self, states: States, *, per_group: bool = False) -> Tensor:
         """KL of the distribution that states ``(...)`` were drawn from to the prior: of imagined ones it is 0."""
-        with self._computing(None):
-            prior = self.rssm.prior(states.deter).float()
-            return self._divergence(states.logits, prior, per_group)
+        return self._divergence(states.logits, self.prior(states), per_group)
 
     # --- dreaming ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +259,8 @@ class TrainedModel:
         """
         lead = start.lead
         given = None if actions is None or callable(actions) else self._actions(actions, lead, more=True)
-        if given is None and not (isinstance(steps, int) and steps > 0):
+        steps = None if steps is None else operator.index(steps)
+        if given is None and (steps is None or steps <= 0):
             raise ValueError(f"steps={steps}: expected a number above 0, how many to imagine")
         if given is not None and steps not in (None, given.shape[-2]):
             raise ValueError(f"steps={steps} beside {given.shape[-2]} actions: expected one of the two")
@@ -293,24 +293,42 @@ class TrainedModel:
 
     def decode(self, states: States) -> Expected:
         """What the model expects to see and to get in states ``(...)``."""
-        features = states.features
-        with self._computing(None):
-            predicted = self.world.decoder(states.latent)
-            reward, value = self.world.reward(features).pred(), self.critic.value(features).pred()
-            # The horizon is a part of what the head learns; without it, it is the episode's own end.
-            cont = (self.world.cont(features).prob() / (1 - 1 / self.world.horizon)).clamp(max=1)
-        frames = {key: self._shown(key, x).reshape(*states.lead, *x.shape[1:]) for key, x in predicted.items()}
-        return Expected(frames, reward, cont, value)
+        frames = {key: self._shown(key, value) for key, value in self.predict(states).items()}
+        return Expected(frames, self.reward(states).pred(), self.goes_on(states), self._value(states))
 
-    def outputs(self, states: States) -> Outputs:
-        """What the networks say of states ``(...)``, before :meth:`decode` turns it into what people read."""
+    def predict(self, states: States) -> dict[str, Tensor]:
+        """Observations ``(...)`` as the decoder learns them, by key: :meth:`as_learnt` says in which units."""
+        latent, parts = states.latent, []
         with self._computing(None):
-            frames = self.world.decoder(states.latent)
-            frames = {key: x.reshape(*states.lead, *x.shape[1:]) for key, x in frames.items()}
-            return Outputs(frames, self.world.reward(states.features), self.world.cont(states.features))
+            for start in range(0, len(latent.deter), self._batch):
+                rows = slice(start, start + self._batch)
+                parts.append(self.world.decoder(latent.map(lambda x, rows=rows: x[rows])))
+        joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        return {key: value.reshape(*states.lead, *value.shape[1:]) for key, value in joined.items()}
+
+    def reward(self, states: States) -> TwoHot:
+        """Distribution over the reward ``(...)`` for arriving in states."""
+        with self._computing(None):
+            return self.world.reward(states.features)
+
+    def cont(self, states: States) -> Bernoulli:
+        """Distribution of going on ``(...)`` as it is learnt, the horizon's ``1 - 1/horizon`` included."""
+        with self._computing(None):
+            return self.world.cont(states.features)
+
+    def goes_on(self, states: States) -> Tensor:
+        """Probability ``(...)`` that the episode goes on, without the horizon."""
+        with self._computing(None):
+            return self.world.goes_on(states.features)
+
+    def prior(self, states: States) -> Tensor:
+        """Logits ``(..., S, K)`` of what the groups are expected to hold, from the recurrent part alone."""
+        with self._computing(None):
+            return self.rssm.prior(states.deter).float()
 
     def as_learnt(self, key: str, observed: Any) -> Tensor:
-        """An observation ``(...)`` as the decoder learns it, in the units of :class:`Outputs`."""
+        """An observation ``(...)`` as the decoder learns it, in the units of :meth:`predict`: images in [0, 1],
+        vectors in symlog space, targets whitened before."""
         value = self._tensor(observed)
         if key in self.cameras:
             return to_unit(value)
@@ -323,15 +341,17 @@ class TrainedModel:
         state: States,
         direction: Tensor | None = None,
         *,
-        amounts: Sequence[float] = (-2, -1, 0, 1, 2),
+        amounts: Sequence[float] | None = None,
         group: int | None = None,
         classes: Iterable[int] | None = None,
     ) -> States:
         """Variants ``(V,)`` of one state, to be decoded or dreamt on from.
 
         Args:
-            direction: ``(F,)`` in the space of :attr:`States.features`, as a probe's weights are; one variant for each
-                of ``amounts``. What the groups hold is then no longer one class each.
+            direction: ``(F,)`` in the space of :attr:`States.features`. What the groups hold is then no longer one
+                class each. The least change that a linear probe with weights ``w (F,)`` reads as one unit is
+                ``w / w.square().sum()``.
+            amounts: multiples of the direction, one variant each; None: -2 to 2.
             group: instead: one variant for each of ``classes`` of this group; None: all that it has.
 
         Raises:
@@ -341,7 +361,10 @@ class TrainedModel:
             raise ValueError(f"states {tuple(state.lead)}: expected one, such as states[-1]")
         if (direction is None) == (group is None):
             raise ValueError("expected a direction or a group")
+        if (group is None and classes is not None) or (direction is None and amounts is not None):
+            raise ValueError("expected classes of a group, or amounts of a direction")
         if direction is not None:
+            amounts = (-2, -1, 0, 1, 2) if amounts is None else amounts
             direction = self._tensor(direction).float()
             if direction.shape != state.features.shape:
                 raise ValueError(f"direction {tuple(direction.shape)}: expected {tuple(state.features.shape)}")
@@ -379,33 +402,31 @@ class TrainedModel:
         if len(states.lead) != 1 or len(states) < 2:
             raise ValueError(f"states {tuple(states.lead)}: expected (N,), at least two")
         parts = [*range(self.groups), DETER] if groups is None else list(groups)
+        if not parts:
+            raise ValueError(f"groups=[]: expected 0 to {self.groups - 1}, or {DETER!r}")
         for part in parts:
             if part != DETER and not (isinstance(part, int) and 0 <= part < self.groups):
                 raise ValueError(f"group {part!r}: expected 0 to {self.groups - 1}, or {DETER!r}")
         # By at least one place round, so that no state gets its own.
         shift = torch.randint(1, len(states), (1,), generator=torch.Generator().manual_seed(seed)).item()
         other = states.map(lambda x: x.roll(shift, 0))
-        whole, follows = self.decode(states), self._next_prior(states)
+        seen, follows = self.predict(states), self._next_prior(states)
+        reward, value = self.reward(states).pred(), self._value(states)
         rows = []
         for part in parts:
-            deter = other.deter if part == DETER else states.deter
             stoch = states.stoch.clone()
             if part != DETER:
                 stoch[:, part] = other.stoch[:, part]
-            changed = States(deter, stoch, states.logits)
-            found = self.decode(changed)
-            pixels = [(to_unit(found.frames[k]) - to_unit(whole.frames[k])).square().mean() for k in self.cameras]
-            kl = self._divergence(follows, self._next_prior(changed), per_group=False)
-            rows.append(
-                torch.stack(
-                    [
-                        torch.stack(pixels).mean() if pixels else torch.zeros((), device=self.device),
-                        (found.reward - whole.reward).abs().mean(),
-                        (found.value - whole.value).abs().mean(),
-                        kl.mean(),
-                    ]
-                )
-            )
+            changed = States(other.deter if part == DETER else states.deter, stoch, states.logits)
+            found = self.predict(changed)
+            pixels = [(found[camera] - seen[camera]).square().mean() for camera in self.cameras]
+            effects = [
+                torch.stack(pixels).mean() if pixels else torch.zeros((), device=self.device),
+                (self.reward(changed).pred() - reward).abs().mean(),
+                (self._value(changed) - value).abs().mean(),
+                self._divergence(follows, self._next_prior(changed), per_group=False).mean(),
+            ]
+            rows.append(torch.stack(effects))
         return Effects(parts, *torch.stack(rows, 1))
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -425,8 +446,12 @@ class TrainedModel:
             action = self._policy(states).mode()
             return self.rssm.prior(self.rssm.advance(states.latent, self.rssm.embed_action(action))).float()
 
+    def _value(self, states: States) -> Tensor:
+        with self._computing(None):
+            return self.actor_critic.value(states.features).pred()
+
     def _policy(self, states: States) -> Any:
-        return self.critic.policy(states.features)
+        return self.actor_critic.policy(states.features)
 
     def _divergence(self, first: Tensor, second: Tensor, per_group: bool) -> Tensor:
         one, other = self.rssm.distribution(first), self.rssm.distribution(second)
@@ -435,7 +460,7 @@ class TrainedModel:
     def _shown(self, key: str, predicted: Tensor) -> Tensor:
         if key in self.cameras:
             if self.world.decoder.keys.dtype(key) == torch.uint8:
-                return (predicted * 255).clamp(0, 255).to(torch.uint8)
+                return to_pixels(predicted)
             return from_unit(predicted)
         vector = symexp(predicted)
         return self.world.norms[self.world.whitened.index(key)].invert(vector) if key in self.world.whitened else vector
@@ -493,6 +518,8 @@ class TrainedModel:
         if not torch.isfinite(value.float()).all():
             raise ValueError("actions: expected finite numbers")
         if self.codec.discrete:
+            if value.is_floating_point():
+                raise ValueError(f"actions of {value.dtype}: expected integers, those of {self.codec.space}")
             low = torch.as_tensor(self.codec.starts, device=self.device)
             index = value.reshape(-1, len(self.codec.classes)) - low
             if bool(((index < 0) | (index >= torch.as_tensor(self.codec.classes, device=self.device))).any()):

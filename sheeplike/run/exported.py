@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import uuid
@@ -20,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from sheeplike import host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, expand, nearest, validated
@@ -32,6 +32,7 @@ from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
 from sheeplike.run.run_dir import config_file as config_of_run
+from sheeplike.run.spaces import Data, Space, Spaces, describe
 from sheeplike.terminal import first_sentence
 
 if TYPE_CHECKING:
@@ -45,59 +46,9 @@ if TYPE_CHECKING:
 WEIGHTS, MODEL = "weights.safetensors", "model.json"
 DEMO, DEMOS = "demo:", Path(__file__).parents[1] / "models"
 LIMIT = 2**20  # bytes of model.json; it takes about three thousand
-Count = Annotated[int, Field(ge=1, le=2**16)]
-Start = Annotated[int, Field(ge=-(2**31), le=2**31)]
 
 
-class _Data(BaseModel):
-    """A part of ``model.json``, which may come from anybody: nothing is converted, and sizes have limits."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class Box(_Data):
-    """Numbers; a bound of null is infinite."""
-
-    type: Literal["Box"] = "Box"
-    shape: tuple[Count, ...]
-    dtype: Literal["uint8", "float16", "float32", "float64"]
-    low: float | None
-    high: float | None
-
-
-class Discrete(_Data):
-    type: Literal["Discrete"] = "Discrete"
-    n: Count
-    start: Start
-
-
-class MultiDiscrete(_Data):
-    type: Literal["MultiDiscrete"] = "MultiDiscrete"
-    nvec: tuple[Count, ...] = Field(min_length=1, max_length=2**8)
-    start: tuple[Start, ...]
-
-
-Space = Annotated[Box | Discrete | MultiDiscrete, Field(discriminator="type")]
-
-
-class Spaces(_Data):
-    """What one world shows and takes, as each checkpoint of a run says it."""
-
-    observations: dict[str, Space]
-    actions: Space
-
-    @classmethod
-    def of(cls, observations: spaces.Dict, actions: spaces.Space) -> Spaces:
-        return cls(observations={key: describe(one) for key, one in observations.items()}, actions=describe(actions))
-
-    def build(self) -> tuple[spaces.Dict, spaces.Space]:
-        """The two as Gymnasium has them."""
-        from gymnasium import spaces
-
-        return spaces.Dict({key: to_space(one) for key, one in self.observations.items()}), to_space(self.actions)
-
-
-class Model(_Data):
+class Model(Data):
     """What ``model.json`` holds."""
 
     format: Literal[1] = 1
@@ -191,8 +142,8 @@ def load_agent(
     Raises:
         CommandError: a file is missing, damaged or not what it should be.
     """
-    import torch
 
+    device = _check_device(device)
     place = find(str(place))
     config_file = Path(os.path.realpath(place / CONFIG_FILE)) if is_export(place) else config_of_run(place, "run")
     with _of(place):
@@ -209,9 +160,27 @@ def load_agent(
         _, known, weights = read_checkpoint(place, checkpoint)
         problem = f"run={place}: the checkpoint is not of the agent in its {CONFIG_FILE}"
     with _of(place):
-        agent = build(config, *known.build(), saved["fabric"]["precision"], num_envs, torch.device(device))
+        agent = build(config, *known.build(), saved["fabric"]["precision"], num_envs, device)
     load_weights(agent, weights, problem)
     return agent
+
+
+def _check_device(device: torch.device | str) -> torch.device:
+    """The device, if it is one and is here.
+
+    Raises:
+        InvalidOption: it is not.
+    """
+    import torch
+
+    name = str(device)
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise InvalidOption("device", name, "cpu or cuda", "cpu" if "c" in name[:1] else "cuda")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise InvalidOption(
+            "device", name, f"a GPU that torch can use, but {host.gpu_problem() or 'it has none'}", "cpu"
+        )
+    return torch.device(name)
 
 
 def find(place: str) -> Path:
@@ -241,11 +210,13 @@ def read_checkpoint(run_dir: Path, checkpoint: str) -> tuple[dict[str, Any], Spa
     weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")
+    if meta.get("spaces") is None:
+        known = "an older version wrote it, or the actions are of another kind than Box, Discrete and MultiDiscrete"
+        raise CommandError(f"run={run_dir}: the checkpoint does not say what its worlds show: {known}; resume the run")
     try:
-        return meta, Spaces.model_validate_json(json.dumps(meta.get("spaces"))), weights
+        return meta, Spaces.model_validate_json(json.dumps(meta["spaces"])), weights
     except ValidationError as error:
-        wanted = "expected what one world shows and takes, which every checkpoint holds"
-        raise CommandError(f"run={run_dir}: the checkpoint's spaces are damaged: {wanted}") from error
+        raise CommandError(f"run={run_dir}: the checkpoint's spaces are damaged: {first_sentence(error)}") from error
 
 
 def read(place: Path) -> tuple[Model, dict[str, torch.Tensor]]:
@@ -316,28 +287,3 @@ def load_weights(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str
         check_finite("agent", networks.state_dict())
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise CommandError(f"{problem}: {first_sentence(error)}") from error
-
-
-def to_space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
-    from gymnasium import spaces
-
-    if isinstance(data, Discrete):
-        return spaces.Discrete(data.n, start=data.start)
-    if isinstance(data, MultiDiscrete):
-        return spaces.MultiDiscrete(data.nvec, start=data.start)
-    if math.prod(data.shape) > 2**24:
-        raise ValueError(f"a space of {data.shape}: expected at most {2**24} numbers")
-    low, high = -math.inf if data.low is None else data.low, math.inf if data.high is None else data.high
-    return spaces.Box(low, high, data.shape, data.dtype)
-
-
-def describe(space: spaces.Space) -> Box | Discrete | MultiDiscrete:
-    """The inverse of :func:`to_space`."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return Discrete(n=int(space.n), start=int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscrete(nvec=tuple(space.nvec.tolist()), start=tuple(space.start.tolist()))
-    low, high = (bound if math.isfinite(bound) else None for bound in (float(space.low.min()), float(space.high.max())))
-    return Box(shape=space.shape, dtype=str(space.dtype), low=low, high=high)

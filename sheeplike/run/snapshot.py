@@ -15,8 +15,8 @@ from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.config.schema import Config
 from sheeplike.loop import LoopState, first_step
-from sheeplike.run.exported import Spaces
 from sheeplike.run.recorder import Recorder
+from sheeplike.run.spaces import Spaces
 
 STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # of the current step; the next one has another action
 
@@ -48,8 +48,8 @@ def take(
         # What the agent has seen is a part of its own, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
-    spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
-    meta = {"env": config.env.name, "agent": config.agent.name, "spaces": spaces}
+    spaces = Spaces.of(envs.single_observation_space, envs.single_action_space)
+    meta = {"env": config.env.name, "agent": config.agent.name, "spaces": spaces and spaces.model_dump(mode="json")}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None

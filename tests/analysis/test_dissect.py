@@ -101,17 +101,17 @@ def test_open_loop_errors_are_those_of_dreams_with_the_recorded_actions(
     row, time = torch.tensor([1]), torch.tensor([7])
     found = dissecting._imagine(model, episodes, states, row, time, seed=5)
     dream = model.imagine(states[1][7], episodes.action[1, 7:30], seed=5)
-    outputs = model.outputs(dream)
+    predicted, expected_reward = model.predict(dream), model.reward(dream).pred()
     for step in (1, 5, 20):
         truth = episodes.obs[CAMERA][1, 7 + step].float() / 255
-        expected = (outputs.frames[CAMERA][step - 1] - truth).square().mean().item()
+        expected = (predicted[CAMERA][step - 1] - truth).square().mean().item()
         assert found.errors[CAMERA][0, step - 1].item() == pytest.approx(expected, rel=1e-4)
         idle = (episodes.obs[CAMERA][1, 7].float() / 255 - truth).square().mean().item()
         assert found.still[CAMERA][0, step - 1].item() == pytest.approx(idle, rel=1e-4)
-        reward = outputs.reward.pred()[step - 1] - episodes.reward[1, 7 + step]
+        reward = expected_reward[step - 1] - episodes.reward[1, 7 + step]
         assert found.reward[0, step - 1].item() == pytest.approx(abs(reward.item()), rel=1e-4)
     norm = model.world.norms[0](episodes.obs[PROBED][1, 12])
-    error = (outputs.frames[PROBED][4] - norm.sign() * norm.abs().log1p()).square().mean().item()
+    error = (predicted[PROBED][4] - norm.sign() * norm.abs().log1p()).square().mean().item()
     assert found.errors[PROBED][0, 4].item() == pytest.approx(error, rel=1e-4)
     torch.testing.assert_close(found.kept[15].features[0], dream.features[14])
     # The episode has 35 observations: 27 steps from the eighth on.
@@ -131,7 +131,7 @@ def test_means_by_steps_ahead(model: TrainedModel, episodes: Episodes, states: S
     assert found["state"]["mse@15"] == pytest.approx(chosen.mean().item(), rel=1e-4)
     assert found[CAMERA]["psnr@15"] == pytest.approx(-10 * math.log10(found[CAMERA]["mse@15"]))
     assert "psnr@15" not in found["state"]
-    predicted = model.outputs(states).frames["state"] - model.as_learnt("state", episodes.obs["state"])
+    predicted = model.predict(states)["state"] - model.as_learnt("state", episodes.obs["state"])
     assert found["state"]["seen_mse"] == pytest.approx(predicted[episodes.valid].square().mean().item(), rel=1e-4)
 
 
@@ -152,7 +152,7 @@ def test_where_a_dream_breaks(
 
 def test_rewards_by_their_sign(model: TrainedModel, episodes: Episodes, states: States) -> None:
     found = dissecting.reward_prediction(model, episodes, states)
-    loss = model.outputs(states).reward.loss(episodes.reward)
+    loss = model.reward(states).loss(episodes.reward)
     for name, sign in (("negative", -1), ("zero", 0), ("positive", 1)):
         chosen = (episodes.reward == sign) & episodes.valid
         assert found["count"][name] == int(chosen.sum())

@@ -112,6 +112,12 @@ def test_one_episode_needs_no_axis_for_several(played: tuple[DreamerV3, list[Ste
     states = model.observe(alone, actions[0].numpy(), seed=0)
     assert states.lead == (3,)
     assert len(states) == 3
+    assert_same(states[..., -1], states[2])
+    assert_same(states[torch.tensor([False, True, True])], states[1:])
+    with pytest.raises(IndexError, match=r"2 indices of states \(3,\): expected at most 1"):
+        states[0, 0]
+    with pytest.raises(TypeError, match="one state has no length"):
+        len(states[0])
     dream = model.imagine(states[-1], steps=4, seed=0)
     assert dream.lead == (4,)
     frames, reward, cont, value = model.decode(dream)
@@ -174,6 +180,7 @@ def test_variants_of_a_state(played: tuple[DreamerV3, list[Step]]) -> None:
     assert torch.equal(variants.stoch[:, others], state.stoch[others].expand(model.classes, -1, -1))
     assert torch.equal(model.traverse(state, group=7, classes=[1]).stoch[0, 7], torch.eye(model.classes)[1])
     direction = torch.randn(state.features.shape)
+    assert len(model.traverse(state, direction)) == 5
     moved = model.traverse(state, direction, amounts=(0, 2))
     torch.testing.assert_close(moved.features, torch.stack([state.features, state.features + 2 * direction]))
     assert model.decode(moved).reward.shape == (2,)
@@ -265,12 +272,18 @@ def test_the_demo_foresees_what_it_does(demo: TrainedModel, episode: tuple[Tenso
         (lambda m, f, a: m.observe({"pixels/frnt": f}, a), "pixels/front is missing.*nearest here: pixels/frnt"),
         (lambda m, f, a: m.observe(f, a[:-1]), r"actions \(39, 3\): expected \(40, 3\)"),
         (lambda m, f, a: m.observe(f, a * torch.nan), "actions: expected finite numbers"),
+        (lambda m, f, a: m.follow(m.observe(f, a), a[0], f[0]), r"frames of \(\) beside states \(40,\)"),
         (lambda m, f, a: m.imagine(m.observe(f, a)[-1]), "steps=None: expected a number above 0"),
         (lambda m, f, a: m.imagine(m.observe(f, a)[-1], a, steps=3), "steps=3 beside 40 actions"),
         (lambda m, f, a: m.traverse(m.observe(f, a), group=0), r"states \(40,\): expected one"),
         (lambda m, f, a: m.traverse(m.observe(f, a)[-1]), "expected a direction or a group"),
         (lambda m, f, a: m.traverse(m.observe(f, a)[-1], group=32), "group 32: expected 0 to 31"),
         (lambda m, f, a: m.traverse(m.observe(f, a)[-1], group=0, classes=[4]), "class 4: expected 0 to 3"),
+        (
+            lambda m, f, a: m.traverse(m.observe(f, a)[-1], group=0, amounts=[1]),
+            "expected classes of a group, or amounts",
+        ),
+        (lambda m, f, a: m.ablate(m.observe(f, a), []), r"groups=\[\]: expected 0 to 31"),
         (lambda m, f, a: m.traverse(m.observe(f, a)[-1], a[0]), r"direction \(3,\): expected \(640,\)"),
         (lambda m, f, a: m.ablate(m.observe(f, a)[-1]), r"states \(\): expected \(N,\), at least two"),
         (lambda m, f, a: m.ablate(m.observe(f, a), ["detr"]), "group 'detr': expected 0 to 31, or 'deter'"),
@@ -290,6 +303,8 @@ def test_actions_that_a_discrete_space_lacks(make_agent: Callable[..., DreamerV3
     model = TrainedModel(make_agent(vectors={"state": 5}, actions=spaces.Discrete(4, start=-1)))
     with pytest.raises(ValueError, match=r"actions: expected those of Discrete\(4, start=-1\)"):
         model.observe(torch.zeros(2, 5), np.array([0, 3]))
+    with pytest.raises(ValueError, match=r"actions of torch.float64: expected integers"):
+        model.observe(torch.zeros(2, 5), np.array([0.9, 1.7]))
 
 
 def test_depth_and_targets_come_back_in_their_own_units(
@@ -318,6 +333,14 @@ def test_what_has_no_world_model(make_ppo: Callable[..., PPO]) -> None:
         sheeplike.load("demo:franka_pick_ppo")
     with pytest.raises(CommandError, match=r"demo:frnka_pick: expected .*; nearest: run=demo:franka_pick"):
         sheeplike.load("demo:frnka_pick")
+
+
+@pytest.mark.parametrize(("device", "nearest"), [("gpu", "cuda"), ("cuda", "cpu")])
+def test_a_device_that_is_not_there(device: str, nearest: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("it is there")
+    with pytest.raises(CommandError, match=rf"device={device}: expected .*; nearest: device={nearest}"):
+        sheeplike.load("demo:franka_pick", device=device)
 
 
 def test_it_needs_neither_jax_nor_a_simulator() -> None:

@@ -25,8 +25,9 @@ from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.exported import Spaces, load_agent
+from sheeplike.run.exported import load_agent
 from sheeplike.run.run_dir import Claim
+from sheeplike.run.spaces import Spaces
 
 AGENTS = {
     "dreamer_v3": ["exp=dreamer_v3", "agent.observations=[pixels/*,state]"],
@@ -170,7 +171,9 @@ def test_what_is_refused(run_dir: Path, refusal: Callable[..., str]) -> None:
     checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, spaces, keep_last=9, config=saved)
     assert "the checkpoint holds no agent" in refusal("export", f"run={run_dir}")
     checkpoint.save(run_dir / "checkpoints", 320, parts, {"spaces": 3}, keep_last=9, config=saved)
-    assert "the checkpoint's spaces are damaged: expected" in refusal("export", f"run={run_dir}")
+    assert "the checkpoint's spaces are damaged" in refusal("export", f"run={run_dir}")
+    checkpoint.save(run_dir / "checkpoints", 384, parts, {}, keep_last=9, config=saved)
+    assert "does not say what its worlds show" in refusal("export", f"run={run_dir}")
     assert not (run_dir / "export").exists()
 
 

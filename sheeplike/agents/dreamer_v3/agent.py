@@ -85,10 +85,11 @@ class DreamerV3(Agent):
             world_model = WorldModel(self.keys, self.codec.width, config, predicted=self.predicted)
             self.world_model = world_model.to(self.device)
             self.actor_critic = ActorCritic(world_model.rssm.features, self.codec, config).to(self.device)
-        probed, width = ModelKeys(observation_space, config.probes), world_model.rssm.features
-        self.probes = (
-            Probes(probed, width, config.widths.units, device=self.device, seed=seed) if config.probes else None
-        )
+        self.probes: Probes | None = None
+        if config.probes:
+            probed = ModelKeys(observation_space, config.probes)
+            widths = world_model.rssm.features, config.widths.units
+            self.probes = Probes(probed, *widths, device=self.device, seed=seed)
         self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
         self.optimizer = LaProp(
             [p for p in self.modules.parameters() if p.requires_grad],
@@ -295,7 +296,7 @@ class DreamerV3(Agent):
             traces = {
                 "reward": world.reward(features).pred(),
                 "value": critic.value(features).pred(),
-                "continue": (world.cont(features).prob() / (1 - 1 / self.config.horizon)).clamp_max(1.0),
+                "continue": world.goes_on(features),
             }
             painted = world.decoder(world.rssm.split(features.flatten(0, 1)))
         films = {}

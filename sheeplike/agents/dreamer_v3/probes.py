@@ -7,6 +7,7 @@ episodes and are tested on others, are in :mod:`sheeplike.analysis.probes`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -79,13 +80,14 @@ class Probes:
             spread = (target - target.mean((0, 1))).square().mean()
             for head in HEADS:
                 loss = (self.heads[head][index](features) - target).square().mean()
-                metrics[f"probe/r2/{key}/{head}"] = 1 - loss.detach() / spread.clamp_min(1e-8)
+                explained = 1 - loss.detach() / spread  # of a constant there is none to explain: NaN
+                metrics[f"probe/r2/{key}/{head}"] = torch.where(spread > 1e-8, explained, math.nan)
                 losses.append(loss)
         total = torch.stack(losses).sum()
         self.optimizer.zero_grad(set_to_none=False)
         total.backward()
-        norms = [p.grad.norm() for p in self.heads.parameters()]
-        finite = torch.stack([total.detach(), *norms]).isfinite().all()
+        norm = nn.utils.get_total_norm([p.grad for p in self.heads.parameters()])
+        finite = torch.stack([total.detach(), norm]).isfinite().all()
         self.optimizer.found_inf = torch.maximum(skip, (~finite).float())
         self.optimizer.step()
         return metrics

@@ -100,16 +100,16 @@ class ModelKeys(ObservationKeys):
                 f"target {sorted(both)[0]!r}: the model sees it, and predicts what it sees anyway; expected targets "
                 "that are not among the observations; nearest: leave it out of one of the two"
             )
-        return ModelKeys(space, sorted(self.spaces.keys() | targets))
+        return self.and_also(space, patterns)
 
     def and_also(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> ModelKeys:
-        """These and others; these themselves where there are none.
+        """These and others.
 
         Raises:
             ValueError: as above.
         """
-        others = ObservationKeys(space, patterns).spaces.keys() - self.spaces.keys()
-        return ModelKeys(space, sorted(self.spaces.keys() | others)) if others else self
+        both = self.spaces.keys() | ObservationKeys(space, patterns).spaces.keys()
+        return self if both == self.spaces.keys() else ModelKeys(space, sorted(both))
 
 
 def replay_spec(

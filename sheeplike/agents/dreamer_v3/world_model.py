@@ -161,6 +161,10 @@ class WorldModel(nn.Module):
         embed = self.encoder({key: obs[key].flatten(0, 1) for key in self.encoder.keys.spaces})
         return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
 
+    def goes_on(self, features: Tensor) -> Tensor:
+        """Probability ``(...)`` that the episode goes on; that of the head has the horizon in it."""
+        return (self.cont(features).prob() / (1 - 1 / self.horizon)).clamp(max=1)
+
     def update_norms(self, obs: Mapping[str, Tensor]) -> None:
         """Update the whitening of targets with what ``(N, ...)`` worlds delivered."""
         for key, norm in zip(self.whitened, self.norms, strict=True):
