@@ -218,6 +218,10 @@ class TrainedModel:
             prior = self.rssm.prior(states.deter).float()
             return self._divergence(states.logits, prior, per_group)
 
+    def probabilities(self, states: States) -> Tensor:
+        """``(..., S, K)``: of the classes, where states ``(...)`` were drawn."""
+        return self.rssm.distribution(states.logits.float()).probs
+
     # --- dreaming ---------------------------------------------------------------------------------------------------
 
     def imagine(

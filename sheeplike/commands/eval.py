@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,14 +18,13 @@ from pydantic import Field
 from sheeplike import envs, host
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors, expand, require_writable
-from sheeplike.config.saved import load_saved
+from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
-from sheeplike.files import find_unusual, write_atomically
-from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
+from sheeplike.files import write_atomically
+from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, EVALUATIONS, choose_checkpoint, open_run
+from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint
 from sheeplike.terminal import echo, info, warn
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def main(request: Request) -> None:
         echo(f"Trained agents that come along: {', '.join(f'run={exported.DEMO}{name}' for name in exported.demos())}")
         return
     asked = load_options(EvalOptions, request.about_run())
-    run_dir, config = _open(asked)
+    run_dir, config = exported.open_agent(asked.run, asked.checkpoint, "eval", EVALUATIONS)
     if not asked.randomize and not envs.simulated(config.env.name):
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
@@ -75,7 +73,7 @@ def main(request: Request) -> None:
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
     path = None if is_export(run_dir) else choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
-    require_writable("run", _results(run_dir))
+    require_writable("run", exported.results(run_dir, EVALUATIONS))
     info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 
@@ -138,7 +136,9 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         "metrics": metrics,
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
-    place = _results(run_dir) / name  # an evaluation of the same name had the same options and is replaced
+    place = (
+        exported.results(run_dir, EVALUATIONS) / name
+    )  # an evaluation of the same name had the same options and is replaced
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "result.json", json.dumps(_finite(record), indent=1) + "\n")
@@ -167,30 +167,6 @@ def _read(run_dir: Path, path: Path | None, config: Config) -> tuple[int, Callab
         checkpoint.check_finite("agent", agent.state_dict(replay=False))
 
     return meta["step"], give_weights
-
-
-def _open(asked: EvalOptions) -> tuple[Path, Config]:
-    """The directory of a run, an export or a demo, and its configuration.
-
-    Raises:
-        CommandError: it is none of them.
-    """
-    if asked.run is not None and asked.run.startswith(exported.DEMO):
-        run_dir = exported.demo(asked.run.removeprefix(exported.DEMO))
-    elif asked.run is None or not is_export(run_dir := expand(asked.run)):
-        return open_run(asked.run, "eval")
-    if asked.checkpoint != "last":
-        raise InvalidOption("checkpoint", asked.checkpoint, "last: an export holds one agent", "last")
-    if found := find_unusual(run_dir, EVALUATIONS):
-        raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
-    # A download may be a link into a cache of downloads.
-    return run_dir, load_saved(Path(os.path.realpath(run_dir / CONFIG_FILE))).config
-
-
-def _results(run_dir: Path) -> Path:
-    """Where evaluations of what is in ``run_dir`` are kept; nothing is written where the program is installed."""
-    is_demo = run_dir.resolve().parent == exported.DEMOS.resolve()
-    return (Path("logs/demo", run_dir.resolve().name) if is_demo else run_dir) / EVALUATIONS
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:

@@ -272,8 +272,8 @@ def test_no_result_is_written_where_the_program_is_installed(tmp_path, monkeypat
     (tmp_path / "link").symlink_to(exported.DEMOS)
     monkeypatch.chdir(exported.DEMOS)
     for place in (exported.DEMOS, Path(), Path("../models"), tmp_path / "link"):
-        assert command._results(place / "franka_pick") == Path("logs/demo/franka_pick/eval")
-    assert command._results(tmp_path / "run") == tmp_path / "run/eval"
+        assert exported.results(place / "franka_pick", "eval") == Path("logs/demo/franka_pick/eval")
+    assert exported.results(tmp_path / "run", "eval") == tmp_path / "run/eval"
 
 
 def test_which_agents_come_along():
