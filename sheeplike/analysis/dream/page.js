@@ -147,11 +147,11 @@ function makeStage(panels) {
       points.setAttribute("viewBox", `0 0 ${width} ${height}`);
       const frame = make("div", { className: "frame", title: key }, make("canvas", { width, height }), points);
       frame.style.setProperty("--ratio", width / height);
-      frame.style.setProperty("--tall-here", "var(--tall)");
       frame.onpointerdown = (event) => drag(frame, event);
       cameras.append(frame);
     }
-    const head = make("div", {}, make("span", { className: "name", textContent: TITLES[panel.name] }), make("span", { className: "what" }));
+    const head = make("div", { className: "head" }, make("span", { className: "name", textContent: TITLES[panel.name] }), make("span", { className: "what" }));
+    const element = make("div", { className: "panel" }, head, cameras);
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
       const select = make("select", { title: "Who chooses this dream's actions" }, ...options);
@@ -159,14 +159,14 @@ function makeStage(panels) {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
       };
-      head.append(select);
+      element.append(select);
     }
-    const element = make("div", { className: "panel" }, head, cameras);
     element.style.setProperty("--hue", `var(${HUES[n]})`);
     element.dataset.name = panel.name;
     return element;
   });
   $("stage").replaceChildren(...made);
+  $("stage").classList.toggle("three", made.length > 2);
 }
 
 // --- showing ---------------------------------------------------------------------------------------------------------
@@ -180,15 +180,15 @@ function show(buffer) {
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
     Object.entries(panel.cameras).forEach(([key, [height, width]], c) => {
-      const frame = element.lastChild.children[c];
+      const frame = element.children[1].children[c];
       paint(frame.firstChild, new Uint8Array(buffer, at, height * width * 3), width, height);
       mark(frame.lastChild, panel.points[key] || []);
       at += height * width * 3;
     });
     element.querySelector(".what").textContent = n ? `${now.psnr[n - 1].toFixed(1)} dB` : `step ${now.step}`;
     const first = element.querySelector(".frame");
-    first.classList.toggle("over", n === 0 && now.ends);
-    first.dataset.end = now.terminal ? "the episode has ended" : "the episode was cut";
+    first.classList.toggle("over", Boolean(panel.end));
+    first.dataset.end = panel.end;
     const select = element.querySelector("select");
     if (select && document.activeElement !== select) select.value = panel.driver;
   });
@@ -407,13 +407,15 @@ function pick(dimension) {
   [...$("actions").children].forEach((row, n) => row.firstChild.classList?.toggle("on", n === dimension && row.firstChild.tagName === "BUTTON"));
 }
 
-/** Send what keys, pointer and sliders say; whoever acts takes over. */
+/** Whoever acts takes over, from no action. */
+function takeOver() {
+  if (play.now.source === "keys") return;
+  choose("keys");
+  play.now.source = "keys";
+}
+
+/** Send what keys, pointer and sliders say. */
 function act() {
-  if (!play.now) return;
-  if (play.now.source !== "keys") {
-    ask("choose", { source: "keys" });
-    play.now.source = "keys";
-  }
   const { classes, joint } = play.hello.actions;
   const action = rest.map((value, n) => held.get(n) ?? value);
   ask("act", { action: classes.length && !joint ? action[0] : action });
@@ -421,6 +423,7 @@ function act() {
 }
 
 function settle(dimension, value) {
+  takeOver();
   rest[dimension] = value;
   held.delete(dimension);
   act();
@@ -428,6 +431,7 @@ function settle(dimension, value) {
 
 function hold(dimension, value) {
   if (dimension >= rest.length || held.get(dimension) === value) return;
+  takeOver();
   held.set(dimension, value);
   act();
 }
@@ -442,6 +446,7 @@ function drag(frame, event) {
   const clip = (value) => Math.min(Math.max(value / DRAG, -1), 1);
   const [across, up] = [chosen, chosen + 1];
   frame.setPointerCapture(event.pointerId);
+  takeOver();
   frame.onpointermove = (moved) => {
     held.set(across, clip(moved.clientX - x));
     if (up < rest.length) held.set(up, clip(y - moved.clientY));
@@ -482,7 +487,10 @@ const choose = (source) => {
   play.wantsRecording = source === "recorded";
   ask("choose", source === "recorded" ? { source, name: $("recordings").value } : { source });
   $("actions").scrollTop = 0;
-  if (source === "keys") held.clear(), (rest = rest.map((_, n) => play.hello.actions.starts[n] ?? 0));
+  if (source === "keys") {
+    held.clear();
+    rest = rest.map((_, n) => play.hello.actions.starts[n] ?? 0);
+  }
 };
 const cycle = () => choose({ keys: "policy", policy: "sample", sample: "keys" }[play.now.source] || "policy");
 const rate = (value) => ask("rate", { rate: Math.min(Math.max(value, 1), 60) });
@@ -523,7 +531,10 @@ function digit(number) {
 addEventListener("keydown", (event) => {
   if (!play.now || event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.target.matches('input[type="number"], select') && event.key !== "Escape") {
-    if (event.key === "Enter" && event.target === $("seed")) start(), $("seed").blur();
+    if (event.key === "Enter" && event.target === $("seed")) {
+      start();
+      $("seed").blur();
+    }
     return;
   }
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
@@ -539,7 +550,9 @@ addEventListener("keyup", (event) => {
   if (play.now && event.key.startsWith("Arrow")) arrow(event.key, false, false);
 });
 addEventListener("blur", () => {
-  if (held.size) held.clear(), act();
+  if (!held.size) return;
+  held.clear();
+  act();
 });
 
 for (const [id, key] of Object.entries({ pause: " ", step: "e", start: "n", check: "c", branch: "b", save: "s", release: "Escape" })) {
@@ -562,7 +575,12 @@ $("grid").onpointermove = (event) => {
   $("cell").textContent = `group ${group}, class ${one}: ${(play.now.expected[group * play.hello.classes + one] / 255).toFixed(2)} expected`;
 };
 $("grid").onpointerleave = () => ($("cell").textContent = "Click a class to force it; click again to release it.");
-for (const query of ["(prefers-color-scheme: dark)"]) matchMedia(query).onchange = () => play.now && (drawStrips(), drawGrid());
-addEventListener("resize", () => play.now && (drawStrips(), drawGrid()));
+function redraw() {
+  if (!play.now) return;
+  drawStrips();
+  drawGrid();
+}
+matchMedia("(prefers-color-scheme: dark)").onchange = redraw;
+addEventListener("resize", redraw);
 
 connect();

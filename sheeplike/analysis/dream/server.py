@@ -287,13 +287,12 @@ class Server:
             "mark": session.mark,
             "source": session.source,
             "action": session.action,
-            "ends": session.here.is_last,
-            "terminal": session.here.is_terminal,
             "psnr": view.psnr,
             "panels": [
                 {
                     "name": panel.name,
                     "driver": panel.driver,
+                    "end": panel.end,
                     "cameras": {key: frame.shape[:2] for key, frame in panel.frames.items()},
                     "points": panel.points,
                 }
@@ -325,8 +324,8 @@ class Server:
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
-            due = max(due + 1 / self.rate, clock())  # a tick that is late is not made up for
-            await asyncio.sleep(due - clock())
+            due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # more than one late tick is not made up for
+            await asyncio.sleep(max(due - clock(), 0))
             if self._client is None or self.paused:
                 continue
             try:

@@ -92,12 +92,14 @@ class Panel:
         frames: camera to uint8 ``(H, W, 3)``.
         points: camera to labelled points over its frame.
         driver: of a dream, who chooses its actions.
+        end: what to say of the end of an episode, or nothing.
     """
 
     name: str
     frames: dict[str, np.ndarray]
     points: dict[str, list[Point]]
     driver: Driver | None
+    end: str
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Session:
     def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, points: Points | None = None) -> None:
         self.envs, self.model, self.points = envs, model, points
         check(envs, model)
+        self._given = deque([self.neutral()], maxlen=2)  # two: a key that was down for less than a step counts too
         self.exact: bool = getattr(envs, "exact_resume", False)
         self.source: Source = "policy"
         self.forced: dict[int, int] = {}
@@ -167,7 +170,6 @@ class Session:
         self.recording: Recording | None = None
         if self.source == "recorded":
             self.source = "policy"
-        self._given: deque[Tensor] = deque([self.neutral()], maxlen=2)
         self.first = self.now = 0
         first = Moment(seen, 0.0, True, False, False, belief, belief, ("same",), self._saved())
         self.moments = [self._judged(first)]
@@ -339,9 +341,9 @@ class Session:
 
     @property
     def action(self) -> list[float] | list[int] | int:
-        """That was chosen at the moment shown, or else would be by keys."""
-        action = self._given[0] if self.here.action is None else self.here.action
-        return action[0].tolist()
+        """That led to the moment shown; at the first one, none."""
+        before = self.moments[self.now - self.first - 1] if self.now > self.first else None
+        return (self.neutral() if before is None else before.action)[0].tolist()
 
     def strip(self, start: int) -> dict[str, list[Any]]:
         """``numbers`` of the moments from ``start`` on, and which of them ``begins`` an episode."""
@@ -355,10 +357,12 @@ class Session:
         shown = self._held(here.dreams)
         frames = self._decoded(here).frames
         real = {key: here.seen[key][0] for key in model.cameras}
-        panels = [Panel("real", picture(real), self._points(here.belief), None)]
+        end = "the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""
+        panels = [Panel("real", picture(real), self._points(here.belief), None, end)]
         for n, driver in enumerate(here.drivers):
             dreamt = {key: frames[key][1 + n] for key in model.cameras}
-            panels.append(Panel(DREAMS[n], picture(dreamt), self._points(shown[n : n + 1]), driver))
+            end = "expects the end" if here.numbers["continue"][1 + n] < 0.5 else ""
+            panels.append(Panel(DREAMS[n], picture(dreamt), self._points(shown[n : n + 1]), driver, end))
         return View(
             self.now,
             self.last,
