@@ -149,9 +149,11 @@ class Session:
     def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, points: Points | None = None) -> None:
         self.envs, self.model, self.points = envs, model, points
         check(envs, model)
-        self._given = deque([self.neutral()], maxlen=2)  # two: a key that was down for less than a step counts too
+        self._given: deque[Tensor] = deque(maxlen=2)  # two: a key that was down for less than a step counts too
+        self._pressed = self.neutral()
         self.exact: bool = getattr(envs, "exact_resume", False)
         self.source: Source = "policy"
+        self.salt = 0  # of the noise; a branch draws anew
         self.forced: dict[int, int] = {}
         self.version = 0
         self._last_decoded: tuple[Moment, dict[int, int], Expected] | None = None
@@ -243,8 +245,8 @@ class Session:
 
     def choose(self, source: Source) -> None:
         """Who chooses the actions; a recorded episode is begun by :meth:`replay`."""
-        self.source = source
-        self._given = deque([self.neutral()], maxlen=2)
+        self.source, self._pressed = source, self.neutral()
+        self._given.clear()
 
     def drive(self, dream: int, driver: Driver) -> None:
         """Who chooses the actions of a dream: those of the real side, its own policy, or chance.
@@ -283,9 +285,8 @@ class Session:
             raise InvalidOption("step", step, f"from {self.first} to {self.last}", nearest)
         self.now = step
         if step < self.last and not self.exact:
-            return (
-                f"{self.envs.name} cannot be saved: from step {step} the dream goes on, the real side from {self.last}"
-            )
+            name = self.envs.name
+            return f"{name} cannot be saved: the dream goes on from step {step}, the real side from {self.last}"
         return None
 
     def force(self, group: int, one: int | None) -> None:
@@ -402,7 +403,8 @@ class Session:
     def _choose(self, here: Moment) -> Tensor:
         """``(1, ...)``: the next action of the real side."""
         if self.source == "keys":
-            return self._given.popleft() if len(self._given) > 1 else self._given[0]
+            self._pressed = self._given.popleft() if self._given else self._pressed
+            return self._pressed
         if self.source == "recorded":
             recorded = self.recording.actions[min(self.last, len(self.recording.actions) - 1)]
             return torch.as_tensor(recorded, device=self.envs.device)[None]
@@ -482,7 +484,7 @@ class Session:
 
     def _noise(self, step: int, use: int) -> int:
         """A seed for what is drawn at a step: the same play draws the same, a branch draws anew."""
-        words = (self.seed, step, use, getattr(self, "salt", 0))
+        words = (self.seed, step, use, self.salt)
         return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
