@@ -228,8 +228,9 @@ class Server:
         self.rate = rate
 
     async def _go(self, step: int) -> str | None:
+        line = await self._run(self.session.go_to, step)
         self.paused = True
-        return await self._run(self.session.go_to, step)
+        return line
 
     async def _save(self) -> str:
         fps = self.session.envs.metadata["render_fps"]

@@ -39,7 +39,7 @@ class Page:
 
     async def next(self) -> Picture | dict[str, Any] | None:
         """The next message; None where the socket was closed."""
-        message = await self.ws.receive(timeout=20)
+        message = await self.ws.receive(timeout=10)
         if message.type == WSMsgType.BINARY:
             return Picture(message.data)
         return json.loads(message.data) if message.type == WSMsgType.TEXT else None
@@ -79,7 +79,7 @@ def served(dots, tmp_path: Path) -> Callable[..., None]:
         async def main() -> None:
             server = Server(dots(kind), {"env": "dot"}, tmp_path / "recordings", rate=rate)
             async with TestClient(TestServer(server.app())) as client:
-                await asyncio.wait_for(play(client, server), 60)
+                await asyncio.wait_for(play(client, server), 20)
 
         asyncio.run(main())
 
