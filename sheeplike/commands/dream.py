@@ -7,22 +7,25 @@ export, or ``run=demo:<name>``, which comes with the program.
 from __future__ import annotations
 
 from pathlib import Path
+from socket import socket
+from typing import Literal
 
 from pydantic import Field
 
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import require_writable
+from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
 from sheeplike.run.run_dir import choose_checkpoint
+from sheeplike.run.trained import choose_accelerator, open_trained, results_of
 from sheeplike.terminal import echo, info
 
-RECORDINGS = "dream"
-MOST_RATE = 30.0  # steps a second, of the start: what eyes can follow
+RECORDINGS = "dream"  # in the directory of a run
+MOST_RATE = 30.0  # steps a second at the start, of a world whose own rate is higher
 
 
 class DreamOptions(Options):
@@ -34,9 +37,12 @@ class DreamOptions(Options):
     )
     port: int = Field(8000, ge=0, le=2**16 - 1, description="of this machine's own address; 0: any that is free")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="of the first start")
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
+        "auto", description="auto: what the run was trained on, if it is here"
+    )
 
 
-def main(request: Request) -> int | None:
+def main(request: Request) -> None:
     """Serve the page until Ctrl-C.
 
     Raises:
@@ -47,53 +53,57 @@ def main(request: Request) -> int | None:
         echo("The address that it prints holds a token, and is open to this machine alone; from another one:")
         echo("  ssh -L 8000:localhost:8000 <host>")
         echo(f"Episodes that the page records are kept in <run_dir>/{RECORDINGS}/, of a demo below logs/demo/.")
-        return None
+        echo(f"A model that comes along: run={exported.DEMO}franka_pick")
+        return
     asked = load_options(DreamOptions, request.about_run())
-    place, config = exported.open_agent(asked.run, asked.checkpoint, "dream", RECORDINGS)
-    if not is_export(place):
-        choose_checkpoint(place, asked.checkpoint)  # before torch and JAX are loaded
-    recordings = exported.results(place, RECORDINGS)
-    require_writable("run", recordings)
+    run_dir, config = open_trained(asked.run, asked.checkpoint, "dream", RECORDINGS)
+    if not is_export(run_dir):
+        choose_checkpoint(run_dir, asked.checkpoint)  # before torch and JAX are loaded
+    asked = asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
+    require_writable("run", results_of(run_dir, RECORDINGS))
+    if config.agent.name == "ppo":
+        raise CommandError(f"run={asked.run}: ppo has no world model: expected a run of dreamer_v3")
     from sheeplike.analysis.dream.server import bind
 
     with bind(asked.port) as listening:
         info("loading torch and JAX")
-        serve(listening, place, recordings, config, asked)
-    return 0
+        play(listening, results_of(run_dir, RECORDINGS), config, asked)
 
 
-def serve(listening: object, place: Path, recordings: Path, config: Config, asked: DreamOptions) -> None:
+def play(listening: socket, recordings: Path, config: Config, asked: DreamOptions) -> None:
     """Build the world and the model, and serve them.
 
+    Args:
+        recordings: where episodes are kept.
+        config: of the run.
+        asked: ``accelerator`` is filled in.
+
     Raises:
-        CommandError: one of them cannot be built, or not with the other.
+        CommandError: one of them cannot be built, or not beside the other.
     """
     import asyncio
 
-    from sheeplike.analysis import model as models
-    from sheeplike.analysis.dream import server
-    from sheeplike.analysis.dream.session import Session, check
-    from sheeplike.config.errors import as_command_errors
+    from sheeplike.analysis.dream.server import Server, serve
+    from sheeplike.analysis.dream.session import NO_IMAGES, Session
+    from sheeplike.analysis.model import load
     from sheeplike.monitor.progress import phase
     from sheeplike.run.build import build_envs, launch
 
-    model = models.load(asked.run, checkpoint=asked.checkpoint)
-    if not model.cameras:
-        raise CommandError(
-            f"run={asked.run}: the model shows no images: expected pixels/* or depth/* among agent.observations"
-        )
-    config = config.replace(fabric=config.fabric.replace(accelerator="cpu"), compile="off")
+    config = config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator), compile="off")
     fabric = launch(config)
-    made = build_envs(config, 1, fabric.device)
+    model = load(asked.run, checkpoint=asked.checkpoint, device=fabric.device)
+    if not model.cameras:
+        raise CommandError(f"run={asked.run}: {NO_IMAGES}")
+    world = build_envs(config, 1, fabric.device)
+    # What other people's environments raise at their first steps says that they cannot be used as configured.
+    refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
-        check(made, model)
-        refused = envs.Unusable if envs.simulated(config.env.name) else Exception
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
-            session = Session(made, model, seed=asked.seed)
+            session = Session(world, model, seed=asked.seed)
             session.tick()
             session.start(asked.seed)
-        about = {"env": made.name, "agent": config.agent.name, "run": asked.run}
-        rate = min(made.metadata["render_fps"], MOST_RATE)
-        asyncio.run(server.serve(server.Server(session, about, recordings, rate=rate), listening))
+        about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
+        rate = min(world.metadata["render_fps"], MOST_RATE)
+        asyncio.run(serve(Server(session, about, recordings, rate=rate), listening))
     finally:
-        made.close()
+        world.close()

@@ -7,15 +7,13 @@ the directory that ``export`` wrote. ``run=demo:<name>`` is one that comes with 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from pydantic import Field
 
-from sheeplike import envs, host
+from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
@@ -24,11 +22,9 @@ from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import CHECKPOINTS, EVALUATIONS, choose_checkpoint
-from sheeplike.terminal import echo, info, warn
-
-if TYPE_CHECKING:
-    from sheeplike.agents.agent import Agent
+from sheeplike.run.run_dir import EVALUATIONS, choose_checkpoint
+from sheeplike.run.trained import choose_accelerator, finite, open_trained, read_weights, results_of
+from sheeplike.terminal import echo, info
 
 
 class EvalOptions(Options):
@@ -65,15 +61,15 @@ def main(request: Request) -> None:
         echo(f"Trained agents that come along: {', '.join(f'run={exported.DEMO}{name}' for name in exported.demos())}")
         return
     asked = load_options(EvalOptions, request.about_run())
-    run_dir, config = exported.open_agent(asked.run, asked.checkpoint, "eval", EVALUATIONS)
+    run_dir, config = open_trained(asked.run, asked.checkpoint, "eval", EVALUATIONS)
     if not asked.randomize and not envs.simulated(config.env.name):
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
         raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
     path = None if is_export(run_dir) else choose_checkpoint(run_dir, asked.checkpoint)
-    asked = asked.replace(num_envs=num_envs, accelerator=_accelerator(asked, config))
-    require_writable("run", exported.results(run_dir, EVALUATIONS))
+    asked = asked.replace(num_envs=num_envs, accelerator=choose_accelerator(asked.accelerator, config))
+    require_writable("run", results_of(run_dir, EVALUATIONS))
     info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 
@@ -106,7 +102,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     failures = (ValueError, TypeError, MemoryError, torch.OutOfMemoryError, checkpoint.Corrupt, FileNotFoundError)
     with as_command_errors(*failures):
         # Before anything that takes long: a run that is going on removes its old checkpoints.
-        step, give_weights = _read(run_dir, path, saved)
+        step, give_weights = read_weights(run_dir, path, saved)
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
         agent = make_agent(config, made, fabric)
@@ -137,36 +133,15 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
     place = (
-        exported.results(run_dir, EVALUATIONS) / name
+        results_of(run_dir, EVALUATIONS) / name
     )  # an evaluation of the same name had the same options and is replaced
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
-        write_atomically(place / "result.json", json.dumps(_finite(record), indent=1) + "\n")
+        write_atomically(place / "result.json", json.dumps(finite(record), indent=1) + "\n")
         for camera, video in frames.items():
             # Others may have named their cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
     echo(f"saved: {place}")
-
-
-def _read(run_dir: Path, path: Path | None, config: Config) -> tuple[int, Callable[[Agent], None]]:
-    """The policy step at which an agent was saved, and what gives its weights to one that was made anew."""
-    from sheeplike import checkpoint
-    from sheeplike.run.build import changes_since, edits
-
-    if is_export(run_dir):
-        model, weights = exported.read(run_dir)
-        problem = f"{run_dir}: the weights are not of the agent and the environments in its config.yaml"
-        return model.step, lambda agent: exported.load_weights(agent, weights, problem)
-    only = ("agent",)
-    meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(run_dir / CHECKPOINTS, only=only)
-    if edited := edits(changes_since(meta, config)):
-        warn(edited)
-
-    def give_weights(agent: Agent) -> None:
-        agent.load_state_dict(parts["agent"])
-        checkpoint.check_finite("agent", agent.state_dict(replay=False))
-
-    return meta["step"], give_weights
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
@@ -181,23 +156,3 @@ def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
         "length": f"{m['length_mean']:.4g} steps",
         "reward terms": "\n".join(terms) or "none",
     }
-
-
-def _accelerator(asked: EvalOptions, config: Config) -> str:
-    """``cpu`` or ``cuda``."""
-    wanted = config.fabric.accelerator if asked.accelerator == "auto" else asked.accelerator
-    problem = None if wanted == "cpu" else host.gpu_problem()
-    if problem and asked.accelerator != "auto":
-        raise InvalidOption("accelerator", asked.accelerator, f"a GPU, but {problem}", "cpu")
-    if problem:
-        warn(f"on the CPU although the run was trained on a GPU: {problem}")
-    return "cpu" if wanted == "cpu" or problem else "cuda"
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null in place of numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

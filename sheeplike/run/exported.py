@@ -27,10 +27,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, expand, nearest, validated
-from sheeplike.config.saved import load_saved, read_saved, to_yaml
-from sheeplike.files import find_unusual, open_regular, read_text, write_atomically
+from sheeplike.config.saved import read_saved, to_yaml
+from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint, open_run
+from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
 from sheeplike.run.run_dir import config_file as config_of_run
 from sheeplike.terminal import first_sentence
 
@@ -221,33 +221,6 @@ def find(place: str) -> Path:
         CommandError: there is no such demo, or the path cannot be one.
     """
     return demo(place.removeprefix(DEMO)) if place.startswith(DEMO) else expand(place)
-
-
-def open_agent(run: str | None, checkpoint: str, command: str, results: str) -> tuple[Path, Config]:
-    """The directory of a run, an export or a demo, and its configuration.
-
-    Args:
-        checkpoint: of an export, which holds one agent, ``last``.
-        command: that asks.
-        results: name of the directory that it keeps its results in; see :func:`results`.
-
-    Raises:
-        CommandError: it is none of them.
-    """
-    if run is None or not is_export(place := find(run)):
-        return open_run(run, command)
-    if checkpoint != "last":
-        raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
-    if found := find_unusual(place, results):
-        raise CommandError(f"run={place}: {found}: expected a directory for the results")
-    # A download may be a link into a cache of downloads.
-    return place, load_saved(Path(os.path.realpath(place / CONFIG_FILE))).config
-
-
-def results(place: Path, name: str) -> Path:
-    """Where a command keeps what it makes of an agent; nothing is written where the program is installed."""
-    is_demo = place.resolve().parent == DEMOS.resolve()
-    return (Path("logs/demo", place.resolve().name) if is_demo else place) / name
 
 
 def read_checkpoint(run_dir: Path, checkpoint: str) -> tuple[dict[str, Any], Spaces, dict[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
 from sheeplike.run import exported
 from sheeplike.run.run_dir import Claim, lock
+from sheeplike.run.trained import results_of
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 COMMAND = [sys.executable, "-m", "sheeplike"]
@@ -272,8 +273,8 @@ def test_no_result_is_written_where_the_program_is_installed(tmp_path, monkeypat
     (tmp_path / "link").symlink_to(exported.DEMOS)
     monkeypatch.chdir(exported.DEMOS)
     for place in (exported.DEMOS, Path(), Path("../models"), tmp_path / "link"):
-        assert exported.results(place / "franka_pick", "eval") == Path("logs/demo/franka_pick/eval")
-    assert exported.results(tmp_path / "run", "eval") == tmp_path / "run/eval"
+        assert results_of(place / "franka_pick", "eval") == Path("logs/demo/franka_pick/eval")
+    assert results_of(tmp_path / "run", "eval") == tmp_path / "run/eval"
 
 
 def test_which_agents_come_along():
