@@ -23,6 +23,7 @@ from sheeplike.config.compose import load
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.build import make_agent, make_envs
+from sheeplike.run.exported import Spaces
 from sheeplike.run.run_dir import Claim
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,8 @@ def make_run(*arguments: str) -> None:
     with Claim(Path("mine"), config):
         pass
     parts = {"agent": agent.state_dict(replay=False), "envs": {}}
-    checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))
+    spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
+    checkpoint.save(Path("mine/checkpoints"), 64, parts, {"spaces": spaces}, keep_last=9, config=to_data(config))
     envs.close()
 
 

@@ -419,6 +419,7 @@ function act() {
   const { classes, joint } = play.hello.actions;
   const action = rest.map((value, n) => held.get(n) ?? value);
   ask("act", { action: classes.length && !joint ? action[0] : action });
+  if (classes.length && play.now.paused) ask("step"); // a choice is a move where the world waits
   showControls(play.now);
 }
 
@@ -515,7 +516,7 @@ const KEYS = {
 function fillHelp() {
   const { classes } = play.hello.actions;
   const driving = classes.length
-    ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"]]
+    ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"], ["while paused", "each choice is one step"]]
     : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "both at once"]];
   const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a strip", "go to that step"]];
   $("keys").replaceChildren(...rows.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]));
