@@ -7,7 +7,7 @@ const NUDGE = 0.25;      // by which Shift and an arrow move a slider
 const LINE = 7000;       // ms that a line stays
 const HUES = ["--real", "--dream", "--other"];
 const TITLES = { real: "Real", dream: "Dream", "dream B": "Dream B" };
-const DRIVERS = { same: "same action", policy: "its own policy", random: "random" };
+const DRIVERS = { same: "same", policy: "policy", random: "random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -154,7 +154,7 @@ function makeStage(panels) {
     const element = make("div", { className: "panel" }, head, cameras);
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
-      const select = make("select", { title: "Who chooses this dream's actions" }, ...options);
+      const select = make("select", { title: "Its actions: the same as the real side's, its own policy's, or random ones" }, ...options);
       select.onchange = () => {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
