@@ -71,13 +71,14 @@ def test_every_command_asks_for_something_that_exists(
         main(arguments)
         assert "| dreamer_v3 | 1 |" in capsys.readouterr().out
         return
-    if arguments[:1] == ["eval"] and "run=demo:" in command:  # played in commands/test_eval.py
+    # Played in commands/test_eval.py and commands/test_dream.py.
+    if arguments[0] in ("eval", "dream") and "run=demo:" in command:
         assert arguments[1].removeprefix("run=demo:") in demos()
         return
     if arguments[0] == "doctor":  # examined in commands/test_doctor.py
         assert doctor.parse(parse(arguments[1:])).checks
         return
-    if arguments[0] in ("eval", "export"):
+    if arguments[0] in ("eval", "export", "dream"):
         with pytest.raises(SystemExit):
             main(arguments)
         # Its keys are checked before it looks for the run, which is all that is missing.

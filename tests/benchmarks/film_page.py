@@ -19,7 +19,7 @@ from playwright.sync_api import Page, sync_playwright
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-VIEW, WIDTH, LASTS = {"width": 1080, "height": 690}, 720, 100  # ms a frame
+VIEW, WIDTH, LASTS = {"width": 1200, "height": 700}, 780, 100  # ms a frame
 
 
 class Film:

@@ -73,7 +73,7 @@ function begin(hello) {
   strips = { base: 0, numbers: [], begins: new Set() };
   $("about").textContent = Object.values(hello.about).join(" · ");
   document.title = `${hello.about.env} · sheeplike dream`;
-  $("latent-shape").textContent = `${hello.groups} groups of ${hello.classes} classes`;
+  $("latent-shape").textContent = `${hello.groups} groups × ${hello.classes} classes`;
   fillRecordings(hello.recordings);
   makeActions(hello.actions);
   makeStrips(hello.strips);
