@@ -17,7 +17,7 @@ const make = (tag, properties = {}, ...children) => {
   return element;
 };
 
-const play = { hello: null, now: null, drawn: 0, times: [] };
+const play = { hello: null, now: null, asked: null, drawn: 0, times: [] };
 window.play = play; // for whoever looks at it from a console
 let socket = null;
 let strips = { base: 0, numbers: [], begins: new Set() };
@@ -39,7 +39,10 @@ function connect() {
     const message = JSON.parse(data);
     if (message.kind === "hello") begin(message);
     else if (message.kind === "recordings") fillRecordings(message.names);
-    else if (message.kind === "line") say(message.line);
+    else if (message.kind === "line") {
+      play.asked = null; // it may have been refused
+      say(message.line);
+    }
     else if (message.kind === "refused") {
       refused = true;
       say(message.line, "Try again");
@@ -175,6 +178,7 @@ function show(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const now = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   play.now = now;
+  if (now.source === play.asked) play.asked = null;
   if ($("stage").children.length !== now.panels.length) makeStage(now.panels);
   let at = 4 + length;
   now.panels.forEach((panel, n) => {
@@ -234,15 +238,15 @@ function showControls(now) {
   $("seed").placeholder = now.seed + 1;
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
   $("rate-shown").textContent = now.rate;
-  for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === now.source);
-  $("recordings").hidden = now.source !== "recorded" && !play.wantsRecording;
+  for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
+  $("recordings").hidden = source() !== "recorded";
   $("release").hidden = !now.forced.length;
   const actions = [now.action].flat();
   [...$("actions").children].forEach((row, n) => {
-    const value = now.source === "keys" ? rest[n] : actions[n];
+    const value = source() === "keys" ? rest[n] : actions[n];
     const slider = row.querySelector("input");
     if (slider) {
-      if (document.activeElement !== slider || now.source !== "keys") slider.value = held.get(n) ?? value;
+      if (document.activeElement !== slider || source() !== "keys") slider.value = held.get(n) ?? value;
       row.querySelector("output").textContent = play.hello.actions.classes.length ? value : (held.get(n) ?? value).toFixed(2);
     }
     for (const button of row.querySelectorAll(".options button")) button.classList.toggle("on", Number(button.value) === value);
@@ -407,11 +411,12 @@ function pick(dimension) {
   [...$("actions").children].forEach((row, n) => row.firstChild.classList?.toggle("on", n === dimension && row.firstChild.tagName === "BUTTON"));
 }
 
+/** Who chooses: as was asked for, until a picture says so too. */
+const source = () => play.asked ?? play.now.source;
+
 /** Whoever acts takes over, from no action. */
 function takeOver() {
-  if (play.now.source === "keys") return;
-  choose("keys");
-  play.now.source = "keys";
+  if (source() !== "keys") choose("keys");
 }
 
 /** Send what keys, pointer and sliders say. */
@@ -484,16 +489,16 @@ const start = () => {
   $("seed").value = "";
   ask("start", seed === "" ? {} : { seed: Number(seed) });
 };
-const choose = (source) => {
-  play.wantsRecording = source === "recorded";
-  ask("choose", source === "recorded" ? { source, name: $("recordings").value } : { source });
+const choose = (who) => {
+  play.asked = who;
+  ask("choose", who === "recorded" ? { source: who, name: $("recordings").value } : { source: who });
   $("actions").scrollTop = 0;
-  if (source === "keys") {
+  if (who === "keys") {
     held.clear();
     rest = rest.map((_, n) => play.hello.actions.starts[n] ?? 0);
   }
 };
-const cycle = () => choose({ keys: "policy", policy: "sample", sample: "keys" }[play.now.source] || "policy");
+const cycle = () => choose({ keys: "policy", policy: "sample", sample: "keys" }[source()] || "policy");
 const rate = (value) => ask("rate", { rate: Math.min(Math.max(value, 1), 60) });
 
 const KEYS = {
