@@ -164,6 +164,7 @@ function makeStage(panels) {
       };
       element.append(select);
     }
+    element.classList.toggle("many", cameras.children.length > 2);
     element.style.setProperty("--hue", `var(${HUES[n]})`);
     element.dataset.name = panel.name;
     return element;

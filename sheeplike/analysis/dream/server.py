@@ -362,6 +362,7 @@ async def serve(server: Server, listening: socket.socket) -> None:
         port = listening.getsockname()[1]
         info(f"open http://{LOCAL[0]}:{port}/{server.token}/ in a browser; Ctrl-C ends it")
         await stop.wait()
+        info("ending")
     finally:
         await runner.cleanup()
 
