@@ -40,8 +40,10 @@ COMMANDS = {
     "compare": ("compare", "mine"),
     "bench": ("bench", *GYM, "out=mine", "parts=[envs]", "seconds=0.1"),
     "doctor": ("doctor", "disk", "out=mine/doctor.json"),
+    "dream": ("dream", "run=mine", "port=0"),
 }
-READERS = [name for name in COMMANDS if name not in ("bench", "doctor")]  # of what a run has written
+# Of what a run has written, and that come to an end with it.
+READERS = [name for name in COMMANDS if name not in ("bench", "doctor", "dream")]
 AUTO = (*JOB, "run_dir=mine", "resume=auto")  # train once more: it composes a configuration and looks into run_dir
 # What a command reads or writes there, and at which name somebody else could have put something.
 NAMES = {
@@ -51,6 +53,7 @@ NAMES = {
     "compare": ("metrics.jsonl", "compare", "compare/eval_return_mean_by_steps.md", "compare/x"),
     "bench": ("bench.md", "bench.json"),
     "doctor": ("doctor.json",),
+    "dream": ("config.yaml", "checkpoints", "dream", "dream/x.npz"),
 }
 KINDS = ("link", "pipe", "directory")  # a pipe stands for sockets and devices
 ESCAPES = "\x1b]0;pwn\x07\x1b[31m\u202ered\x9b2J"

@@ -71,15 +71,14 @@ def test_every_command_asks_for_something_that_exists(
         main(arguments)
         assert "| dreamer_v3 | 1 |" in capsys.readouterr().out
         return
-    if (
-        arguments[0] in ("eval", "analyze") and "run=demo:" in command
-    ):  # played in commands/test_eval.py, test_analyze.py
+    # Played in the tests of these commands.
+    if arguments[0] in ("analyze", "dream", "eval") and "run=demo:" in command:
         assert arguments[1].removeprefix("run=demo:") in demos()
         return
     if arguments[0] == "doctor":  # examined in commands/test_doctor.py
         assert doctor.parse(parse(arguments[1:])).checks
         return
-    if arguments[0] in ("analyze", "eval", "export"):
+    if arguments[0] in ("analyze", "dream", "eval", "export"):
         with pytest.raises(SystemExit):
             main(arguments)
         # Its keys are checked before it looks for the run, which is all that is missing.

@@ -232,6 +232,10 @@ class TrainedModel:
         """KL of the distribution that states ``(...)`` were drawn from to the prior: of imagined ones it is 0."""
         return self._divergence(states.logits, self.prior(states), per_group)
 
+    def probabilities(self, states: States) -> Tensor:
+        """``(..., S, K)``: of the classes, where states ``(...)`` were drawn."""
+        return self.rssm.distribution(states.logits.float()).probs
+
     # --- dreaming ---------------------------------------------------------------------------------------------------
 
     def imagine(

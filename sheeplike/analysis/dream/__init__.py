@@ -1,0 +1,1 @@
+"""A trained world model played beside the real simulator, in a browser."""

@@ -1,0 +1,109 @@
+"""Play the real simulator and the world model's dream of it, side by side in a browser.
+
+``python -m sheeplike dream run=<run_dir> [key=value …]`` serves a page to this machine alone. The agent may also be an
+export, or ``run=demo:<name>``, which comes with the program.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from socket import socket
+from typing import Literal
+
+from pydantic import Field
+
+from sheeplike import envs
+from sheeplike.commands import Request
+from sheeplike.config.compose import load_options
+from sheeplike.config.errors import as_command_errors, require_writable
+from sheeplike.config.schema import Config
+from sheeplike.options import CommandError, Options, explain_keys, keys_of
+from sheeplike.run import exported
+from sheeplike.run.exported import is_export
+from sheeplike.run.run_dir import choose_checkpoint
+from sheeplike.run.trained import choose_accelerator, open_trained, results_of
+from sheeplike.terminal import echo, info
+
+RECORDINGS = "dream"  # in the directory of a run
+MOST_RATE = 30.0  # steps a second at the start, of a world whose own rate is higher
+
+
+class DreamOptions(Options):
+    """Keys of this command."""
+
+    run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
+    checkpoint: str = Field(
+        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
+    )
+    port: int = Field(8000, ge=0, le=2**16 - 1, description="of this machine's own address; 0: any that is free")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="of the first start")
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
+        "auto", description="auto: what the run was trained on, if it is here"
+    )
+
+
+def main(request: Request) -> None:
+    """Serve the page until Ctrl-C.
+
+    Raises:
+        CommandError: there is no such agent, it does not dream in pictures, or the port is taken.
+    """
+    if request.help:
+        echo("python -m sheeplike dream run=<run_dir> [key=value ...]", "", explain_keys(keys_of(DreamOptions)), "")
+        echo("The address that it prints holds a token, and is open to this machine alone; from another one:")
+        echo("  ssh -L 8000:localhost:8000 <host>")
+        echo(f"Episodes that the page records are kept in <run_dir>/{RECORDINGS}/, of a demo below logs/demo/.")
+        echo(f"A model that comes along: run={exported.DEMO}franka_pick")
+        return
+    asked = load_options(DreamOptions, request.about_run())
+    run_dir, config = open_trained(asked.run, asked.checkpoint, "dream", RECORDINGS)
+    if not is_export(run_dir):
+        choose_checkpoint(run_dir, asked.checkpoint)  # before torch and JAX are loaded
+    asked = asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
+    require_writable("run", results_of(run_dir, RECORDINGS))
+    if config.agent.name == "ppo":
+        raise CommandError(f"run={asked.run}: ppo has no world model: expected a run of dreamer_v3")
+    from sheeplike.analysis.dream.server import bind
+
+    with bind(asked.port) as listening:
+        info("loading torch and JAX")
+        play(listening, results_of(run_dir, RECORDINGS), config, asked)
+
+
+def play(listening: socket, recordings: Path, config: Config, asked: DreamOptions) -> None:
+    """Build the world and the model, and serve them.
+
+    Args:
+        recordings: where episodes are kept.
+        config: of the run.
+        asked: ``accelerator`` is filled in.
+
+    Raises:
+        CommandError: one of them cannot be built, or not beside the other.
+    """
+    import asyncio
+
+    from sheeplike.analysis.dream.server import Server, serve
+    from sheeplike.analysis.dream.session import NO_IMAGES, Session
+    from sheeplike.analysis.model import load
+    from sheeplike.monitor.progress import phase
+    from sheeplike.run.build import build_envs, launch
+
+    config = config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator), compile="off")
+    fabric = launch(config)
+    model = load(asked.run, checkpoint=asked.checkpoint, device=fabric.device)
+    if not model.cameras:
+        raise CommandError(f"run={asked.run}: {NO_IMAGES}")
+    world = build_envs(config, 1, fabric.device)
+    # What other people's environments raise at their first steps says that they cannot be used as configured.
+    refused = envs.Unusable if envs.simulated(config.env.name) else Exception
+    try:
+        with phase("building simulation and rendering kernels"), as_command_errors(refused):
+            session = Session(world, model, seed=asked.seed)
+            session.tick()
+            session.start(asked.seed)
+        about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
+        rate = min(world.metadata["render_fps"], MOST_RATE)
+        asyncio.run(serve(Server(session, about, recordings, rate=rate), listening))
+    finally:
+        world.close()

@@ -1,0 +1,237 @@
+"""The page in a real browser, beside real worlds; skipped where there is no Chromium or Playwright."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from sheeplike.analysis.dream.server import TAKEN, Server, bind
+from sheeplike.analysis.dream.session import Session
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = Path("/usr/bin/chromium")
+if not CHROMIUM.exists():
+    pytest.skip(f"there is no {CHROMIUM}", allow_module_level=True)
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+SEEN = "canvas => Array.from(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data)"
+
+
+@contextmanager
+def serving(session: Session, place: Path, rate: float = 30.0) -> Iterator[str]:
+    """Serves a session from a thread of its own; the address of its page."""
+    server = Server(session, {"env": session.envs.name}, place, rate=rate)
+    ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+
+    async def run(listening: object) -> None:
+        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
+        ready.set()
+        await stop.wait()
+        await runner.cleanup()
+
+    with bind(0) as listening:
+        thread = threading.Thread(target=loop.run_until_complete, args=(run(listening),))
+        thread.start()
+        assert ready.wait(10)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/{server.token}/"
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+            loop.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: playwright.Browser) -> Iterator[Callable[..., playwright.Page]]:
+    """Opens a page, which must have no error when the test is over."""
+    pages, errors = [], []
+
+    def call(url: str, **options: object) -> playwright.Page:
+        # What a test asks of the page is a program in a text, which the page's own policy refuses.
+        page = browser.new_page(bypass_csp=True, **options)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(url)
+        pages.append(page)
+        return page
+
+    yield call
+    for page in pages:
+        page.close()
+    assert errors == []
+
+
+def drawn(page: playwright.Page, least: int = 1) -> int:
+    """Waits until the page has drawn so many pictures more; how many there were then."""
+    before = page.evaluate("play.drawn")
+    page.wait_for_function(f"play.drawn >= {before + least}", timeout=30_000)
+    return page.evaluate("play.drawn")
+
+
+def until(page: playwright.Page, condition: str) -> None:
+    page.wait_for_function(condition, timeout=30_000)
+
+
+def pixels(page: playwright.Page, panel: int = 0) -> list[int]:
+    return page.locator(".panel").nth(panel).locator("canvas").first.evaluate(SEEN)
+
+
+def pause(page: playwright.Page) -> None:
+    page.keyboard.press("Space")
+    until(page, "play.now.paused")
+
+
+def click_class(page: playwright.Page, group: int, one: int) -> None:
+    box = page.locator("#grid").bounding_box()
+    groups, classes = page.evaluate("[play.hello.groups, play.hello.classes]")
+    page.mouse.click(box["x"] + (group + 0.5) * box["width"] / groups, box["y"] + (one + 0.5) * box["height"] / classes)
+
+
+def test_a_visit(dots, recordings, visit):
+    """Everything once, in a minute's play: keys, pause, a step back, a branch, a forced class, a second page."""
+    session = dots()
+    with serving(session, recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        # Keys move both sides.
+        page.keyboard.down("ArrowRight")
+        until(page, "play.now.source === 'keys' && play.now.action[0] === 1")
+        page.keyboard.up("ArrowRight")
+        until(page, "play.now.action[0] === 0")
+        # A pause holds.
+        pause(page)
+        step, shown = page.evaluate("play.now.step"), pixels(page, 1)
+        time.sleep(0.3)
+        assert page.evaluate("play.now.step") == step
+        assert page.text_content("#pause") == "Play"
+        page.keyboard.press("e")
+        until(page, f"play.now.step === {step + 1}")
+        # A class that is forced changes the picture; a second click releases it.
+        shown = pixels(page, 1)
+        one = (page.evaluate("play.now.drawn[0]") + 1) % 4
+        click_class(page, 0, one)
+        until(page, "play.now.forced.length === 1")
+        assert session.forced == {0: one}
+        assert pixels(page, 1) != shown
+        click_class(page, 0, one)
+        until(page, "play.now.forced.length === 0")
+        assert pixels(page, 1) == shown
+        # A branch shows two futures.
+        page.keyboard.press("b")
+        until(page, "document.querySelectorAll('.panel').length === 3")
+        page.locator(".panel").nth(2).locator("select").select_option("random")
+        until(page, "play.now.panels[2].driver === 'random'")
+        page.keyboard.press("Space")
+        until(page, f"play.now.step > {step + 5}")
+        pause(page)
+        assert pixels(page, 1) != pixels(page, 2)
+        # A click on the strip goes back.
+        strip = page.locator(".strip canvas").first.bounding_box()
+        page.mouse.click(strip["x"] + 1, strip["y"] + 5)
+        until(page, "play.now.step === 0")
+        assert "cannot be saved" in page.text_content("#line")
+        # A second page is told, and the first goes on.
+        other = visit(url)
+        until(other, "document.getElementById('line').textContent !== ''")
+        assert other.text_content("#line").startswith(TAKEN)
+        page.keyboard.press("Space")
+        drawn(page, 3)
+        page.close()
+        other.click("#line button")
+        until(other, "window.play && play.drawn > 3")
+
+
+def test_actions_that_are_choices(dots, recordings, visit):
+    for kind, keys, action in (("discrete", ["2"], 2), ("multi", ["ArrowUp", "2", "ArrowRight"], [1, 1])):
+        session = dots(kind)
+        with serving(session, recordings) as url:
+            page = visit(url)
+            until(page, "window.play && play.drawn > 3")
+            for key in keys:
+                page.keyboard.press(key)
+            until(page, f"JSON.stringify(play.now.action) === '{action}'.replaceAll(' ', '')")
+            assert page.locator("#actions .options button.on").count() == len(keys[:2])
+            # Each choice is a step where the play waits.
+            pause(page)
+            step = page.evaluate("play.now.step")
+            page.locator("#actions .options button").first.click()
+            until(page, f"play.now.step === {step + 1}")
+            page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_screen(dots, recordings, visit, width, scheme):
+    session = dots()
+    session.branch()
+    with serving(session, recordings) as url:
+        page = visit(url, viewport={"width": width, "height": 800}, color_scheme=scheme)
+        until(page, "window.play && play.drawn > 3")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        ground, ink = page.evaluate(
+            "['background-color', 'color'].map(name => getComputedStyle(document.documentElement)[name])"
+        )
+        assert sum(map(int, ground[4:-1].split(", "))) < 200 if scheme == "dark" else ground == "rgb(247, 247, 244)"
+        assert ground != ink
+        if width == 1280:  # pictures and numbers at one glance
+            assert page.evaluate("document.getElementById('strips').getBoundingClientRect().bottom") <= 800
+
+
+@pytest.mark.slow
+def test_the_demo_at_twenty_frames_a_second(demo, recordings, visit):
+    session = Session(*demo)
+    session.tick()
+    with serving(session, recordings, rate=30.0) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 20")
+        rates = []
+        for _ in range(4):  # whatever else the machine does meanwhile
+            begun, before = time.monotonic(), page.evaluate("play.drawn")
+            time.sleep(2)
+            rates.append((page.evaluate("play.drawn") - before) / (time.monotonic() - begun))
+        assert max(rates) >= 20, rates
+
+
+@pytest.mark.slow
+def test_the_demo_goes_back_on_both_sides_and_is_recorded(demo, recordings, visit):
+    session = Session(*demo)
+    with serving(session, recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.now && play.now.step > 12")
+        pause(page)
+        step = page.evaluate("play.now.step")
+        page.keyboard.press("[")
+        until(page, f"play.now.step === {step - 1}")
+        back = pixels(page, 0)
+        page.keyboard.press("e")
+        until(page, f"play.now.step === {step}")
+        assert pixels(page, 0) != back
+        assert page.evaluate("play.now.last") == step
+        page.keyboard.press("c")
+        until(page, "play.now.drawn.every((one, n) => one === play.now.believed[n])")
+        page.keyboard.press("s")
+        until(page, "document.getElementById('line').textContent.startsWith('saved: ')")
+        assert len(list(recordings.glob("*.npz"))) == len(list(recordings.glob("*.gif"))) == 1
+        page.click('[data-source="recorded"]')
+        until(page, "play.now.source === 'recorded'")
+        page.keyboard.press("Space")
+        until(page, f"play.now.step === {step} && play.now.paused")
+        assert "over" in page.text_content("#line")

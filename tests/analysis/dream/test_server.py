@@ -1,0 +1,378 @@
+"""The page's server: who may come, what it answers, and that nothing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
+from aiohttp.test_utils import TestClient, TestServer
+
+from sheeplike.analysis.dream.server import TAKEN, Server, bind
+from sheeplike.options import InvalidOption
+
+Play = Callable[[TestClient, Server], Awaitable[None]]
+
+
+class Picture(dict):
+    """The header of a picture; ``pixels`` are what follows it."""
+
+    def __init__(self, data: bytes) -> None:
+        length = int.from_bytes(data[:4], "little")
+        super().__init__(json.loads(data[4 : 4 + length]))
+        self.pixels = data[4 + length :]
+
+
+class Page:
+    """What a page does, in Python."""
+
+    def __init__(self, ws: ClientWebSocketResponse) -> None:
+        self.ws = ws
+
+    async def do(self, what: str, **values: Any) -> None:
+        await self.ws.send_json({"do": what, **values})
+
+    async def next(self) -> Picture | dict[str, Any] | None:
+        """The next message; None where the socket was closed."""
+        message = await self.ws.receive(timeout=10)
+        if message.type == WSMsgType.BINARY:
+            return Picture(message.data)
+        return json.loads(message.data) if message.type == WSMsgType.TEXT else None
+
+    async def picture(self, where: Callable[[Picture], bool] = lambda picture: True) -> Picture:
+        """The next picture of which that is true; all are acknowledged."""
+        while True:
+            message = await self.next()
+            assert message is not None
+            if isinstance(message, Picture):
+                await self.do("shown", picture=message["picture"])
+                if where(message):
+                    return message
+
+    async def line(self) -> str:
+        """The next line that it is to show."""
+        while True:
+            message = await self.next()
+            assert message is not None
+            if isinstance(message, Picture):
+                await self.do("shown", picture=message["picture"])
+            elif message["kind"] == "line":
+                return message["line"]
+
+
+async def come(client: TestClient, server: Server) -> Page:
+    page = Page(await client.ws_connect(f"/{server.token}/ws"))
+    assert (await page.next())["kind"] == "hello"
+    return page
+
+
+@pytest.fixture
+def served(dots, tmp_path: Path) -> Callable[..., None]:
+    """Runs a coroutine beside a served session of the dot."""
+
+    def run(play: Play, kind: str = "continuous", rate: float = 50.0) -> None:
+        async def main() -> None:
+            server = Server(dots(kind), {"env": "dot"}, tmp_path / "recordings", rate=rate)
+            async with TestClient(TestServer(server.app())) as client:
+                await asyncio.wait_for(play(client, server), 20)
+
+        asyncio.run(main())
+
+    return run
+
+
+# Who may come
+
+
+def test_the_page_and_what_it_loads(served):
+    async def play(client: TestClient, server: Server) -> None:
+        for name, kind in (("", "text/html"), ("page.js", "text/javascript"), ("page.css", "text/css")):
+            response = await client.get(f"/{server.token}/{name}")
+            assert response.status == 200
+            assert response.content_type == kind
+            assert response.headers["Referrer-Policy"] == "no-referrer"
+            assert "default-src 'self'" in response.headers["Content-Security-Policy"]
+        assert (await client.get(f"/{server.token}/other")).status == 404
+        assert (await client.get(f"/{server.token}/../session.py")).status in (403, 404)
+
+    served(play)
+
+
+@pytest.mark.parametrize("path", ["/", "/ws", "/wrong/", "/wrong/ws", "/%00/page.js"])
+def test_without_the_token_there_is_nothing(served, path):
+    async def play(client: TestClient, server: Server) -> None:
+        response = await client.get(path)
+        assert response.status == 403
+        assert await response.text() == "the address lacks its token: open the one that the command printed\n"
+        assert server.token not in await response.text()
+
+    served(play)
+
+
+def test_two_servers_have_two_tokens(dots, tmp_path):
+    session = dots()
+    tokens = {Server(session, {}, tmp_path, rate=1.0).token for _ in range(3)}
+    assert len(tokens) == 3
+    assert all(len(token) >= 20 for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("Origin", "http://elsewhere.example"),
+        ("Origin", "null"),
+        ("Origin", "http://127.0.0.1:1"),
+        ("Host", "elsewhere.example"),
+        ("Host", "127.0.0.1.elsewhere.example:8000"),
+        ("Host", "[::1"),
+    ],
+)
+def test_foreign_pages_and_names_are_refused(served, header, value):
+    async def play(client: TestClient, server: Server) -> None:
+        for path in ("", "page.js"):
+            response = await client.get(f"/{server.token}/{path}", headers={header: value})
+            assert response.status in (400, 403)
+        with pytest.raises(WSServerHandshakeError):
+            await client.ws_connect(f"/{server.token}/ws", headers={header: value})
+        assert server._client is None
+
+    served(play)
+
+
+@pytest.mark.parametrize("name", ["localhost:9000", "127.0.0.1:8000"])
+def test_a_tunnel_may_have_another_port(served, name):
+    async def play(client: TestClient, server: Server) -> None:
+        headers = {"Host": name, "Origin": f"http://{name}"}
+        ws = await client.ws_connect(f"/{server.token}/ws", headers=headers)
+        assert (await ws.receive_json())["kind"] == "hello"
+
+    served(play)
+
+
+def test_a_second_page_is_refused_and_the_first_goes_on(served):
+    async def play(client: TestClient, server: Server) -> None:
+        first = await come(client, server)
+        await first.picture()
+        second = Page(await client.ws_connect(f"/{server.token}/ws"))
+        assert await second.next() == {"kind": "refused", "line": TAKEN}
+        assert await second.next() is None
+        step = (await first.picture())["step"]
+        assert (await first.picture(lambda picture: picture["step"] > step + 3))["last"] > step
+        await first.ws.close()
+        while server._client is not None:
+            await asyncio.sleep(0.01)
+        third = await come(client, server)
+        await third.picture()
+
+    served(play)
+
+
+def test_nobody_there_is_a_pause(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.picture(lambda picture: picture["step"] > 3)
+        page.ws._writer.transport.abort()  # without a word, as when a computer is shut
+        while server._client is not None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # a step may have been under way
+        step = server.session.now
+        await asyncio.sleep(0.2)
+        assert server.session.now == step
+        page = await come(client, server)
+        assert (await page.picture())["step"] >= step
+        await page.picture(lambda picture: picture["step"] > step)
+
+    served(play)
+
+
+# What it shows
+
+
+def test_pictures(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.do("pause", on=True)
+        picture = await page.picture(lambda picture: picture["paused"])
+        assert [panel["name"] for panel in picture["panels"]] == ["real", "dream"]
+        (camera,) = picture["panels"][0]["cameras"]
+        assert picture["panels"][0]["cameras"][camera] == [48, 48]
+        assert len(picture.pixels) == 2 * 48 * 48 * 3
+        view = server.session.view()
+        assert picture.pixels == b"".join(panel.frames[camera].tobytes() for panel in view.panels)
+        assert picture["drawn"] == view.drawn.tolist()
+
+    served(play)
+
+
+def test_the_strips_are_whole_although_pictures_are_dropped(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page, numbers = await come(client, server), []
+        for _ in range(6):
+            picture = await page.next()
+            assert picture["strip"]["start"] == len(numbers)
+            numbers += picture["strip"]["numbers"]
+            assert len(numbers) == picture["last"] + 1
+            await asyncio.sleep(0.15)  # it is slow
+            await page.do("shown", picture=picture["picture"])
+        assert picture["last"] > 20  # and the play was not
+        assert numbers == [moment.numbers for moment in server.session.moments[: len(numbers)]]
+
+    served(play)
+
+
+def test_no_picture_is_sent_before_the_last_was_shown(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        first = await page.next()
+        await asyncio.sleep(0.5)
+        assert server._sent == first["picture"] == 1
+        await page.do("shown", picture=1)
+        newest = await page.next()
+        assert newest["picture"] == 2
+        assert newest["step"] > 5
+
+    served(play)
+
+
+def test_steps_back_and_a_new_start_begin_the_strips_anew(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.picture(lambda picture: picture["step"] > 5)
+        await page.do("go", step=3)
+        assert "the dream goes on from step 3, the real side from " in await page.line()
+        await page.do("start", seed=4)
+        picture = await page.picture(lambda picture: picture["seed"] == 4)
+        assert picture["strip"]["start"] == 0
+        assert picture["strip"]["begins"][0] == 0
+
+    served(play)
+
+
+# What it is told
+
+
+def test_what_one_can_do(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.do("choose", source="keys")
+        await page.do("act", action=[1.0, 0.0])
+        await page.picture(lambda picture: picture["action"] == [1.0, 0.0] and picture["source"] == "keys")
+        await page.do("rate", rate=10)
+        await page.picture(lambda picture: picture["rate"] == 10)
+        await page.do("branch")
+        await page.picture(lambda picture: len(picture["panels"]) == 3)
+        await page.do("drive", dream=1, driver="policy")
+        await page.picture(lambda picture: picture["panels"][-1]["driver"] == "policy")
+        await page.do("pause", on=True)
+        step = (await page.picture(lambda picture: picture["paused"]))["step"]
+        await page.do("step")
+        assert (await page.picture(lambda picture: picture["step"] != step))["step"] == step + 1
+        await page.do("force", group=0, one=1)
+        picture = await page.picture(lambda picture: picture["forced"] == [[0, 1]])
+        assert picture["drawn"][0] == 1
+        await page.do("release")
+        await page.picture(lambda picture: not picture["forced"])
+        await page.do("check")
+        picture = await page.picture(lambda picture: picture["drawn"] == picture["believed"])
+        await page.do("save")
+        line = await page.line()
+        assert line.startswith("saved: ")
+        (file,) = server.place.glob("*.npz")
+        await page.do("choose", source="recorded", name=file.stem)
+        await page.picture(lambda picture: picture["source"] == "recorded" and picture["step"] == 0)
+        await page.do("pause", on=False)
+        assert await page.line() == "the recorded episode is over"
+
+    served(play)
+
+
+MISTAKES = [
+    ("not JSON", "a message that is no JSON"),
+    ("[1]", "a message that is no object: expected {do: ..., ...}"),
+    ("[" * 60_000, "a message that is no JSON"),
+    ("{}", "do=null: expected one of act, choose"),
+    ('{"do": "jump"}', "do=jump: expected one of act, choose"),
+    ('{"do": ["act"]}', "do=[act]: expected one of act, choose"),
+    ('{"do": "act"}', "action is missing"),
+    ('{"do": "act", "action": [5, 0]}', "expected 2 numbers from -1 to 1; nearest: action=[1.0,0.0]"),
+    ('{"do": "act", "action": [NaN, 0]}', "expected 2 numbers from -1 to 1"),
+    ('{"do": "rate", "rate": 1000}', "rate=1000: expected a number from 0.5 to 60.0; nearest: rate=60.0"),
+    ('{"do": "rate", "rate": "fast"}', "rate=fast: expected a number"),
+    ('{"do": "go", "step": 99999}', "step=99999: expected from 0 to "),
+    ('{"do": "go", "steps": 1}', "step is missing: expected an integer"),
+    ('{"do": "go", "step": 1, "fast": true}', "fast=true: expected one of step"),
+    ('{"do": "force", "group": 99, "one": 0}', "group=99: expected from 0 to 31; nearest: group=31"),
+    ('{"do": "drive", "dream": 3, "driver": "same"}', "dream=3: expected at most 0"),
+    ('{"do": "drive", "dream": 0, "driver": "me"}', "driver=me: expected one of same, policy, random"),
+    ('{"do": "choose", "source": "recorded", "name": "../../x"}', "name=../../x: expected one of none"),
+    ('{"do": "start", "seed": -1}', "seed=-1: expected an integer"),
+    ('{"do": "shown", "picture": 7000000}', "picture=7000000: expected from "),
+]
+
+
+def test_what_cannot_be_done_is_one_line_and_the_play_goes_on(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        for message, expected in MISTAKES:
+            await page.ws.send_str(message)
+            line = await page.line()
+            assert expected in line, message
+            assert "\n" not in line
+        await page.ws.send_bytes(b"123")
+        assert await page.line() == "a message of bytes: expected JSON"
+        step = (await page.picture())["step"]
+        await page.picture(lambda picture: picture["step"] > step + 3)
+
+    served(play)
+
+
+def test_a_message_that_is_too_long_ends_the_page_alone(served):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.ws.send_str("x" * 100_000)
+        while await page.next() is not None:
+            pass
+        while server._client is not None:
+            await asyncio.sleep(0.01)
+        await (await come(client, server)).picture()
+
+    served(play)
+
+
+def test_a_world_that_fails_pauses_the_play(served, monkeypatch):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.picture()
+
+        def fail(actions: object) -> None:
+            raise RuntimeError("the cable is loose\nsomewhere")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.session.envs, "step", fail)
+            assert await page.line() == "RuntimeError: the cable is loose somewhere"
+            await page.picture(lambda picture: picture["paused"])
+        await page.do("pause", on=False)
+        step = server.session.now
+        await page.picture(lambda picture: picture["step"] > step)
+
+    served(play)
+
+
+# The port
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InvalidOption) as error:
+            bind(port)
+        assert f"port={port}: expected one that is free (Address already in use); nearest: port=" in str(error.value)
+        with bind(error.value.nearest) as found:
+            assert found.getsockname() == ("127.0.0.1", error.value.nearest)

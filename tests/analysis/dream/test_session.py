@@ -1,0 +1,423 @@
+"""A play without a page: the demo beside its simulator, and every kind of action."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from sheeplike import envs
+from sheeplike.analysis.dream import recording
+from sheeplike.analysis.dream import session as sessions
+from sheeplike.analysis.dream.session import MOST_PSNR, Session, psnr
+from sheeplike.analysis.model import States
+from sheeplike.options import CommandError, InvalidOption
+
+
+@pytest.fixture
+def pick(demo) -> Session:
+    return Session(*demo, seed=1)
+
+
+def ticks(session: Session, count: int) -> list[np.ndarray]:
+    """Plays on; the real side's frames, ``(H, W, 3)`` each."""
+    frames = []
+    for _ in range(count):
+        session.tick()
+        frames.append(session.view().panels[0].frames["pixels/front"])
+    return frames
+
+
+def dreamt(session: Session, n: int = 1) -> np.ndarray:
+    """The first camera of a dream as it is shown."""
+    return next(iter(session.view().panels[n].frames.values()))
+
+
+def same(one: States, other: States) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("deter", "stoch"))
+
+
+# Both sides
+
+
+def test_a_play_begins_with_what_is_seen(pick):
+    view = pick.view()
+    assert (view.step, view.first, view.last) == (0, 0, 0)
+    assert [panel.name for panel in view.panels] == ["real", "dream"]
+    assert all(panel.frames["pixels/front"].shape == (48, 48, 3) for panel in view.panels)
+    assert same(pick.here.dreams, pick.here.belief)
+    assert np.array_equal(view.drawn, view.believed)
+    assert view.expected.shape == (pick.model.groups, pick.model.classes)
+    np.testing.assert_allclose(view.expected.sum(-1), 1, atol=1e-5)
+
+
+def test_both_sides_follow_the_same_action(pick):
+    ticks(pick, 20)
+    assert pick.moments[5].action.abs().sum() > 0
+    # The demo knows its world: twenty steps of dream look like the simulator, and not like a frame of the start.
+    first = pick.moments[0].seen["pixels/front"][0].numpy()
+    dream, real = dreamt(pick).astype(float), pick.view().panels[0].frames["pixels/front"]
+    assert np.square(dream - real).mean() < 0.5 * np.square(dream - first).mean()
+    assert pick.view().psnr[0] > 18
+    # Its dream is not what it believes: that has seen the frames.
+    assert not same(pick.here.dreams, pick.here.belief)
+
+
+def test_the_numbers_of_a_step(pick):
+    ticks(pick, 3)
+    numbers = pick.here.numbers
+    assert {name: len(values) for name, values in numbers.items()} == {
+        "reward": 2,
+        "value": 2,
+        "continue": 2,
+        "surprise": 1,
+        "error": 1,
+    }
+    assert numbers["reward"][0] == pick.here.reward
+    assert 0 <= numbers["continue"][1] <= 1
+    real, dream = (panel.frames["pixels/front"] / 255 for panel in pick.view().panels)
+    assert numbers["error"][0] == pytest.approx(np.square(real - dream).mean(), rel=1e-4)
+    expected = pick.model.decode(pick.here.belief)
+    assert numbers["value"][0] == pytest.approx(float(expected.value), rel=1e-4)
+    assert numbers["surprise"][0] == pytest.approx(float(pick.model.kl(pick.here.belief)), rel=1e-4)
+    strip = pick.strip(2)
+    assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": []}
+    assert pick.strip(0)["begins"] == [0]
+
+
+def test_a_play_is_the_same_again(pick):
+    before = ticks(pick, 5), dreamt(pick)
+    pick.start(1)
+    after = ticks(pick, 5), dreamt(pick)
+    assert all(np.array_equal(one, other) for one, other in zip(before[0], after[0], strict=True))
+    assert np.array_equal(before[1], after[1])
+    pick.start()
+    assert pick.seed == 2
+    ticks(pick, 5)
+    assert not np.array_equal(dreamt(pick), after[1])
+
+
+def test_the_next_episode_begins_on_both_sides(dots):
+    session = dots()
+    ends = []
+    for _ in range(30):
+        session.tick()
+        ends.append(session.here.is_last)
+        panel = session.view().panels[0]
+        assert panel.end == ("the episode has ended" if session.here.is_last else "")
+    assert [n for n, end in enumerate(ends) if end] == [11, 24]  # a step between them shows the first frame
+    begun = session.moments[13]
+    assert begun.is_first
+    assert begun.reward == 0
+    assert same(begun.dreams, begun.belief)
+    assert session.strip(0)["begins"] == [0, 13, 26]
+
+
+def test_the_oldest_steps_go(dots, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_STEPS", 5)
+    session = dots()
+    ticks_, version = 9, session.version
+    for _ in range(ticks_):
+        session.tick()
+    assert (session.first, session.last, session.now) == (5, 9, 9)
+    assert session.version == version
+    assert len(session.strip(0)["numbers"]) == 5
+    with pytest.raises(InvalidOption, match=r"step=3: expected from 5 to 9; nearest: step=5"):
+        session.go_to(3)
+
+
+# Who chooses the action
+
+
+def test_keys(pick):
+    pick.choose("keys")
+    still = ticks(pick, 6)[-1]
+    pick.start(1)
+    pick.choose("keys")
+    pick.act([1.0, 0.0, 1.0])
+    moved = ticks(pick, 6)[-1]
+    assert pick.here is pick.moments[-1]
+    assert pick.action == [1.0, 0.0, 1.0]
+    assert not np.array_equal(still, moved)
+
+
+def test_a_key_that_was_down_for_less_than_a_step_counts(dots):
+    session = dots()
+    session.choose("keys")
+    session.act([1.0, 0.0])
+    session.act([0.0, 0.0])
+    for _ in range(3):
+        session.tick()
+    assert [moment.reward for moment in session.moments] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "neutral"),
+    [("continuous", [0.5, -1.0], [0.0, 0.0]), ("discrete", 2, 0), ("multi", [2, 1], [0, 0])],
+)
+def test_every_kind_of_action(dots, kind, action, neutral):
+    session = dots(kind)
+    session.choose("keys")
+    session.tick()
+    assert session.action == neutral
+    session.act(action)
+    session.tick()
+    assert session.action == action
+    assert session.here.reward == (0.5 if kind == "continuous" else 1.0)
+    for source in ("policy", "sample"):
+        session.choose(source)
+        session.tick()
+        space = session.envs.single_action_space
+        assert space.contains(np.asarray(session.action, space.dtype))
+    session.drive(0, "random")
+    session.tick()
+    session.drive(0, "policy")
+    session.tick()
+    assert session.view().panels[1].driver == "policy"
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "line"),
+    [
+        ("continuous", [2.0, 0.0], "action=[2.0,0.0]: expected 2 numbers from -1 to 1; nearest: action=[1.0,0.0]"),
+        ("continuous", [0.0], "action=[0.0]: expected 2 numbers from -1 to 1"),
+        ("continuous", [float("nan"), 0.0], "expected 2 numbers from -1 to 1"),
+        ("continuous", "left", "action=left: expected 2 numbers from -1 to 1"),
+        ("continuous", [[0.0], 0.0], "expected 2 numbers from -1 to 1"),
+        ("discrete", 3, "action=3: expected Discrete(3); nearest: action=2"),
+        ("discrete", 0.5, "action=0.5: expected Discrete(3); nearest: action=0"),
+        ("discrete", None, "action=null: expected Discrete(3)"),
+        ("multi", [0, 7], "nearest: action=[0,1]"),
+        ("multi", 1, "action=1: expected MultiDiscrete([3 2])"),
+    ],
+)
+def test_an_action_that_is_none_is_refused(dots, kind, action, line):
+    session = dots(kind)
+    session.choose("keys")
+    with pytest.raises(InvalidOption) as error:
+        session.act(action)
+    assert line in str(error.value)
+    session.tick()
+    assert np.ravel(session.action).sum() == 0
+
+
+# Looking back, and other futures
+
+
+def test_back_to_a_step_on_both_sides(pick):
+    frames = ticks(pick, 8)
+    states = [moment.belief for moment in pick.moments]
+    assert pick.go_to(4) is None
+    view = pick.view()
+    assert (view.step, view.last) == (4, 8)
+    assert np.array_equal(view.panels[0].frames["pixels/front"], frames[3])
+    version = pick.version
+    again = ticks(pick, 4)  # the policy and the noise are the same
+    assert pick.version > version
+    assert all(np.array_equal(one, other) for one, other in zip(again, frames[4:], strict=True))
+    assert same(pick.here.belief, states[8])
+    pick.go_to(4)
+    pick.choose("keys")
+    pick.act([-1.0, 1.0, 1.0])
+    other = ticks(pick, 4)
+    assert not np.array_equal(other[-1], frames[-1])
+    assert (pick.now, pick.last) == (8, 8)
+
+
+def test_looking_back_changes_nothing(pick):
+    ticks(pick, 6)
+    shown, action = dreamt(pick), pick.action
+    for step in (0, 3, 5):
+        pick.go_to(step)
+        pick.view()
+    pick.go_to(6)
+    assert np.array_equal(dreamt(pick), shown)
+    assert pick.action == action
+    pick.tick()
+    assert pick.last == 7
+
+
+def test_where_the_world_cannot_be_saved_the_dream_goes_back_alone(dots):
+    session = dots()
+    for _ in range(6):
+        session.tick()
+    newest, past = session.moments[6], session.moments[2]
+    line = session.go_to(2)
+    assert line == "Dot-continuous-v0 cannot be saved: the dream goes on from step 2, the real side from 6"
+    session.tick()
+    assert (session.now, session.last) == (7, 7)
+    assert newest.action is not None
+    assert session.envs.counters == {"env/restarts": 0.0}
+    # The dream of step 7 is a step from that of step 2.
+    seed = session._noise(7, 9)
+    expected = session.model.imagine(past.dreams, newest.action[:, None], seed=seed).map(lambda x: x[:, 0])
+    assert same(session.here.dreams, expected)
+
+
+def test_a_branch_shows_two_futures(pick):
+    ticks(pick, 5)
+    pick.branch()
+    assert [panel.name for panel in pick.view().panels] == ["real", "dream", "dream B"]
+    assert np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
+    assert pick.mark == 5
+    ticks(pick, 5)
+    assert not same(pick.here.dreams[:1], pick.here.dreams[1:])  # by their noise alone
+    pick.drive(1, "random")
+    ticks(pick, 10)
+    assert not np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
+    assert len(pick.here.numbers["value"]) == 3
+    assert len(pick.view().psnr) == 2
+    pick.branch()
+    assert len(pick.view().panels) == 2
+    with pytest.raises(InvalidOption, match="dream=1: expected at most 0"):
+        pick.drive(1, "policy")
+
+
+def test_a_branch_from_the_same_moment_draws_anew(pick):
+    ticks(pick, 5)
+    pick.branch()
+    ticks(pick, 5)
+    once = pick.here.dreams
+    pick.go_to(5)
+    pick.branch()
+    pick.branch()
+    ticks(pick, 5)
+    assert not same(pick.here.dreams[1:], once[1:])
+
+
+def test_a_reality_check(pick):
+    ticks(pick, 12)
+    assert not same(pick.here.dreams, pick.here.belief)
+    before = pick.here.numbers["error"][0]
+    pick.check_reality()
+    assert same(pick.here.dreams, pick.here.belief)
+    assert pick.here.numbers["error"][0] != before
+    assert np.array_equal(pick.view().drawn, pick.view().believed)
+
+
+# The latent
+
+
+def test_a_forced_class_changes_the_picture_and_is_released(pick):
+    ticks(pick, 5)
+    before, drawn = dreamt(pick), pick.view().drawn
+    for group in range(8):
+        pick.force(group, (int(drawn[group]) + 1) % pick.model.classes)
+    assert not np.array_equal(dreamt(pick), before)
+    assert pick.forced == {group: (drawn[group] + 1) % pick.model.classes for group in range(8)}
+    ticks(pick, 3)
+    assert all(pick.view().drawn[group] == one for group, one in pick.forced.items())
+    for group in range(8):
+        pick.force(group, None)
+    assert pick.forced == {}
+    pick.go_to(5)
+    assert np.array_equal(dreamt(pick), before)
+
+
+def test_what_is_forced_holds_in_the_first_dream_alone(pick):
+    ticks(pick, 5)
+    pick.branch()
+    other = dreamt(pick, 2)
+    for group in range(8):
+        pick.force(group, 0)
+    assert np.array_equal(dreamt(pick, 2), other)
+    pick.release()
+    assert np.array_equal(dreamt(pick, 1), other)
+
+
+@pytest.mark.parametrize(
+    ("group", "one", "line"),
+    [(32, 0, "group=32: expected from 0 to 31; nearest: group=31"), (0, -1, "class=-1: expected from 0 to 3")],
+)
+def test_classes_that_are_not_there(pick, group, one, line):
+    with pytest.raises(InvalidOption) as error:
+        pick.force(group, one)
+    assert line in str(error.value)
+
+
+def test_points_over_the_frames(demo):
+    asked = []
+
+    def points(states: States) -> dict[str, list[tuple[str, float, float]]]:
+        asked.append(states.lead)
+        return {"pixels/front": [("box", 24.0, 30.5)]}
+
+    session = Session(*demo, points=points)
+    session.branch()
+    assert [panel.points for panel in session.view().panels] == 3 * [{"pixels/front": [("box", 24.0, 30.5)]}]
+    assert asked == 3 * [torch.Size([])]
+
+
+# Recorded episodes
+
+
+def test_a_recorded_episode_is_played_again(pick, recordings):
+    frames = ticks(pick, 6)
+    name = recording.write(recordings, pick.episode(), 20.0)
+    assert recording.list_names(recordings) == [name]
+    assert (recordings / f"{name}.gif").read_bytes().startswith(b"GIF")
+    with np.load(recordings / f"{name}.npz") as saved:
+        assert {key: value.shape for key, value in saved.items()} == {
+            "seed": (),
+            "begin": (),
+            "action": (6, 3),
+            **dict.fromkeys(("reward", "is_first", "is_last", "is_terminal"), (7,)),
+            **dict.fromkeys(("value", "continue", "surprise", "error"), (7,)),
+            "real/pixels/front": (7, 48, 48, 3),
+            "dream/pixels/front": (7, 48, 48, 3),
+        }
+        assert np.array_equal(saved["real/pixels/front"][1:], frames)
+        assert np.array_equal(saved["dream/pixels/front"][-1], dreamt(pick))
+        assert saved["is_first"].tolist() == [True] + 6 * [False]
+    pick.start(7)
+    pick.replay(recording.read(recordings / f"{name}.npz"))
+    assert pick.source == "recorded"
+    again = ticks(pick, 6)
+    assert pick.finished
+    assert all(np.array_equal(one, other) for one, other in zip(again, frames, strict=True))
+    assert recording.write(recordings, pick.episode(), 20.0) == f"{name}_2"
+
+
+def test_what_is_no_recording(dots, recordings):
+    recordings.mkdir()
+    (recordings / "text.npz").write_text("nothing")
+    with pytest.raises(CommandError, match=r"text\.npz: is no recorded episode"):
+        recording.read(recordings / "text.npz")
+    with pytest.raises(CommandError, match="is no recorded episode"):
+        recording.read(recordings / "missing.npz")
+    np.savez(recordings / "object.npz", seed=0, begin=0, action=np.array([{}], object))
+    with pytest.raises(CommandError, match="is no recorded episode"):
+        recording.read(recordings / "object.npz")
+    np.savez(recordings / "late.npz", seed=0, begin=3, action=np.zeros((2, 2), np.float32))
+    with pytest.raises(CommandError, match="begins at step 3"):
+        recording.read(recordings / "late.npz")
+    np.savez(recordings / "other.npz", seed=0, begin=0, action=np.zeros((2, 5), np.float32))
+    session = dots()
+    with pytest.raises(CommandError, match=r"other: actions \(5,\); expected those of Dot-continuous-v0, \(2,\)"):
+        session.replay(recording.read(recordings / "other.npz"))
+
+
+# What cannot be played
+
+
+def test_a_model_without_images_is_refused(small_model):
+    world = envs.make("gym", num_envs=1, id="CartPole-v1", frames="none")
+    with pytest.raises(CommandError, match="the model shows no images: expected pixels/"):
+        Session(world, small_model(world, observations=("state",)))
+    world.close()
+
+
+def test_a_model_of_another_world_is_refused(world, small_model, demo):
+    continuous, discrete = world("continuous"), world("discrete")
+    with pytest.raises(CommandError, match=r"Dot-discrete-v0 takes Discrete\(3\): expected Box"):
+        Session(discrete, small_model(continuous))
+    simulator, model = demo
+    with pytest.raises(CommandError, match="Dot-continuous-v0 shows no pixels/front"):
+        Session(continuous, model)
+    assert isinstance(simulator.single_action_space, spaces.Box)
+
+
+def test_a_peak_signal_to_noise_ratio():
+    assert psnr(0.01) == pytest.approx(20)
+    assert psnr(0.0) == MOST_PSNR

@@ -1,0 +1,101 @@
+"""The film of ``howto/play_in_the_dream.md``: the page of ``dream`` at work with the demo, from screenshots.
+
+``python tests/benchmarks/film_page.py <file.gif>``; needs Playwright and Debian's Chromium. The play is stepped: the
+film shows every second step, however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+VIEW, WIDTH, LASTS = {"width": 1200, "height": 700}, 780, 100  # ms a frame
+
+
+class Film:
+    def __init__(self, page: Page) -> None:
+        self.page, self.frames = page, []
+
+    def take(self, count: int = 1) -> None:
+        shot = Image.open(io.BytesIO(self.page.screenshot(type="png"))).convert("RGB")
+        small = shot.resize((WIDTH, round(WIDTH * shot.height / shot.width)), Image.Resampling.LANCZOS)
+        self.frames += count * [np.asarray(small)]
+
+    def step(self, frames: int) -> None:
+        for _ in range(frames):
+            for _ in range(2):
+                step = self.page.evaluate("play.now.step")
+                self.page.keyboard.press("e")
+                self.page.wait_for_function(f"play.now.step === {step + 1}")
+            self.take()
+
+    def until(self, condition: str) -> None:
+        self.page.wait_for_function(condition)
+
+
+def shoot(page: Page) -> list[np.ndarray]:
+    """The policy picks the box, the dream with it; another future by chance; classes that are forced."""
+    film = Film(page)
+    film.until("window.play && play.now")
+    page.keyboard.press("Space")
+    film.until("play.now.paused")
+    page.keyboard.press("n")
+    film.until("play.now.step === 0 && play.now.seed === 1")
+    film.step(20)
+    page.keyboard.press("b")
+    film.until("play.now.panels.length === 3")
+    page.locator(".panel select").nth(1).select_option("random")
+    film.step(14)
+    page.keyboard.press("b")
+    page.keyboard.press("c")
+    film.until("play.now.panels.length === 2")
+    film.take(6)
+    box = page.locator("#grid").bounding_box()
+    groups, classes = page.evaluate("[play.hello.groups, play.hello.classes]")
+    for group in range(0, 20, 2):
+        one = (page.evaluate(f"play.now.drawn[{group}]") + 1) % classes
+        x, y = (group + 0.5) * box["width"] / groups, (one + 0.5) * box["height"] / classes
+        page.mouse.click(box["x"] + x, box["y"] + y)
+        film.until(f"play.now.forced.length === {group // 2 + 1}")
+        film.take(2)
+    film.take(6)
+    page.keyboard.press("Escape")
+    film.until("!play.now.forced.length")
+    film.take(6)
+    return film.frames
+
+
+def main(file: Path) -> None:
+    command = [sys.executable, "-m", "sheeplike", "dream", "run=demo:franka_pick", "port=0"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        url = next(found[0] for line in program.stdout if (found := re.search(r"http://127\S+/", line)))
+        with sync_playwright() as started:
+            browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+            page = browser.new_page(viewport=VIEW, bypass_csp=True, color_scheme="light")
+            page.goto(url)
+            frames = shoot(page)
+            browser.close()
+    finally:
+        program.send_signal(signal.SIGINT)
+        program.wait()
+    # Every colour counts once: those of thin lines are rare.
+    colours = np.unique(np.stack(frames)[:, ::2, ::2].reshape(-1, 3) >> 3 << 3, axis=0)
+    palette = Image.fromarray(colours[None]).quantize(256, method=Image.Quantize.MEDIANCUT)
+    images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    images[0].save(file, save_all=True, append_images=images[1:], duration=LASTS, loop=0, optimize=True)
+    print(f"{file}: {len(frames)} frames, {file.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
