@@ -164,5 +164,6 @@ def test_nothing_is_left_to_be_filled_in() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", page.read_text(encoding="utf-8")):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", text):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
