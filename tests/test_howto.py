@@ -26,7 +26,8 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.run.exported import demos
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "howto").glob("*.md"))]
+TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")]
+PAGES = [*TOP, *sorted((ROOT / "howto").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
