@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -128,3 +129,13 @@ def test_the_driver_is_asked_without_torch_or_jax():
     count, weight = done.stdout.splitlines()
     assert weight == "light"
     assert count.split(maxsplit=1)[1] == "this machine shows no NVIDIA GPU" or int(count.split()[0]) > 0
+
+
+def test_the_page_installs_the_torch_that_is_asked_for():
+    page = (REPOSITORY / "howto" / "install.md").read_text(encoding="utf-8")
+    (torch,) = [line for line in PROJECT["project"]["dependencies"] if line.startswith("torch")]
+    assert page.count(f"pip install '{torch}' --index-url https://download.pytorch.org/whl/cpu") == 2
+    rows = re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == PROJECT["project"]["optional-dependencies"].keys()
+    python = re.search(r"Python (\S+) or newer", page)[1]
+    assert PROJECT["project"]["requires-python"] == f">={python}"
