@@ -96,13 +96,13 @@ class Site:
         entry_points._plugins.cache_clear()  # a process looks once for each path
 
     def install(self, page: str) -> None:
-        """The first program of a how-to page and its ``pyproject.toml``, built as a wheel and unpacked."""
+        """The files on a how-to page, whose first lines are their names, built as a wheel and unpacked."""
         text = (ROOT / "howto" / page).read_text(encoding="utf-8")
         folder = self.path.parent / f"{page}.project"
         folder.mkdir()
-        for language in ("python", "toml"):
-            block = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
-            (folder / block.splitlines()[0].removeprefix("# ")).write_text(block, encoding="utf-8")
+        files = re.findall(r"^```\w+\n(# ([\w.]+\.(?:py|toml))\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for block, name in files:
+            (folder / name).write_text(block, encoding="utf-8")
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
         subprocess.run(build, cwd=folder, check=True, capture_output=True)
         (wheel,) = folder.glob("dist/*.whl")

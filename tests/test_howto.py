@@ -26,11 +26,13 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.run.exported import demos
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "howto").glob("*.md"))]
+TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")]
+PAGES = [*TOP, *sorted((ROOT / "howto").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if name == language]
 
 
 def commands() -> list[tuple[str, str]]:
@@ -57,7 +59,9 @@ def test_every_command_asks_for_something_that_exists(
 ) -> None:
     """Composed and checked, not trained; ``resume=`` needs a run, and the tasks of a page need that page's file."""
     arguments = shlex.split(command.partition("python -m sheeplike ")[2])
-    made = {"env=reach", "env=catch", "agent=linear"} & set(arguments)  # composed in test_howto_packages.py
+    # Composed in test_howto_packages.py and test_howto_dreamer.py.
+    made = {"reach", "catch", "linear", "inverse", "patches", "curious", "plain_adam"}
+    made &= {value for key, _, value in (word.partition("=") for word in arguments) if key in ("exp", "env", "agent")}
     if any(argument.startswith("resume=") for argument in arguments) or made:
         pytest.skip("needs what the reader has made before")
     if arguments == ["--help"]:
@@ -170,5 +174,6 @@ def test_nothing_is_left_to_be_filled_in() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", page.read_text(encoding="utf-8")):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(((?!https?:)[^)#]+)\)", text):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

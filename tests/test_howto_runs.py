@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slow
 
 def blocks(page: str, language: str) -> list[str]:
     text = (HOWTO / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if name == language]
 
 
 def commands(page: str) -> list[list[str]]:

@@ -62,6 +62,12 @@ def origins(name: str) -> list[str]:
     return ["sheeplike"] * (bool(others) and name in _BUILT_IN) + others
 
 
+def lineage(name: str) -> list[str]:
+    """An agent, and those whose options its own extend: what holds for them in files of configurations holds for it."""
+    classes = [cls for cls in find(name).config.__mro__ if issubclass(cls, AgentConfig) and cls is not AgentConfig]
+    return [cls.model_fields["name"].default for cls in classes]
+
+
 def find(name: object) -> AgentSpec:
     """The agent of a name; one of another package is imported.
 

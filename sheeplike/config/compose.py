@@ -85,7 +85,10 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         line.append(f"profile={_profile(changes)}")
     files, choices = _list_files(line, sources)
     chosen_files = {file.choice for file in files}  # an agent file that builds on dreamer_v3 counts as dreamer_v3 too
-    chosen_files |= {f"agent/{name}" for file in files if (name := file.content.get("agent", {}).get("name"))}
+    agents = {name for file in files if (name := file.content.get("agent", {}).get("name"))}
+    with as_command_errors(ValueError):  # and so does an agent whose options extend those of dreamer_v3
+        agents |= {base for name in agents & set(registry.list_agents()) for base in registry.lineage(name)}
+    chosen_files |= {f"agent/{name}" for name in agents}
     for group in ("env", "agent"):  # a file that names none is about what it is called itself
         if not isinstance(choices.get(group), str):
             raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")

@@ -188,3 +188,7 @@ def adam(params: Iterable[nn.Parameter], lr: float, *, eps: float) -> torch.opti
 
 class _Adam(RestoredInPlace, torch.optim.Adam):
     """Torch's own, restored in place."""
+
+    def learning_rate(self) -> Tensor:
+        """The learning rate of the next update, a 0-dim float32 device tensor."""
+        return self.param_groups[0]["lr"].clone()

@@ -82,23 +82,15 @@ class DreamerV3(Agent):
         self.scales = config.loss_scales.model_dump(by_alias=True)
         with own_randomness(self.device):
             torch.manual_seed(seed)
-            world_model = WorldModel(self.keys, self.codec.width, config, predicted=self.predicted)
-            self.world_model = world_model.to(self.device)
-            self.actor_critic = ActorCritic(world_model.rssm.features, self.codec, config).to(self.device)
+            self.modules = nn.ModuleDict(self.make_modules()).to(self.device)
+        self.world_model: WorldModel = self.modules["world_model"]
+        self.actor_critic: ActorCritic = self.modules["actor_critic"]
+        self.optimizer = self.make_optimizer([p for p in self.modules.parameters() if p.requires_grad])
         self.probes: Probes | None = None
         if config.probes:
             probed = ModelKeys(observation_space, config.probes)
-            widths = world_model.rssm.features, config.widths.units
+            widths = self.world_model.rssm.features, config.widths.units
             self.probes = Probes(probed, *widths, device=self.device, seed=seed)
-        self.modules = nn.ModuleDict({"world_model": self.world_model, "actor_critic": self.actor_critic})
-        self.optimizer = LaProp(
-            [p for p in self.modules.parameters() if p.requires_grad],
-            config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            agc=config.agc,
-            warmup=config.warmup,
-        )
         self.replay = SequenceReplay(
             replay_spec(self.stored, self.codec, config.widths),
             num_envs=num_envs,
@@ -114,6 +106,18 @@ class DreamerV3(Agent):
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
         self._last_draw: tuple[Tensor, Tensor] | None = None  # what the last update learned from
         self._compile(compile)
+
+    def make_modules(self) -> dict[str, nn.Module]:
+        """The networks by name; what a subclass adds is optimised, saved and exported with them."""
+        world_model = WorldModel(self.keys, self.codec.width, self.config, predicted=self.predicted)
+        actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config)
+        return {"world_model": world_model, "actor_critic": actor_critic}
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of all networks; another one needs ``found_inf`` and ``learning_rate()`` too."""
+        config = self.config
+        betas, eps, agc = (config.beta1, config.beta2), config.eps, config.agc
+        return LaProp(parameters, config.learning_rate, betas=betas, eps=eps, agc=agc, warmup=config.warmup)
 
     def _compile(self, mode: str) -> None:
         """What is compiled and captured; everything else is written as if it were not."""
@@ -244,7 +248,7 @@ class DreamerV3(Agent):
         """
         world, critic = self.world_model, self.actor_critic
         with torch.no_grad():
-            reward, cont = world.reward(features).pred(), world.cont(features).prob()
+            reward, cont = self.imagined_reward(features, actions), world.cont(features).prob()
             slow, slow_replayed = critic.slow_value(features), critic.slow_value(replayed)
         losses, returns, metrics = imagination_loss(
             actions,
@@ -268,6 +272,10 @@ class DreamerV3(Agent):
             return_lambda=self.config.return_lambda,
         )
         return losses, metrics
+
+    def imagined_reward(self, features: Tensor, actions: Tensor) -> Tensor:
+        """For arriving at each imagined state, ``(B * T, I + 1)``; arguments as of :meth:`behaviour_losses`."""
+        return self.world_model.reward(features).pred()
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Open-loop prediction on replayed sequences: metrics, and the images of each camera."""

@@ -119,6 +119,7 @@ class WorldModel(nn.Module):
         actions: width of the action.
         config: options of the agent. Its ``horizon`` is folded into the continue target, ``1 - 1/horizon``, so that
             imagination needs no other discount.
+        encoder: in place of :class:`Encoder`, with its attributes ``keys`` and ``outputs``.
     """
 
     def __init__(
@@ -130,13 +131,14 @@ class WorldModel(nn.Module):
         stoch: int = 32,
         blocks: int = 8,
         predicted: ModelKeys | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.horizon, size = config.horizon, config.widths
         predicted = keys if predicted is None else predicted
         self.whitened = [key for key in predicted.vectors if key not in keys.spaces]
         self.norms = nn.ModuleList(RunningNorm(predicted.width(key)) for key in self.whitened)
-        self.encoder = Encoder(keys, depth=size.depth, units=size.units)
+        self.encoder = Encoder(keys, depth=size.depth, units=size.units) if encoder is None else encoder
         self.rssm = RSSM(
             self.encoder.outputs,
             actions,
