@@ -198,10 +198,11 @@ def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
     m = {name.removeprefix("eval/"): value for name, value in metrics.items()}
     terms = [f"{name.partition('/')[2]} {value:#.4g}" for name, value in m.items() if name.startswith("reward_terms/")]
     how = "sampled actions" if asked.sample else "the mode of the policy"
+    success = "{success_rate:.1%}, 95 % interval {success_lo:.1%} to {success_hi:.1%}"
     return {
         "episodes": f"{asked.episodes} in {asked.num_envs} worlds; seed {asked.seed}; {how}",
         "return": f"{m['return_mean']:#.4g}, 95 % interval {m['return_lo']:#.4g} to {m['return_hi']:#.4g}",
-        "success": f"{m['success_rate']:.1%}, 95 % interval {m['success_lo']:.1%} to {m['success_hi']:.1%}",
+        **({"success": success.format(**m)} if "success_rate" in m else {}),
         "length": f"{m['length_mean']:.4g} steps",
         "reward terms": "\n".join(terms) or "none",
     }

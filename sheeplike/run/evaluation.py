@@ -42,21 +42,28 @@ def play(
 
 
 def summarize(result: Evaluation) -> dict[str, float]:
-    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success."""
+    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success.
+
+    Nothing of success where no episode has any.
+    """
     returns = result.returns.numpy()
-    successes, trials = int(result.success.sum()), len(returns)
     low, high = mean_interval(returns)
-    success_low, success_high = wilson_interval(successes, trials)
     terms = {f"eval/reward_terms/{name}": float(value.mean()) for name, value in result.reward_terms.items()}
+    reached = result.success.double()
+    if not reached.isnan().all():
+        successes, trials = int(reached.nansum()), len(returns)
+        success_low, success_high = wilson_interval(successes, trials)
+        terms |= {
+            "eval/success_rate": successes / trials,
+            "eval/success_lo": success_low,
+            "eval/success_hi": success_high,
+        }
     return terms | {
         "eval/return_mean": float(returns.mean()),
         "eval/return_lo": low,
         "eval/return_hi": high,
-        "eval/success_rate": successes / trials,
-        "eval/success_lo": success_low,
-        "eval/success_hi": success_high,
         "eval/length_mean": float(result.lengths.float().mean()),
-        "eval/episodes": float(trials),
+        "eval/episodes": float(len(returns)),
     }
 
 

@@ -130,6 +130,12 @@ def find_body() -> Iterator[None]:
     del mujoco.MjSpec.find_body
 
 
+def test_no_task_defines_success(balance: MjxVectorEnv) -> None:
+    _, info = balance.reset(seed=0)
+    assert info["success"].isnan().all()
+    assert info["episode"]["success"].isnan().all()
+
+
 def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
     from mujoco_playground._src import mjx_env
 

@@ -135,7 +135,7 @@ class PlaygroundTask:
         outcome = Outcome(
             reward=reward,
             terminated=jnp.asarray(state.done).astype(bool),
-            success=jnp.zeros((), bool),
+            success=None,
             reward_terms=_reward_terms(memory.metrics) or {"reward": reward},
             memory=memory,
         )

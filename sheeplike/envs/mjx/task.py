@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
     """float32 (), the sum of ``reward_terms``."""
     terminated: jax.Array
     """bool (), the episode ended by the task's own rules (never by time: that is the simulator's truncation)."""
-    success: jax.Array
-    """bool (), the goal is met at this step."""
+    success: jax.Array | None
+    """bool (), the goal is met at this step; None where the task has no such goal."""
     reward_terms: dict[str, jax.Array]
     """float32 () each, weighted; they sum to ``reward``."""
     memory: Memory

@@ -48,9 +48,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
-    - ``success`` (N,) bool: reached in this episode so far;
+    - ``success`` (N,) bool: reached in this episode so far; float32 NaN where the task defines none;
     - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` (N,) bool, ``reward_terms`` {name:
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` as above, ``reward_terms`` {name:
       (N,) float32}}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
       scene's default pose, it is truncated, and the next step resets it.
@@ -149,6 +149,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
         self._low = torch.as_tensor(task.action_space.low, device=self.device)
         self._high = torch.as_tensor(task.action_space.high, device=self.device)
+        self._no_success = torch.full((num_envs,), torch.nan, device=self.device)
         self._seed = check_seed(seed)
         self._variation: Variation = NOMINAL
         self._state: State | None = None
@@ -333,9 +334,10 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         results: Results = output.results.unpack()
         totals = results.statistics
-        episode = {"return": totals.returns, "length": totals.length, "success": totals.success}
+        success = self._no_success if totals.success is None else totals.success
+        episode = {"return": totals.returns, "length": totals.length, "success": success}
         info = {
-            "success": totals.success,
+            "success": success,
             "reward_terms": results.reward_terms,
             "episode": episode | {"reward_terms": totals.reward_terms},
             "nonfinite": results.nonfinite,
