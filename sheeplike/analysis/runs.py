@@ -50,7 +50,7 @@ class Curve(NamedTuple):
     """One metric of one run, in the order of its policy steps: ``P`` points, all finite; three ``(P,)`` float64."""
 
     step: np.ndarray  # policy steps
-    seconds: np.ndarray  # wall-clock time since the run began
+    seconds: np.ndarray  # training time; of other tools' runs, wall-clock time since they began
     value: np.ndarray
 
     def along(self, x: str) -> np.ndarray:

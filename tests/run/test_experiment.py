@@ -105,6 +105,18 @@ def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
     assert checkpoint_steps(run.run_dir) == [64, 70]
 
 
+def test_a_resume_adds_nothing_to_training_time(begin: Callable[..., Experiment]) -> None:
+    with begin(*PPO_JOB, *GYM) as run:
+        run.iterate(32)
+        trained = run.recorder.seconds
+        assert trained > 0
+    with begin(*PPO_JOB, *GYM, "resume=auto") as again:
+        assert again.recorder.seconds == trained
+        assert again.recorder.pauses["start"] > run.recorder.pauses["start"] > 0
+        again.iterate(64)
+        assert again.recorder.seconds > trained
+
+
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
     """Rewards become NaN as long as that is asked for."""
