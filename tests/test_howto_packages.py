@@ -217,7 +217,7 @@ def run(site, place: Path, exp: str, env: str) -> str:
     done = site.run(f"exp={exp}", f"env={env}", "dry_run=true", place=place)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^  task +{env}:", done.stdout, re.MULTILINE)
-    run_dir = f"logs/dry_run/{env}/{exp}/{exp}/seed_0"
+    run_dir = f"dry_runs/{env}/{exp}/seed_0"
     assert f"finished: {run_dir}" in done.stdout
     played = site.run("eval", f"run={run_dir}", "episodes=2", place=place)
     assert played.returncode == 0, played.stderr

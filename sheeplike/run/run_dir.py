@@ -2,7 +2,7 @@
 
 ::
 
-    logs/<env>[/<id>][/<randomization>]/<agent>/<exp>/seed_<seed>/
+    logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>/
         config.yaml      the configuration, every value in full
         metrics.jsonl
         checkpoints/

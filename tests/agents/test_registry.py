@@ -174,7 +174,7 @@ def test_an_environment_needs_no_file(site, refused, sheeplike, tmp_path):
     assert "env=flock                my-worlds 0.1" in sheeplike("--help").output
     (run,) = sheeplike("exp=ppo", "env=flock", "env.options.sheep=5").runs
     assert (run.config.env.name, run.config.env.options) == ("flock", {"sheep": 5})
-    assert run.config.run_dir == "logs/flock/ppo/ppo/seed_0"
+    assert run.config.run_dir == "logs/flock/ppo/seed_0"
     assert "nearest: env.options.episode_length" in refused("exp=ppo", "env=flock", "env.options.episode_lenght=5")
     assert "env.options.sheep=x: expected an integer; nearest: env.options.sheep=3" in refused(
         "exp=ppo", "env=flock", "env.options.sheep=x"

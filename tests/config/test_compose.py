@@ -51,7 +51,7 @@ def test_dreamer_v3_composes(env, profile):
     names = ("exp=dreamer_v3", *chosen(env), f"profile={profile}")
     config = load(names, BUILT_IN)
     assert (config.exp, config.env.name, config.profile) == ("dreamer_v3", env, profile)
-    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3/seed_0"
+    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/seed_0"
     assert config.agent.size == {"cpu": "1m", "gpu": "12m"}[profile]
     a, n = config.agent, config.env.num_envs
     assert a.learning_starts == max(n * (a.batch_length + 1), a.batch_size * a.batch_length)
@@ -74,7 +74,7 @@ def test_dreamer_v3_proprio_has_the_published_numbers_everywhere(env, profile):
 def test_ppo_composes(env, profile):
     config = load(["exp=ppo", *chosen(env), f"profile={profile}"], BUILT_IN)
     assert (config.exp, config.env.name, config.profile, config.agent.name) == ("ppo", env, profile, "ppo")
-    assert config.run_dir == f"logs/{place(config)}/ppo/ppo/seed_0"
+    assert config.run_dir == f"logs/{place(config)}/ppo/seed_0"
 
 
 def test_ppo_on_a_gpu_has_the_published_numbers():
@@ -207,7 +207,7 @@ def test_values_are_typed():
 
 def test_dry_run_shrinks_everything_but_what_is_asked_for():
     config = load([*JOB, "dry_run=true"], BUILT_IN)
-    assert config.run_dir == "logs/dry_run/franka_pick/dreamer_v3/dreamer_v3/seed_0"
+    assert config.run_dir == "dry_runs/franka_pick/dreamer_v3/seed_0"
     assert config.total_steps <= 256
     assert config.env.num_envs <= 4
     for every in (config.log_every, config.video_every, config.eval.every, config.checkpoint.every):
@@ -362,7 +362,7 @@ def test_version(sheeplike):
 def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
     config = load(["exp=ppo", "env=franka_pick", "randomization=franka_physics"], BUILT_IN)
     assert config.randomization["gravity"]["field"] == "opt.gravity"
-    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/ppo/seed_0"
+    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/seed_0"
     changed = load(
         ["exp=ppo", "env=franka_pick", "randomization=franka_physics", "randomization.gravity.component=1"], BUILT_IN
     )
@@ -372,7 +372,7 @@ def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
     assert own.randomization == {
         "tint": {"field": "geom_rgba", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}}
     }
-    assert own.run_dir == "logs/franka_pick/randomized/ppo/ppo/seed_0"
+    assert own.run_dir == "logs/franka_pick/randomized/ppo/seed_0"
     assert load(["exp=ppo", "env=franka_pick"], BUILT_IN).randomization == {}
 
 

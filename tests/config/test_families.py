@@ -103,9 +103,9 @@ def test_runs_of_two_environments_of_a_family_lie_apart() -> None:
         for id in ("CartPole-v1", "Acrobot-v1", "minigrid:MiniGrid-Empty-5x5-v0")
     }
     assert places == {
-        "logs/gym/CartPole-v1/ppo/ppo/seed_0",
-        "logs/gym/Acrobot-v1/ppo/ppo/seed_0",
-        "logs/gym/minigrid_MiniGrid-Empty-5x5-v0/ppo/ppo/seed_0",
+        "logs/gym/CartPole-v1/ppo/seed_0",
+        "logs/gym/Acrobot-v1/ppo/seed_0",
+        "logs/gym/minigrid_MiniGrid-Empty-5x5-v0/ppo/seed_0",
     }
 
 

@@ -266,7 +266,7 @@ def trains(arguments: list[str], place: Path) -> str:
 def test_ppo_passes_through_every_stage(tmp_path: Path) -> None:
     said = trains(["exp=ppo", "env=playground", "env.id=CartpoleBalance"], tmp_path)
     assert "CartpoleBalance" in said
-    assert (tmp_path / "logs/dry_run/playground/CartpoleBalance/ppo/ppo/seed_0/metrics.jsonl").exists()
+    assert (tmp_path / "dry_runs/playground/CartpoleBalance/ppo/seed_0/metrics.jsonl").exists()
 
 
 @pytest.mark.slow
