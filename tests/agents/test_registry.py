@@ -138,7 +138,8 @@ def test_help(sheeplike):
         text = sheeplike("train", "--help", chosen).output
         assert "with agent.name=wolf" in text
         (line,) = [line for line in text.splitlines() if line.startswith("  agent.hunger ")]
-        assert line.endswith("how hungry it is (a number from 0 to 1; default 0.5)")
+        assert line.split()[1] == "0.5"
+        assert line.endswith("how hungry it is (a number from 0 to 1)")
         assert "  agent.tail.length " in text
 
 

@@ -355,6 +355,25 @@ def test_help_of_train_lists_every_key(sheeplike):
         assert key.is_section or key.path == "agent" or f"  {key.path}" in text
 
 
+def test_help_of_a_run_shows_its_values_beside_the_defaults(sheeplike):
+    lines = sheeplike(
+        "train", "--help", "exp=ppo", "env=franka_pick", "profile=cpu", "agent.epochs=7"
+    ).output.splitlines()
+    rows = {words[0]: words[1:3] for line in lines if (words := line.split())}
+    assert rows["key"] == ["value", "default"]
+    assert rows["agent.epochs"] == ["7", "8"]
+    assert rows["env.options.picked_probability"][1] == "0.05"
+    assert "env.cameras" in rows
+    assert "agent.horizon" not in rows
+
+
+def test_help_of_a_task_lists_its_options_and_leaves_out_what_it_does_not_take(sheeplike):
+    lines = sheeplike("train", "--help", "env=gym").output.splitlines()
+    keys = {words[0] for line in lines if (words := line.split())}
+    assert {"env.options.frame_stack", "env.id", "agent.epochs", "agent.horizon"} <= keys
+    assert not {"env.renderer", "env.cameras", "env.depth"} & keys
+
+
 def test_version(sheeplike):
     assert sheeplike("--version").output == "0.1.0\n"
 
