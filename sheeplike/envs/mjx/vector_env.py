@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import warp
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
@@ -20,6 +19,7 @@ from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.contract import ImageSize, check_actions, check_positive, check_seed, resolve_device
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
 from sheeplike.envs.mjx.physics.physics import PhysicsName
+from sheeplike.envs.mjx.quiet import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import make_renderer
@@ -114,7 +114,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         jax_device = jax_device_of(self.device)
         if jax.config.jax_enable_x64:
             raise ValueError("jax_enable_x64 is on: simulations are float32; leave JAX_ENABLE_X64 unset")
-        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+        start_warp()
         made = make_renderer(
             renderer,
             task.model,
