@@ -63,7 +63,7 @@ def test_the_built_in_agents_import_no_other():
 def test_a_name_is_an_agent_and_a_recipe():
     config = load(*JOB)
     assert (config.exp, config.agent.name) == ("wolf", "wolf")
-    assert config.run_dir == "logs/cartpole_balance/wolf/wolf/seed_0"
+    assert config.run_dir == "logs/cartpole_balance/wolf/seed_0"
     assert load("exp=ppo", "agent=wolf", *JOB[1:]).agent == config.agent
 
 

@@ -74,6 +74,7 @@ def test_unknown_key(refused, key, match):
         ("env.image_size=[50,1000]", ["env.image_size=[50,1000]", "nearest: env.image_size=[48,256]"]),
         ("env.image_size=[64,64,3]", ["env.image_size=[64,64,3]", "nearest: env.image_size=48"]),
         ("env.cameras=[1]", ["env.cameras=[1]", "a list of one or more names, or null"]),
+        ("env.cameras=[front,wrst]", ["cameras: front, scene, wrist", "nearest: env.cameras=[front,wrist]"]),
         (
             "env.image_size={front:50}",
             [

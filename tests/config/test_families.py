@@ -142,3 +142,10 @@ def test_the_table_of_runs_has_the_id(recorded: Callable[[str, str], Path]) -> N
     assert (found["env.name"], found["env.id"]) == ("minigrid", "MiniGrid-Empty-8x8-v0")
     config["env"]["id"] = None
     assert "env.id" not in hyperparameters(config)
+
+
+def test_what_renders_an_environment_of_gymnasium_is_looked_for_before_anything_is_loaded(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    job = ["exp=ppo", "env=gym", "env.id=CartPole-v1"]
+    assert "CartPole-v1 needs pygame to render: pip install 'gymnasium[classic-control]'" in refused(*job)
+    assert compose(*job, "env.options.frames=none", "agent.observations=[state]").env.id == "CartPole-v1"
