@@ -21,6 +21,7 @@ from sheeplike.config.errors import as_command_errors, expand
 from sheeplike.config.schema import Start, all_keys, to_data
 from sheeplike.config.sources import Sources
 from sheeplike.envs.registry import SIMULATION, options_of
+from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 from sheeplike.terminal import echo, info, stop_waiting, warn
@@ -64,8 +65,7 @@ def main(request: Request) -> int:
         raise CommandError(
             f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps="
         )
-    with stops_at_once():
-        info("loading torch and JAX")
+    with stops_at_once(), phase("loading torch and JAX", after=0.0):
         from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
     if not status:

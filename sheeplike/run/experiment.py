@@ -241,7 +241,7 @@ class Experiment:
     def _begin(self, built: RunComponents, planned: Plan, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
         config, parts = self.config, built.parts
-        start, behind = built.start, False
+        start, behind, remembers = built.start, False, bool(parts and "memory" in parts)
         self._resumed_from, self._was_compiled = start, built.compiled
         self.progress = Progress(config.total_steps, initial_steps=start or 0)
         stack.callback(self.progress.close)
@@ -273,7 +273,8 @@ class Experiment:
         banner("sheeplike", self._describe(planned.files))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
         logger.log_hyperparameters(to_data(config))
-        self.progress.stage(config.agent.collecting)
+        if parts is None or not remembers or self.policy_steps < first:
+            self.progress.stage(config.agent.collecting)
         # Hooks of the loop, counted from here.
         hooks = [
             (self.envs.num_envs, self._iterated),
@@ -299,13 +300,17 @@ class Experiment:
             "task": f"{config.env.task}: {self.envs.num_envs} worlds, episodes of {self.envs.episode_length} steps",
             **({"randomized": ", ".join(config.randomization)} if config.randomization else {}),
             "device": describe_device(config, self.envs.device),
-            **({"sees": _describe_observations(keys, keys.spaces)} if keys else {}),
+            **({"sees": self._describe_sight(keys)} if keys else {}),
             **({"predicts": f"{_describe_observations(predicted, targets)}, unseen"} if targets else {}),
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
             "time": f"{acting} for acting, at {speed}; learning is timed when it is compiled",
         }
+
+    def _describe_sight(self, keys: ObservationKeys) -> str:
+        unseen = ", ".join(sorted(self.envs.single_observation_space.spaces.keys() - keys.spaces.keys()))
+        return _describe_observations(keys, keys.spaces) + f" (not seen: {unseen})" * bool(unseen)
 
     def _updates_left(self) -> int | None:
         config = self.config
@@ -374,7 +379,7 @@ class Experiment:
 
     def _compile_update(self, state: LoopState) -> None:
         try:
-            with self.recorder.pause("compile"):
+            with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 update_seconds = self.agent.warm_up()
         except Exception:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own

@@ -163,12 +163,12 @@ class Recorder:
             self._stand_still()
 
     @contextmanager
-    def pause(self, name: str) -> Iterator[None]:
-        """Within it training waits for one of :data:`PAUSES`, which is told if it takes long."""
+    def pause(self, name: str, label: str | None = None) -> Iterator[None]:
+        """Within it training waits for one of :data:`PAUSES`, which is told, or ``label`` is, if it takes long."""
         runs, start = self._running is not None, time.monotonic()
         self._stand_still()
         try:
-            with phase(PAUSES[name]):
+            with phase(label or PAUSES[name]):
                 yield
         finally:
             self.pauses[name] += time.monotonic() - start
