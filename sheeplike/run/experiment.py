@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import shlex
 import time
@@ -37,7 +38,7 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner, format_seconds
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
-from sheeplike.run import snapshot
+from sheeplike.run import provenance, snapshot
 from sheeplike.run.build import RunComponents, build, describe_device, explain_oom, make_writer, of_this_agent
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
@@ -272,6 +273,8 @@ class Experiment:
         self._busy = False
         banner("sheeplike", self._describe(planned.files))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
+        origin = json.dumps(provenance.record(self._place), indent=1)
+        logger.log_text("start", f"```json\n{origin}\n```", self.policy_steps)
         logger.log_hyperparameters(to_data(config))
         if parts is None or not remembers or self.policy_steps < first:
             self.progress.stage(config.agent.collecting)
