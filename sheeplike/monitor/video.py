@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+READABLE = 96  # pixels: of a side of a picture that people look at, at least
 BORDER = 2
 OBSERVING = (0, 255, 0)
 IMAGINING = (255, 0, 0)
@@ -75,6 +77,27 @@ def to_colour(frames: Tensor) -> Tensor:
     """
     channels = frames.shape[-1]
     return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)
+
+
+def enlarge(frames: Tensor) -> Tensor:
+    """Frames ``(..., H, W, C)`` whose pixels are repeated, a whole number of times, until each side is ``READABLE``."""
+    factor = math.ceil(READABLE / min(frames.shape[-3:-1]))
+    return frames.repeat_interleave(factor, -3).repeat_interleave(factor, -2)
+
+
+def label_rows(video: Tensor, labels: Sequence[str]) -> Tensor:
+    """The video with a name to the left of each of its rows, which are equally high.
+
+    Args:
+        video: uint8 ``(T, H, W, 3)``.
+    """
+    font, height = ImageFont.load_default(), video.shape[1] // len(labels)
+    width = 8 + math.ceil(max(font.getlength(label) for label in labels))
+    image = Image.new("RGB", (width, video.shape[1]))
+    for row, label in enumerate(labels):
+        ImageDraw.Draw(image).text((4, int((row + 0.5) * height) - 6), label, font=font)
+    margin = torch.from_numpy(np.array(image)).to(video.device)
+    return torch.cat([margin.expand(len(video), -1, -1, -1), video], 2)
 
 
 def tile_envs(frames: Tensor, rows: int, cols: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sheeplike.agents.agent import Agent
 from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
-from sheeplike.monitor.video import tile_envs
+from sheeplike.monitor.video import enlarge, tile_envs
 from sheeplike.run.build import make_envs
 
 EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
@@ -85,11 +85,11 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def videos(result: Evaluation) -> dict[str, Tensor]:
-    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the recorded environments side by side."""
+    """One video per camera, uint8 ``(T, H, W, 3)``: the recorded environments side by side, enlarged."""
     found = {}
     for camera, frames in result.frames.items():
         columns = math.ceil(math.sqrt(frames.shape[1]))
-        found[camera] = tile_envs(frames, math.ceil(frames.shape[1] / columns), columns)
+        found[camera] = tile_envs(enlarge(frames), math.ceil(frames.shape[1] / columns), columns)
     return found
 
 

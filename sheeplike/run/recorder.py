@@ -17,7 +17,7 @@ from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, PendingMetrics
 from sheeplike.monitor.progress import Progress, phase
-from sheeplike.monitor.video import open_loop_video
+from sheeplike.monitor.video import enlarge, label_rows, open_loop_video
 from sheeplike.run import STARTED
 from sheeplike.run.evaluation import summarize, videos
 
@@ -141,7 +141,8 @@ class Recorder:
         metrics, predictions = self.agent.report()
         self._write({name: float(value) for name, value in metrics.items()}, state)
         for camera, (truth, model, context) in predictions.items():
-            video = open_loop_video(truth, model, context)
+            video = open_loop_video(enlarge(truth), enlarge(model), context)
+            video = label_rows(video, ("truth", "model", "error"))
             # At half speed: these videos are short.
             self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
 

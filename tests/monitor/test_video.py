@@ -7,7 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from sheeplike.monitor.video import BORDER, encode_gif, open_loop_video, tile_envs, to_colour
+from sheeplike.monitor.video import (
+    BORDER,
+    READABLE,
+    encode_gif,
+    enlarge,
+    label_rows,
+    open_loop_video,
+    tile_envs,
+    to_colour,
+)
 
 GREEN, RED = [0, 255, 0], [255, 0, 0]
 
@@ -161,3 +170,26 @@ def test_open_loop_error_is_exact_for_every_pair_of_values():
 def test_open_loop_refuses(truth, context, error, message):
     with pytest.raises(error, match=message):
         open_loop_video(truth, torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8), context)
+
+
+@pytest.mark.parametrize(
+    ("size", "factor"), [((48, 48), 2), ((64, 100), 2), ((20, 90), 5), ((96, 96), 1), ((480, 300), 1)]
+)
+def test_small_frames_are_enlarged_by_whole_pixels(size: tuple[int, int], factor: int) -> None:
+    frames = torch.randint(0, 256, (2, 3, *size, 1), dtype=torch.uint8)
+    large = enlarge(frames)
+    assert large.shape == (2, 3, factor * size[0], factor * size[1], 1)
+    assert min(large.shape[2:4]) >= READABLE
+    assert torch.equal(large[:, :, ::factor, ::factor], frames)
+    assert torch.equal(large[:, :, factor - 1 :: factor, factor - 1 :: factor], frames)
+
+
+def test_rows_have_their_names_beside_them() -> None:
+    video = torch.randint(0, 256, (3, 90, 40, 3), dtype=torch.uint8)
+    labelled = label_rows(video, ("truth", "model", "error"))
+    assert torch.equal(labelled[:, :, -40:], video)
+    margin = labelled[:, :, :-40]
+    assert torch.equal(margin[0], margin[2])
+    rows = margin[0].unflatten(0, (3, 30))
+    assert all(bool((row > 128).any()) for row in rows)
+    assert not torch.equal(rows[0], rows[1])

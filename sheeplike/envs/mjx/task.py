@@ -25,7 +25,7 @@ Memory = Any
 """A task's own typed pytree (a NamedTuple or a registered dataclass) of fixed shapes, made afresh by every reset."""
 
 Vectors = Mapping[str, jax.Array]
-"""Named float32 vectors of one world: at least ``"state"`` and ``"privileged_state"``."""
+"""Named float32 vectors of one world, such as ``"state"``, and ``"privileged_state"`` to learn with and never see."""
 
 
 class Outcome(NamedTuple):

@@ -84,6 +84,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
             nominal values.
 
+    Attributes:
+        film_pixels: of the longer side of what :meth:`film` renders by the agent's cameras too; None: it does not.
+
     Raises:
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
     """
@@ -153,7 +156,8 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self._seed = check_seed(seed)
         self._variation: Variation = NOMINAL
         self._state: State | None = None
-        self._film: Callable[[Variation, State], jax.Array] | None = None
+        self.film_pixels: int | None = None
+        self._films: dict[str, Callable[[Variation, State], jax.Array]] = {}
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
         self._in_flight: deque[list[Any]] = deque([[]], maxlen=2)
@@ -212,19 +216,24 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     def film(self) -> dict[str, torch.Tensor]:
         """What the task's ``film_camera`` sees of the first world: uint8 (1, H, W, 3) by its name, on the device.
 
-        Nothing if the task has none, or with ``renderer="none"``. The first call compiles a renderer.
+        With ``film_pixels`` also what the agent's cameras see, larger. Nothing with ``renderer="none"``. The first call
+        compiles a renderer for each camera.
 
         Raises:
             RuntimeError: ``reset`` was never called.
         """
         camera = getattr(self.simulator.task, "film_camera", None)
-        if camera is None or not self.simulator.renderer.cameras:
+        seen = self.simulator.renderer.image_sizes
+        sizes = {} if camera is None or not seen else {camera: FILM_SIZE}
+        if pixels := self.film_pixels:
+            sizes = {name: _enlarged(size, pixels) for name, size in (seen | sizes).items()}
+        if not sizes:
             return {}
         if self._state is None:
             raise RuntimeError("film() before reset(): there is nothing to see yet")
-        if self._film is None:
-            self._film = self.simulator.film(camera, FILM_SIZE, device=str(self.device))
-        return {camera: to_torch(self._film(self._variation, self._state))}
+        for name in sizes.keys() - self._films.keys():
+            self._films[name] = self.simulator.film(name, sizes[name], device=str(self.device))
+        return {name: to_torch(self._films[name](self._variation, self._state)) for name in sizes}
 
     @property
     def variation(self) -> dict[str, torch.Tensor]:
@@ -343,6 +352,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             "nonfinite": results.nonfinite,
         }
         return observations, results.reward, results.terminated, results.truncated, info
+
+
+def _enlarged(size: tuple[int, int], pixels: int) -> tuple[int, int]:
+    """Height and width in the same proportion, the longer one ``pixels``."""
+    height, width = size
+    return round(height * pixels / max(size)), round(width * pixels / max(size))
 
 
 def _is_key(leaf: jax.Array) -> bool:
