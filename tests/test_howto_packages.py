@@ -54,7 +54,7 @@ def linear(made, seed=0):
 
 def test_every_command_on_the_pages_composes(pages):
     composed = [words for page, name in PAGES.items() for words in commands(page, name)]
-    assert len(composed) == 7
+    assert len(composed) == 8
     for words in composed:
         words = [word for word in words if not word.startswith("seeds=")]
         if "--help" not in words:
