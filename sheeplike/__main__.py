@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import errno
 import importlib
 import os
@@ -37,8 +38,21 @@ FLAGS = {
 }
 
 
+_ended: int | None = None  # the status with which the process is to end
+
+
+@atexit.register  # before all libraries, so that it comes behind what they do at the exit
+def _leave() -> None:
+    """End a process of ours now: Python would take everything down first, which takes seconds with torch and JAX."""
+    if _ended is not None:
+        with suppress(AttributeError, OSError, ValueError):  # there is none, its disk is full, or it is closed
+            sys.stdout.flush()
+        os._exit(_ended)
+
+
 def program() -> None:
     """:func:`main` as a whole process, whose status is delivered whatever threads an environment leaves behind."""
+    global _ended
     status = 1  # that of a traceback
     signals.receive()
     try:
@@ -49,21 +63,20 @@ def program() -> None:
         raise
     finally:
         signals.ignore()  # what there was to save is saved
+        _ended = status
         # Python waits for threads before it calls what libraries have registered for the exit: JAX is not cut short.
-        timer = threading.Timer(PATIENCE, _end, [status])
+        timer = threading.Timer(PATIENCE, _end)
         timer.daemon = True
         timer.start()
 
 
-def _end(status: int) -> None:
+def _end() -> None:
     others = {threading.main_thread(), threading.current_thread()}
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in others]
     if not left:  # Python waits for something else
         return
     warn(f"something in the run left {'threads' if len(left) > 1 else 'a thread'} behind, ended now: {', '.join(left)}")
-    with suppress(AttributeError, OSError, ValueError):  # there is none, its disk is full, or it is closed
-        sys.stdout.flush()
-    os._exit(status)
+    _leave()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -119,7 +119,7 @@ class Evaluation(NamedTuple):
     Attributes:
         returns: ``(E,)`` float32 sum of rewards.
         lengths: ``(E,)`` int32 control steps.
-        success: ``(E,)`` bool.
+        success: ``(E,)`` bool, or float32 with NaN where nothing had said yet what success is.
         reward_terms: name to ``(E,)`` float32 sums.
         frames: camera to ``(T, V, H, W, C)`` uint8, the first ``V`` worlds; empty unless asked for.
     """

@@ -19,6 +19,8 @@ from sheeplike.terminal import one_line
 
 _SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
+WIDEST = 32  # characters of a column in a table of keys
+_ABSENT = object()
 T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
 
@@ -158,13 +160,25 @@ def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
     yield from _keys_below(schema_of(options), prefix)
 
 
-def explain_keys(keys: Iterable[Key]) -> str:
-    """One line per key for ``--help``: what it means, what it takes, its default."""
-    lines = []
+def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -> str:
+    """A table for ``--help``: each key with its default, what it means, and what it takes.
+
+    Args:
+        values: nested, by the names of the keys: those of the run that is asked about, which get a column.
+    """
+    rows = [("key", *(["value"] if values else []), "default", "meaning")]
     for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
-        takes = expectation(schema) + (f"; default {format_value(schema['default'])}" if "default" in schema else "")
-        lines.append(f"  {path:<32} {schema.get('description', '')} ({takes})")
-    return "\n".join(lines)
+        default = format_value(schema["default"]) if "default" in schema else ""
+        value: Any = values
+        for name in path.split("."):
+            value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        own = [] if not values else [default if value is _ABSENT else format_value(value)]
+        rows.append((path, *own, default, f"{schema.get('description', '')} ({expectation(schema)})"))
+    widths = [min(max(map(len, column)), WIDEST) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:-1], widths, strict=False)) + f"  {row[-1]}"
+        for row in rows
+    )
 
 
 @functools.cache
@@ -267,7 +281,7 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
         return f"one of {', '.join(_choices(form))}"
     if form.get("type") == "array":
         if "prefixItems" in form:
-            return f"{'two' if form['maxItems'] == 2 else form['maxItems']} of them"
+            return f"a list of {form['maxItems']} such"
         many, items = "one or more " * bool(form.get("minItems")), form["items"]
         if _choices(items):
             return f"a list of {many + 'of ' if many else ''}{', '.join(_choices(items))}"
@@ -278,7 +292,11 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
     if "properties" in form:
         return f"a section with the keys {', '.join(form['properties'])}"
     if form.get("type") == "object":
-        return "a section of names and values, such as {name: 1}" if alone else "that of each camera by name"
+        return (
+            "a section of names and values, such as {name: 1}"
+            if alone
+            else "{name: value} with such a value for each camera"
+        )
     if form.get("type") in ("integer", "number"):
         return _number_in_words(form)
     return {"boolean": "true or false", "string": "a text"}.get(form.get("type"), "any value")

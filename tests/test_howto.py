@@ -93,7 +93,8 @@ def test_every_command_asks_for_something_that_exists(
 
 
 @pytest.mark.parametrize("page", ["add_a_task.md", "choose_a_renderer.md", "the_training_loop.md"])
-def test_the_programs_on_a_page_run(page: str) -> None:
+def test_the_programs_on_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": page}
     for program in blocks(ROOT / "howto" / page, "python"):
         exec(compile(program, page, "exec"), names)

@@ -54,7 +54,7 @@ def linear(made, seed=0):
 
 def test_every_command_on_the_pages_composes(pages):
     composed = [words for page, name in PAGES.items() for words in commands(page, name)]
-    assert len(composed) == 7
+    assert len(composed) == 8
     for words in composed:
         words = [word for word in words if not word.startswith("seeds=")]
         if "--help" not in words:
@@ -217,7 +217,7 @@ def run(site, place: Path, exp: str, env: str) -> str:
     done = site.run(f"exp={exp}", f"env={env}", "dry_run=true", place=place)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^  task +{env}:", done.stdout, re.MULTILINE)
-    run_dir = f"logs/dry_run/{env}/{exp}/{exp}/seed_0"
+    run_dir = f"dry_runs/{env}/{exp}/seed_0"
     assert f"finished: {run_dir}" in done.stdout
     played = site.run("eval", f"run={run_dir}", "episodes=2", place=place)
     assert played.returncode == 0, played.stderr

@@ -43,6 +43,12 @@ def test_what_libraries_do_at_the_exit_is_not_cut_short() -> None:
     assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "closed", "")
 
 
+def test_the_end_does_not_wait_until_all_is_taken_down() -> None:
+    slow = "Slow = type('Slow', (), {'__del__': lambda self: print('taken down')}); kept = Slow(); "
+    done = python(slow + WAITS, "--version")
+    assert (done.returncode, "closed" in done.stdout, "taken down" in done.stdout) == (0, True, False)
+
+
 def test_a_signal_after_the_end_does_not_change_the_status() -> None:
     done = python("import os, signal; atexit.register(os.kill, os.getpid(), signal.SIGTERM); ", "--version")
     assert done.returncode == 0

@@ -31,7 +31,7 @@ from sheeplike.terminal import one_line
 
 MIN_SEEDS = 3  # with fewer, an interval over seeds would say nothing
 GRID = 200  # most points of a group's curve
-AXES = {"steps": "policy steps", "time": "wall-clock time"}
+AXES = {"steps": "policy steps", "time": "training time"}
 READING = (
     "final: each seed's last evaluation up to the end of the compared range; best: its highest up to there; area: the "
     "mean height of its curve in the range. Shown are interquartile means over seeds (of fewer than 4 seeds: means) "

@@ -16,7 +16,7 @@ from sheeplike.analysis.comparison import Comparison, Group, compact, number, se
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # for more groups than there are colours
 NAMES = {"eval/return_mean": "return (eval/return_mean)", "eval/success_rate": "success rate (eval/success_rate)"}
-AXIS_NAMES = {"steps": "policy steps", "time": "wall-clock minutes"}
+AXIS_NAMES = {"steps": "policy steps", "time": "minutes of training"}
 
 
 def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:

@@ -50,7 +50,7 @@ class Curve(NamedTuple):
     """One metric of one run, in the order of its policy steps: ``P`` points, all finite; three ``(P,)`` float64."""
 
     step: np.ndarray  # policy steps
-    seconds: np.ndarray  # wall-clock time since the run began
+    seconds: np.ndarray  # training time; of other tools' runs, wall-clock time since they began
     value: np.ndarray
 
     def along(self, x: str) -> np.ndarray:
@@ -71,6 +71,7 @@ class Run:
     metrics: frozenset[str]  # names of all recorded metrics
     curves: Mapping[str, Curve]  # of the metrics that were read and have a finite value
     nonfinite: Mapping[str, int]  # of the metrics that were read, how many values are not finite, and in no curve
+    first_evaluation: int | None = None  # policy step; None: there is none, or the files do not say
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
@@ -142,7 +143,11 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     if isinstance(config["env"].get("id"), str):
         env = f"{env} {config['env']['id']}"  # of a family of environments each is a task of its own
     name = agent if agent == exp else f"{agent}/{exp}"
-    return Run(path, env, name, str(config.get("seed")), _settings(config), config.get("dry_run") is True, *recorded)
+    settings, dry_run, evaluation = _settings(config), config.get("dry_run") is True, config.get("eval")
+    every = evaluation.get("every") if isinstance(evaluation, dict) else None
+    return Run(
+        path, env, name, str(config.get("seed")), settings, dry_run, *recorded, every if type(every) is int else None
+    )
 
 
 def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -178,6 +183,9 @@ def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     others = sorted(run.metrics - {metric})
     if metric in run.metrics:
         hint = f"none is finite and below {LARGEST:g}"
+    elif run.first_evaluation and metric.startswith("eval/") and not any(name.startswith("eval/") for name in others):
+        hint = f"the first evaluation comes at policy step {run.first_evaluation:,}"
+        hint += "; meanwhile: metric=rollout/return_mean" * ("rollout/return_mean" in others)
     else:
         match = nearest(metric, others, cutoff=0.6)
         there = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"

@@ -30,7 +30,7 @@ EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate
 class CompareOptions(Options):
     """Keys of this command."""
 
-    x: Literal["steps", "time"] = Field("steps", description="policy steps, or wall-clock time")
+    x: Literal["steps", "time"] = Field("steps", description="policy steps, or training time, without pauses")
     scale: Literal["linear", "log"] = Field("linear", description="of the picture's x axis")
     metric: str = Field("eval/return_mean", description="a metric of metrics.jsonl; of a list a,b each run's first")
     threshold: float | None = Field(None, description="also say when each agent reaches this value")

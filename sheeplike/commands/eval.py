@@ -41,6 +41,13 @@ class EvalOptions(Options):
     sample: bool = Field(True, description="sample the policy's actions, or take its mode")
     randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
     video: bool = Field(True, description="film the first worlds: one GIF per camera")
+    video_size: int | None = Field(
+        None,
+        ge=96,
+        le=1024,
+        description="pixels of the longer side of videos that are rendered for people, of the first world alone; null: "
+        "what the agent sees, in up to nine worlds, enlarged",
+    )
     seed: int = Field(
         0, ge=0, le=2**15 - 1, description="of worlds and actions; 0 is that of the evaluations in training"
     )
@@ -64,6 +71,8 @@ def main(request: Request) -> None:
     run_dir, config = open_trained(asked.run, asked.checkpoint, "eval", EVALUATIONS)
     if not asked.randomize and not envs.simulated(config.env.name):
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
+    if asked.video_size and not envs.simulated(config.env.name):
+        raise InvalidOption("video_size", asked.video_size, f"null: {config.env.name} renders its images itself")
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
         raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
@@ -106,6 +115,8 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
         agent = make_agent(config, made, fabric)
+    if asked.video_size:
+        made.film_pixels = asked.video_size
     with of_this_agent(run_dir):
         give_weights(agent)
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
@@ -128,7 +139,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
             "seed": config.seed,
         },
         "step": step,
-        "settings": asked.model_dump(exclude={"run", "checkpoint", "video"}),
+        "settings": asked.model_dump(exclude={"run", "checkpoint", "video", "video_size"}),
         "metrics": metrics,
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
@@ -149,10 +160,11 @@ def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
     m = {name.removeprefix("eval/"): value for name, value in metrics.items()}
     terms = [f"{name.partition('/')[2]} {value:#.4g}" for name, value in m.items() if name.startswith("reward_terms/")]
     how = "sampled actions" if asked.sample else "the mode of the policy"
+    success = "{success_rate:.1%}, 95 % interval {success_lo:.1%} to {success_hi:.1%}"
     return {
         "episodes": f"{asked.episodes} in {asked.num_envs} worlds; seed {asked.seed}; {how}",
         "return": f"{m['return_mean']:#.4g}, 95 % interval {m['return_lo']:#.4g} to {m['return_hi']:#.4g}",
-        "success": f"{m['success_rate']:.1%}, 95 % interval {m['success_lo']:.1%} to {m['success_hi']:.1%}",
+        **({"success": success.format(**m)} if "success_rate" in m else {}),
         "length": f"{m['length_mean']:.4g} steps",
         "reward terms": "\n".join(terms) or "none",
     }

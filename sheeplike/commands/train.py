@@ -14,11 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors, expand
-from sheeplike.config.schema import Start, all_keys
+from sheeplike.config.schema import Start, all_keys, to_data
 from sheeplike.config.sources import Sources
+from sheeplike.envs.registry import SIMULATION, options_of
+from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
 from sheeplike.terminal import echo, info, stop_waiting, warn
@@ -62,8 +65,7 @@ def main(request: Request) -> int:
         raise CommandError(
             f"resume={planned.run_dir}: finished at {steps} policy steps; expected a larger total_steps="
         )
-    with stops_at_once():
-        info("loading torch and JAX")
+    with stops_at_once(), phase("loading torch and JAX", after=0.0):
         from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds
     status = run(planned)
     if not status:
@@ -72,19 +74,38 @@ def main(request: Request) -> int:
 
 
 def usage(arguments: Sequence[str], sources: Sources) -> str:
-    """The text of ``python -m sheeplike train --help``; with ``agent=<name>``, of that agent alone."""
-    named = {name for name in registry.list_agents() if {f"agent={name}", f"exp={name}"} & {*arguments}}
+    """The text of ``python -m sheeplike train --help``; with ``agent=<name>`` of that agent alone.
+
+    With ``env=<name>`` there are the options of that task too, and with ``exp=`` the values that the run would have.
+    """
+    asked = dict(argument.partition("=")[::2] for argument in arguments)
+    agents, task, values = {*registry.list_agents()} & {asked.get("agent"), asked.get("exp")}, asked.get("env"), {}
+    if {"exp", "env"} <= asked.keys():
+        from sheeplike.config.compose import load, start_of  # Hydra takes half a second
+
+        config = load(start_of(arguments)[1], sources).config
+        agents, task, values = {config.agent.name}, config.env.name, to_data(config)
     with as_command_errors(ValueError):
-        agents = [registry.find(name).config for name in named] or registry.built_in()
+        named = [registry.find(name).config for name in agents] or registry.built_in()
+        known = task in envs.list_envs()
+        own = [key for key in keys_of(options_of(task)) if key.path != "id"] if known else []
+        # An environment that renders itself takes none of these keys.
+        left_out = {f"env.{name}" for name in SIMULATION if known and not envs.simulated(task)}
     parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
-    parts.append(
-        "Defaults are those of the code. Files in configs/ change some: show=config prints the values of a run, and "
-        "the file that each comes from."
-    )
-    parts.append(explain_keys([*keys_of(Start), *(key for key in all_keys() if key.path != "agent")]))
-    for options in agents:
+    if not values:
+        parts.append(
+            "Defaults are those of the code. Files in configs/ change some: name exp= and env= here to see the values "
+            "of a run beside them; show=config prints the file that each comes from. Environments of Gymnasium take no "
+            f"{', '.join(f'env.{name}' for name in SIMULATION)}."
+        )
+    of_a_run = [key for key in all_keys() if key.path not in {"agent", *left_out}]
+    parts.append(explain_keys([*keys_of(Start), *of_a_run], values))
+    if own:
+        options = [key._replace(path=f"env.options.{key.path}") for key in own]
+        parts += ["", f"keys with env.name={task}", explain_keys(options, values)]
+    for options in named:
         name = options.model_fields["name"].default
-        parts += ["", f"keys with agent.name={name}", explain_keys(keys_of(options, "agent."))]
+        parts += ["", f"keys with agent.name={name}", explain_keys(keys_of(options, "agent."), values)]
     return "\n".join(parts)
 
 

@@ -390,9 +390,10 @@ def _default(error: InvalidOption, before: Merged, known: Mapping[str, Key]) -> 
 
 def _run_dir(config: Config, choices: Mapping[str, str]) -> str:
     env = [choices["env"], *([re.sub(r"[^\w.-]", "_", config.env.id)] if config.env.id else [])]
-    recipe = choices["randomization"]
-    randomized = ["randomized" if recipe == "none" else recipe] * bool(config.randomization)
-    parts = ["logs", *["dry_run"] * config.dry_run, *env, *randomized, choices["agent"], config.exp]
+    varied = choices["randomization"]
+    randomized = ["randomized" if varied == "none" else varied] * bool(config.randomization)
+    recipe = dict.fromkeys([choices["agent"], config.exp])  # a recipe that is called like its agent is named once
+    parts = ["dry_runs" if config.dry_run else "logs", *env, *randomized, *recipe]
     return "/".join([*parts, f"seed_{config.seed}"])
 
 

@@ -113,7 +113,7 @@ class Config(Options):
     run_dir: str | None = Field(
         None,
         min_length=1,
-        description="where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>/<exp>/seed_<seed>",
+        description="where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>",
     )
     compile: Literal["auto", "off", "inductor", "graph"] = Field(
         "auto",

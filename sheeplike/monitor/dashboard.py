@@ -36,7 +36,7 @@ CATEGORIES = {
         "losses of predictions": Chart(("loss/pixels/", "loss/.*state$", "loss/reward$", "loss/continue$"), "wm/"),
         "KL divergence": Chart(("wm/kl$", "loss/dyn$", "loss/rep$"), "wm/kl"),
         "entropy of the latents": Chart(("wm/prior_entropy$", "wm/posterior_entropy$"), "wm/prior_entropy"),
-        "image error, dB": Chart(("wm/psnr/",), "wm/psnr/"),
+        "PSNR of reconstructed images, dB (higher is better)": Chart(("wm/psnr/",), "wm/psnr/"),
         "open-loop image error": Chart(("wm/open_loop_mse@",), "wm/psnr/"),
         "read off the latents, R^2": Chart(("probe/r2/",), "probe/r2/"),
     },
@@ -60,7 +60,9 @@ HYPERPARAMETERS = {
     "env.num_envs": float,
     "env.image_size": str,
     "env.action_repeat": float,
+    "randomization": str,
     "profile": str,
+    "fabric.precision": str,
     "seed": float,
     "agent.name": str,
     "agent.learning_rate": float,
@@ -101,6 +103,8 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
         value: Any = config
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
+        if path == "randomization" and value is not None:
+            value = ", ".join(value) or "none"
         if value is not None:
             found[path] = kind(value)
     return found

@@ -63,7 +63,7 @@ class RunLogger:
 
         Args:
             metrics: name, such as ``"loss/dyn"``, to number.
-            step: policy steps. gradient_steps: updates. seconds: wall-clock time since the run began.
+            step: policy steps. gradient_steps: updates. seconds: training time.
 
         Raises:
             ValueError: a metric is named like one of the axes.

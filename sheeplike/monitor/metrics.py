@@ -111,9 +111,9 @@ class EpisodeStatistics:
 
         Args:
             reward: ``(N,)`` float32. terminated, truncated: ``(N,)`` bool.
-            info: ``episode``: ``return`` ``(N,)``, ``length`` ``(N,)``, ``success`` ``(N,)``, ``reward_terms``
-                ``{name: (N,)}``; ``nonfinite`` ``(N,)`` bool; of other people's environments ``restarted`` ``(N,)``
-                bool too: the episode was cut, and does not count.
+            info: ``episode``: ``return`` ``(N,)``, ``length`` ``(N,)``, ``success`` ``(N,)``, NaN where there is none,
+                ``reward_terms`` ``{name: (N,)}``; ``nonfinite`` ``(N,)`` bool; of other people's environments
+                ``restarted`` ``(N,)`` bool too: the episode was cut, and does not count.
 
         Raises:
             ValueError: ``reward`` is not ``(num_envs,)``, or the reward terms are others than at the first step.
@@ -142,7 +142,7 @@ class EpisodeStatistics:
 
         Always there: ``rollout/episodes``, ``health/nonfinite_worlds`` (worlds that were reset because they held a
         non-finite number) and, after a step, ``rollout/reward_mean`` (per step and world). Where an episode has ended:
-        ``rollout/return_mean``, ``rollout/length_mean`` (control steps), ``rollout/success_rate`` and
+        ``rollout/return_mean``, ``rollout/length_mean`` (control steps), ``rollout/success_rate`` if defined, and
         ``reward_terms/<name>`` (mean of episode sums).
         """
         terms, sums, self._sums = self._terms, self._sums, None
@@ -181,4 +181,6 @@ def _episode_means(terms: tuple[str, ...], sums: list[float]) -> dict[str, float
         names = ["rollout/return_mean", "rollout/length_mean", "rollout/success_rate"]
         names += [f"reward_terms/{term}" for term in terms]
         values |= {name: value / episodes for name, value in zip(names, sums, strict=True)}
+        if math.isnan(values["rollout/success_rate"]):
+            del values["rollout/success_rate"]
     return values

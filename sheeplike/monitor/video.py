@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+READABLE = 96  # pixels: of a side of a picture that people look at, at least
 BORDER = 2
 OBSERVING = (0, 255, 0)
 IMAGINING = (255, 0, 0)
 TRACE_COLOURS = ((255, 176, 0), (100, 200, 255), (200, 200, 200), (220, 120, 200))
-TRACE_HEIGHT, PANEL_WIDTH = 24, 96  # pixels of a trace, and at least of the panel above it: a number needs that
+TRACE_HEIGHT = 24  # pixels
 LONGEST_FRAME = 655_350  # ms in a GIF
 MAX_GIF_FPS = 50  # Browsers slow a GIF down whose frames last less than 20 ms.
 
@@ -80,6 +81,27 @@ def to_colour(frames: Tensor) -> Tensor:
     return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)
 
 
+def enlarge(frames: Tensor) -> Tensor:
+    """Frames ``(..., H, W, C)`` whose pixels are repeated, a whole number of times, until each side is ``READABLE``."""
+    factor = math.ceil(READABLE / min(frames.shape[-3:-1]))
+    return frames.repeat_interleave(factor, -3).repeat_interleave(factor, -2)
+
+
+def label_rows(video: Tensor, labels: Sequence[str]) -> Tensor:
+    """The video with a name to the left of each of its rows, which are equally high.
+
+    Args:
+        video: uint8 ``(T, H, W, 3)``.
+    """
+    font, height = ImageFont.load_default(), video.shape[1] // len(labels)
+    width = 8 + math.ceil(max(font.getlength(label) for label in labels))
+    image = Image.new("RGB", (width, video.shape[1]))
+    for row, label in enumerate(labels):
+        ImageDraw.Draw(image).text((4, int((row + 0.5) * height) - 6), label, font=font)
+    margin = torch.from_numpy(np.array(image)).to(video.device)
+    return torch.cat([margin.expand(len(video), -1, -1, -1), video], 2)
+
+
 def tile_envs(frames: Tensor, rows: int, cols: int) -> Tensor:
     """The first ``rows * cols`` worlds side by side, row by row; black where there are fewer.
 
@@ -138,8 +160,8 @@ def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Te
     with its value; the height of all columns spans the trace's smallest and largest value in the film.
 
     Args:
-        seen: uint8 ``(C, B, H, W, C)``; model: uint8 ``(I, B, H, W, C)``. Shown as :func:`to_colour` does, enlarged by
-            whole pixels to at least :data:`PANEL_WIDTH`.
+        seen: uint8 ``(C, B, H, W, C)``; model: uint8 ``(I, B, H, W, C)``. Shown as :func:`to_colour` does,
+            and as large as :func:`enlarge` makes them.
         traces: name to ``(I, B)``.
 
     Returns:
@@ -153,9 +175,7 @@ def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Te
     if seen.dim() != 5 or seen.shape[1:] != model.shape[1:] or any(v.shape != model.shape[:2] for v in traces.values()):
         shapes = [tuple(x.shape) for x in (seen, model, *traces.values())]
         raise ValueError(f"shapes {shapes}: expected (C, B, H, W, C), (I, B, H, W, C) and (I, B) of each trace")
-    context, frames = len(seen), to_colour(torch.cat([seen, model])).cpu()
-    scale = math.ceil(PANEL_WIDTH / frames.shape[3])
-    frames = frames.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    context, frames = len(seen), enlarge(to_colour(torch.cat([seen, model])).cpu())
     steps, batch, height, width, _ = frames.shape
     wide, high = width + 2 * BORDER, height + 2 * BORDER
     canvas = frames.new_zeros(steps, batch, high + len(traces) * TRACE_HEIGHT, wide, 3)

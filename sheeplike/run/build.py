@@ -105,10 +105,13 @@ def build(config: Config, run_dir: Path, stack: ExitStack, *, resume: bool) -> R
         if sees and not sees.images and config.env.renderer != "none" and envs.simulated(config.env.name):
             warn("the agent sees no images: env.renderer=none saves rendering them, and videos with them")
         # What other people's environments raise at their first steps says that they cannot be used as configured.
-        refused = envs.Unusable if envs.simulated(config.env.name) else Exception
-        with phase("building simulation and rendering kernels"), as_command_errors(refused):
+        simulated = envs.simulated(config.env.name)
+        refused = envs.Unusable if simulated else Exception
+        label = "building simulation and rendering kernels" if simulated else "first steps of the environment"
+        with phase(label), as_command_errors(refused):
             step_seconds = time_envs(train_envs)
-        with phase("compiling the policy"), as_command_errors(CannotCompile):
+        label = "first run of the policy" if config.compile == "off" else "compiling the policy"
+        with phase(label), as_command_errors(CannotCompile):
             compile_policy(agent, train_envs)
     return RunComponents(train_envs, agent, fabric.device, step_seconds, **resumed)
 

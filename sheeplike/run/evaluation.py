@@ -14,7 +14,7 @@ from torch import Tensor
 from sheeplike.agents.agent import Agent
 from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
-from sheeplike.monitor.video import tile_envs
+from sheeplike.monitor.video import enlarge, tile_envs
 from sheeplike.run.build import make_envs
 
 EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
@@ -42,21 +42,28 @@ def play(
 
 
 def summarize(result: Evaluation) -> dict[str, float]:
-    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success."""
+    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success.
+
+    Nothing of success where no episode has any.
+    """
     returns = result.returns.numpy()
-    successes, trials = int(result.success.sum()), len(returns)
     low, high = mean_interval(returns)
-    success_low, success_high = wilson_interval(successes, trials)
     terms = {f"eval/reward_terms/{name}": float(value.mean()) for name, value in result.reward_terms.items()}
+    reached = result.success.double()
+    if not reached.isnan().all():
+        successes, trials = int(reached.nansum()), len(returns)
+        success_low, success_high = wilson_interval(successes, trials)
+        terms |= {
+            "eval/success_rate": successes / trials,
+            "eval/success_lo": success_low,
+            "eval/success_hi": success_high,
+        }
     return terms | {
         "eval/return_mean": float(returns.mean()),
         "eval/return_lo": low,
         "eval/return_hi": high,
-        "eval/success_rate": successes / trials,
-        "eval/success_lo": success_low,
-        "eval/success_hi": success_high,
         "eval/length_mean": float(result.lengths.float().mean()),
-        "eval/episodes": float(trials),
+        "eval/episodes": float(len(returns)),
     }
 
 
@@ -78,11 +85,11 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def videos(result: Evaluation) -> dict[str, Tensor]:
-    """One video per camera, uint8 ``(T, rows * H, columns * W, 3)``: the recorded environments side by side."""
+    """One video per camera, uint8 ``(T, H, W, 3)``: the recorded environments side by side, enlarged."""
     found = {}
     for camera, frames in result.frames.items():
         columns = math.ceil(math.sqrt(frames.shape[1]))
-        found[camera] = tile_envs(frames, math.ceil(frames.shape[1] / columns), columns)
+        found[camera] = tile_envs(enlarge(frames), math.ceil(frames.shape[1] / columns), columns)
     return found
 
 

@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import shlex
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -33,10 +35,10 @@ from sheeplike.config.sources import Sources
 from sheeplike.files import write_atomically
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.progress import Progress, banner, format_seconds, phase
+from sheeplike.monitor.progress import Progress, banner, format_seconds
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
-from sheeplike.run import snapshot
+from sheeplike.run import provenance, snapshot
 from sheeplike.run.build import RunComponents, build, describe_device, explain_oom, make_writer, of_this_agent
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.recorder import Recorder
@@ -117,6 +119,7 @@ class Experiment:
         self._compiled = self._touched = self._halted = False
         self._queued: deque[torch.cuda.Event] = deque()
         self._nonfinite: str | None = None  # what cannot be saved, since it is not finite
+        begun = time.monotonic()
         with ExitStack() as stack:  # what has begun is ended, should a later part fail
             with building():
                 built = build(self.config, self._place, stack, resume=planned.resume)
@@ -130,6 +133,7 @@ class Experiment:
                 stack.callback(lambda: self.kept or claim.discard())
             self.writer = built.writer or make_writer(self.config, self._place, stack)
             self._begin(built, planned, stack)
+            self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
 
     # --- what a program drives --------------------------------------------------------------------------------------
@@ -170,13 +174,13 @@ class Experiment:
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
         total = self.config.total_steps
         target = total if every is None else min((self.policy_steps // every + 1) * every, total)
-        self.recorder.begin(self.state)
         self._busy = True
         try:
             with (
                 as_command_errors(CannotCompile),
                 explain_oom(self.config),
                 Watchdog(self.config.watchdog) as self.watchdog,
+                self.recorder.training(self.state),
             ):
                 self._go_to(target)
         except CommandError as error:
@@ -191,9 +195,8 @@ class Experiment:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
         self._touched = True
-        with phase("evaluating"):
-            result = self.evaluator()
-        return self.recorder.evaluated(result, self.state)
+        with self.recorder.pause("evaluation"):
+            return self.recorder.evaluated(self.evaluator(), self.state)
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint of everything.
@@ -205,10 +208,11 @@ class Experiment:
         Raises:
             OSError: it cannot be written, with ``wait``.
         """
-        parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
-        finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from, and would be again
-        self.writer.extra["compile"] = self._compilation
-        self.writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
+        with self.recorder.pause("checkpoint"):
+            parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
+            finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
+            self.writer.extra["compile"] = self._compilation
+            self.writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
         self.kept, self._touched = True, False
 
     def close(self) -> None:
@@ -238,7 +242,7 @@ class Experiment:
     def _begin(self, built: RunComponents, planned: Plan, stack: ExitStack) -> None:
         """The state, new or restored, and what records it."""
         config, parts = self.config, built.parts
-        start, behind = built.start, False
+        start, behind, remembers = built.start, False, bool(parts and "memory" in parts)
         self._resumed_from, self._was_compiled = start, built.compiled
         self.progress = Progress(config.total_steps, initial_steps=start or 0)
         stack.callback(self.progress.close)
@@ -269,15 +273,18 @@ class Experiment:
         self._busy = False
         banner("sheeplike", self._describe(planned.files))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
+        origin = json.dumps(provenance.record(self._place), indent=1)
+        logger.log_text("start", f"```json\n{origin}\n```", self.policy_steps)
         logger.log_hyperparameters(to_data(config))
-        self.progress.stage(config.agent.collecting)
+        if parts is None or not remembers or self.policy_steps < first:
+            self.progress.stage(config.agent.collecting)
         # Hooks of the loop, counted from here.
         hooks = [
             (self.envs.num_envs, self._iterated),
             (config.log_every, self.recorder.log),
-            (config.video_every, self._paused(self.recorder.report)),
-            (config.eval.every, self._paused(lambda state: self.evaluate())),
-            (config.checkpoint.every, self._paused(lambda state: self._save_if_sound())),
+            (config.video_every, self._patiently(self.recorder.report)),
+            (config.eval.every, self._patiently(lambda state: self.evaluate())),
+            (config.checkpoint.every, self._patiently(lambda state: self._save_if_sound())),
         ]
         done = self.policy_steps - behind * self.envs.num_envs
         self._hooks = [Every(n, hook, done // n) for n, hook in hooks if n is not None]
@@ -296,7 +303,7 @@ class Experiment:
             "task": f"{config.env.task}: {self.envs.num_envs} worlds, episodes of {self.envs.episode_length} steps",
             **({"randomized": ", ".join(config.randomization)} if config.randomization else {}),
             "device": describe_device(config, self.envs.device),
-            **({"sees": _describe_observations(keys, keys.spaces)} if keys else {}),
+            **({"sees": self._describe_sight(keys)} if keys else {}),
             **({"predicts": f"{_describe_observations(predicted, targets)}, unseen"} if targets else {}),
             **({"probes": _describe_observations(agent.stored, probes.names)} if probes else {}),
             **agent.describe(),
@@ -304,6 +311,10 @@ class Experiment:
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
             "time": f"{acting} for acting, at {speed}; learning is timed when it is compiled",
         }
+
+    def _describe_sight(self, keys: ObservationKeys) -> str:
+        unseen = ", ".join(sorted(self.envs.single_observation_space.spaces.keys() - keys.spaces.keys()))
+        return _describe_observations(keys, keys.spaces) + f" (not seen: {unseen})" * bool(unseen)
 
     def _updates_left(self) -> int | None:
         config = self.config
@@ -319,7 +330,7 @@ class Experiment:
                 if self.policy_steps < self._compile_at:
                     self._train(min(self._compile_at, target))
                 if self.policy_steps >= self._compile_at and not self.over:
-                    self._paused(self._compile_update)(self.state)
+                    self._patiently(self._compile_update)(self.state)
                     self._compiled = self.kept = True  # the directory is kept from here on, even without a checkpoint
                     self.recorder.logger.log_text("compile", str(self._compilation), self.policy_steps)
                     if self._was_compiled not in (None, self._compilation):
@@ -361,18 +372,18 @@ class Experiment:
         if len(self._queued) > RUN_AHEAD:
             self._queued.popleft().synchronize()
 
-    def _paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
-        """``hook``, which may take long: rates of acting and learning leave it out, and the watchdog is patient."""
+    def _patiently(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
+        """``hook``, which may take long: the watchdog is patient."""
 
-        def timed(state: LoopState) -> None:
+        def call(state: LoopState) -> None:
             with self.watchdog.patient():
-                self.recorder.paused(hook)(state)
+                hook(state)
 
-        return timed
+        return call
 
     def _compile_update(self, state: LoopState) -> None:
         try:
-            with phase("compiling the update"):
+            with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 update_seconds = self.agent.warm_up()
         except Exception:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
@@ -452,7 +463,7 @@ class Experiment:
         if steps:
             self._halt_if_still_nonfinite()
         try:
-            with phase("saving"), Watchdog(self.config.watchdog):
+            with Watchdog(self.config.watchdog):
                 if self._touched or not self.writer.holds(self.policy_steps):
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:

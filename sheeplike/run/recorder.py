@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,18 @@ from sheeplike.agents.agent import Agent, Step
 from sheeplike.loop import Evaluation, LoopState
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, PendingMetrics
-from sheeplike.monitor.progress import Progress
-from sheeplike.monitor.video import dream_video, open_loop_video
+from sheeplike.monitor.progress import Progress, phase
+from sheeplike.monitor.video import dream_video, enlarge, label_rows, open_loop_video
 from sheeplike.run import STARTED
 from sheeplike.run.evaluation import summarize, videos
 
+PAUSES = {
+    "compile": "compiling the update",
+    "evaluation": "evaluating",
+    "video": "filming what the model expects",
+    "checkpoint": "saving",
+}
+"""What training waits for, and what is told of it meanwhile."""
 SKIPPED, SKIPPED_TOTAL = "health/skipped_in_a_row", "health/skipped_updates_total"
 
 
@@ -52,6 +60,8 @@ class Recorder:
     Attributes:
         latest: the newest value of every metric that was written.
         skipped: updates in a row that were skipped for non-finite numbers, as of the last row.
+        trained: seconds of training up to when the clock last stood still.
+        pauses: seconds in all for which training waited, by the name of what for; ``start`` is the program's own.
     """
 
     def __init__(self, agent: Agent, envs: VectorEnv, progress: Progress, logger: RunLogger | None = None) -> None:
@@ -59,12 +69,14 @@ class Recorder:
         self.episodes = EpisodeStatistics(envs.num_envs, envs.device)
         self.metrics = MetricBuffer()
         self.fps = envs.metadata["render_fps"]
-        self.started = time.monotonic()
         self.latest: dict[str, float] = {}
         self.skipped = 0.0
         self.pending: Row | None = None
-        # Policy steps, gradient steps and time at the last log point.
-        self.steps, self.gradients, self.mark = 0, 0, time.monotonic()
+        self.trained = 0.0
+        self.pauses = dict.fromkeys(("start", *PAUSES), 0.0)
+        self._running: float | None = None  # since when the clock runs
+        # Policy steps, gradient steps and seconds of training at the last log point.
+        self.steps, self.gradients, self.mark = 0, 0, 0.0
         self.updated = False
 
     # --- observer ---------------------------------------------------------------------------------------------------
@@ -84,19 +96,20 @@ class Recorder:
 
     def begin(self, state: LoopState) -> None:
         """Start measuring speed from here."""
-        self.steps, self.gradients, self.mark = state.policy_steps, state.gradient_steps, time.monotonic()
+        self.steps, self.gradients, self.mark = state.policy_steps, state.gradient_steps, self.seconds
 
     def log(self, state: LoopState) -> None:
         """Take the means since the last call, and write those of the last call.
 
         One interval late, because reading a number waits for the device to come to it: by then it is far behind.
         """
-        seconds = max(time.monotonic() - self.mark, 1e-9)
+        seconds = max(self.seconds - self.mark, 1e-9)
         rates = {
             "time/env_sps": (state.policy_steps - self.steps) / seconds,
             "time/grad_sps": (state.gradient_steps - self.gradients) / seconds,
         }
-        known = rates | self.agent.counters(state.policy_steps, state.gradient_steps)
+        known = rates | {f"time/{name}_seconds": value for name, value in self.pauses.items()}
+        known |= self.agent.counters(state.policy_steps, state.gradient_steps)
         known |= getattr(self.envs, "counters", {}) | gpu_memory(self.envs)
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
@@ -121,30 +134,52 @@ class Recorder:
 
     def report(self, state: LoopState) -> None:
         """Write the agent's own predictions and dreams: metrics and videos."""
+        with self.pause("video"):
+            self._report(state)
+
+    def _report(self, state: LoopState) -> None:
         metrics, predictions = self.agent.report()
         self._write({name: float(value) for name, value in metrics.items()}, state)
         for camera, (truth, model, context) in predictions.items():
-            video = open_loop_video(truth, model, context)
+            video = open_loop_video(enlarge(truth), enlarge(model), context)
+            video = label_rows(video, ("truth", "model", "error"))
             # At half speed: these videos are short.
             self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
         for camera, (seen, model, traces) in self.agent.dream().items():
             video = dream_video(seen, model, traces)
             self.logger.log_video(f"dream/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
 
-    def paused(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
-        """``hook`` as it is, with the time that it takes left out of the rates of acting and learning."""
-
-        def timed(state: LoopState) -> None:
-            start = time.monotonic()
-            hook(state)
-            self.mark += time.monotonic() - start
-
-        return timed
+    # --- training time ----------------------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of the run, earlier parts of it included."""
-        return time.monotonic() - self.started
+        """Training time of the whole run: of acting and learning alone, without pauses and what lies between parts."""
+        return self.trained + (0.0 if self._running is None else time.monotonic() - self._running)
+
+    @contextmanager
+    def training(self, state: LoopState) -> Iterator[None]:
+        """Within it the clock runs."""
+        self.begin(state)
+        self._running = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stand_still()
+
+    @contextmanager
+    def pause(self, name: str, label: str | None = None) -> Iterator[None]:
+        """Within it training waits for one of :data:`PAUSES`, which is told, or ``label`` is, if it takes long."""
+        runs, start = self._running is not None, time.monotonic()
+        self._stand_still()
+        try:
+            with phase(label or PAUSES[name]):
+                yield
+        finally:
+            self.pauses[name] += time.monotonic() - start
+            self._running = time.monotonic() if runs else None
+
+    def _stand_still(self) -> None:
+        self.trained, self._running = self.seconds, None
 
     def _variation(self) -> list[PendingMetrics]:
         """Of each line of randomization, the mean and the deviation over the worlds as they are now."""

@@ -2,8 +2,9 @@
 
 ::
 
-    logs/<env>[/<id>][/<randomization>]/<agent>/<exp>/seed_<seed>/
+    logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>/
         config.yaml      the configuration, every value in full
+        starts.jsonl     command line, commit and versions of each start
         metrics.jsonl
         checkpoints/
         replay/          files of steps, which checkpoints share
@@ -50,11 +51,12 @@ CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
+STARTS = "starts.jsonl"
 ASIDE = "metrics_before_{}.jsonl"  # those of an attempt without a checkpoint, when the run begins again
 EVALUATIONS = "eval"
 ANALYSES = "analyze"
 LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
-FILES = (CONFIG_FILE, METRICS, LOCK_FILE, LAST_BATCH)
+FILES = (CONFIG_FILE, METRICS, STARTS, LOCK_FILE, LAST_BATCH)
 OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # what a run makes
 
 
@@ -169,7 +171,7 @@ class Claim:
                 self._lock.close()
                 raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
             elif again:
-                for name in {CONFIG_FILE, METRICS} & there:
+                for name in {CONFIG_FILE, METRICS, STARTS} & there:
                     with open_regular(run_dir / name) as file:
                         self._replaced[name] = file.read()
                 if _last_row(run_dir):  # somebody may have removed the checkpoints of a run that was finished

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ def take(
     recorder.flush()
     step = {name: getattr(state.step, name) for name in STEP}
     counters = {name: getattr(state, name) for name in ("policy_steps", "gradient_steps", "due")}
-    counters["seconds"] = recorder.seconds
+    counters |= {"seconds": recorder.seconds, "pauses": dict(recorder.pauses)}
     learner = agent.state_dict(replay=False)
     parts = {
         "agent": learner,
@@ -92,7 +91,8 @@ def restore(
         # They begin new episodes at their next step: those under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
     set_random_state(parts["rng"])
-    recorder.started = time.monotonic() - counters["seconds"]
+    recorder.trained = float(counters["seconds"])
+    recorder.pauses |= {name: float(counters.get("pauses", {}).get(name, 0.0)) for name in recorder.pauses}
     due = counters["due"] if "memory" in parts else 0  # there is nothing to learn from
     return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"], due)
 

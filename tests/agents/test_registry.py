@@ -63,7 +63,7 @@ def test_the_built_in_agents_import_no_other():
 def test_a_name_is_an_agent_and_a_recipe():
     config = load(*JOB)
     assert (config.exp, config.agent.name) == ("wolf", "wolf")
-    assert config.run_dir == "logs/cartpole_balance/wolf/wolf/seed_0"
+    assert config.run_dir == "logs/cartpole_balance/wolf/seed_0"
     assert load("exp=ppo", "agent=wolf", *JOB[1:]).agent == config.agent
 
 
@@ -138,7 +138,8 @@ def test_help(sheeplike):
         text = sheeplike("train", "--help", chosen).output
         assert "with agent.name=wolf" in text
         (line,) = [line for line in text.splitlines() if line.startswith("  agent.hunger ")]
-        assert line.endswith("how hungry it is (a number from 0 to 1; default 0.5)")
+        assert line.split()[1] == "0.5"
+        assert line.endswith("how hungry it is (a number from 0 to 1)")
         assert "  agent.tail.length " in text
 
 
@@ -174,7 +175,7 @@ def test_an_environment_needs_no_file(site, refused, sheeplike, tmp_path):
     assert "env=flock                my-worlds 0.1" in sheeplike("--help").output
     (run,) = sheeplike("exp=ppo", "env=flock", "env.options.sheep=5").runs
     assert (run.config.env.name, run.config.env.options) == ("flock", {"sheep": 5})
-    assert run.config.run_dir == "logs/flock/ppo/ppo/seed_0"
+    assert run.config.run_dir == "logs/flock/ppo/seed_0"
     assert "nearest: env.options.episode_length" in refused("exp=ppo", "env=flock", "env.options.episode_lenght=5")
     assert "env.options.sheep=x: expected an integer; nearest: env.options.sheep=3" in refused(
         "exp=ppo", "env=flock", "env.options.sheep=x"

@@ -27,7 +27,7 @@ def test_files_and_table(compared, two_agents, read_table):
     # Each seed's area is (10 + 2 * (20 + s) + 2 * (30 + s) + 40 + s) / 6, and s is 1 and 2 in the middle half.
     assert dreamer["area under the curve"].startswith(f"{(150 + 5 * 1.5) / 6:.3g} [")
     assert dreamer["policy steps to 31.5"] == "3.5k (4 of 4)"
-    assert dreamer["wall-clock time to 31.5"] == "35 s (4 of 4)"
+    assert dreamer["training time to 31.5"] == "35 s (4 of 4)"
     assert rows["ppo"]["policy steps to 31.5"] == "not reached (0 of 4)"
     assert "dreamer_v3 is better than ppo: P(dreamer_v3 > ppo) = 1.00, permutation" in result.output
     assert "p = 0.029" in result.output
@@ -81,14 +81,14 @@ def test_dreamer_is_compared_at_the_time_that_both_have(compared, trained):
     ]
     rows = result.rows
     assert rows["dreamer_v3"]["final eval/return_mean"].startswith("20 ["), "the evaluation at 20 s, not that at 40 s"
-    assert rows["dreamer_v3"]["wall-clock time to 20"] == "20 s (3 of 3)"
+    assert rows["dreamer_v3"]["training time to 20"] == "20 s (3 of 3)"
     assert "Compared from 10 s to 25 s, where logs/franka_pick/ppo/ppo/seed_0 ends." in result.output
 
 
 def test_runs_that_do_not_overlap(refused, two_agents):
     line = refused(str(two_agents), "x=time")
     assert "ppo/seed_0 ends at 4 s" in line
-    assert "begins at 10 s: expected runs that overlap in wall-clock time" in line
+    assert "begins at 10 s: expected runs that overlap in training time" in line
 
 
 def test_few_seeds_have_no_interval(compared, trained):

@@ -44,7 +44,7 @@ def test_lines_and_bands(trained):
 def test_minutes(trained):
     trained({0: [1, 2, 3]}, every=6000, speed=10)
     axes = drawn(x="time")
-    assert axes.get_xlabel() == "wall-clock minutes"
+    assert axes.get_xlabel() == "minutes of training"
     (line,) = (line for line in axes.lines if not line.get_label().startswith("_"))
     assert list(line.get_xdata()) == [10, 20, 30]
 

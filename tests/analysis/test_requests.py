@@ -68,15 +68,23 @@ def test_runs_of_two_tasks(refused, trained):
     assert "and franka_pick (logs/franka_pick/" in line
 
 
-@pytest.mark.parametrize("content", ["", '{"step": 10', '{"step": 10, "seconds": 1, "loss/dyn": 2}\n'])
+@pytest.mark.parametrize("content", ["", '{"step": 10', '{"step": 10, "seconds": 1, "rollout/return_mean": 2}\n'])
 def test_a_run_without_an_evaluation(refused, trained, content, begin):
     logs = trained({0: [1, 2]})
-    young = begin(logs / "dreamer_v3/dreamer_v3/seed_1", seed=1)
+    young = begin(logs / "dreamer_v3/dreamer_v3/seed_1", seed=1, eval__every=7000)
     (young / "metrics.jsonl").write_text(content)
     line = refused(str(logs))
-    assert f"{young}: expected values of metric={RETURN}, and there are none" in line
+    expected = f"{young}: expected values of metric={RETURN}, and the first evaluation comes at policy step 7,000"
+    assert expected in line
+    assert ("; meanwhile: metric=rollout/return_mean" in line) == ("rollout" in content)
     assert "other runs have it" in line
-    assert ("there are loss/dyn" if content and "dyn" in content else "no rows at all yet") in line
+
+
+def test_a_run_that_makes_no_evaluation(refused, trained, begin):
+    logs = trained({0: [1, 2]})
+    other = begin(logs / "dreamer_v3/seed_1", seed=1, eval__every=None)
+    (other / "metrics.jsonl").write_text('{"step": 10, "seconds": 1, "loss/dyn": 2}\n')
+    assert f"{other}: expected values of metric={RETURN}, and there are none; there are loss/dyn" in refused(str(logs))
 
 
 def test_it_starts_without_torch_and_jax(two_agents):

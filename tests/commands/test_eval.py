@@ -146,7 +146,7 @@ def test_where_it_runs(begun, evaluated, sheeplike, monkeypatch):
 def test_help_says_every_key(sheeplike):
     text = sheeplike("eval", "--help").output
     assert all(f"  {name} " in text for name in ("checkpoint", "episodes", "num_envs", "sample", "video", "seed"))
-    assert "default 100" in text
+    assert any(line.split()[:2] == ["episodes", "100"] for line in text.splitlines())
     assert "  eval " in sheeplike("--help").output
 
 
@@ -192,7 +192,7 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     run = {"env": "cartpole_balance", "id": None, "agent": "dreamer_v3", "exp": "dreamer_v3", "seed": 0}
     assert result["run"] == run
     film = Image.open(place / "fixed.gif")
-    assert (film.size, film.n_frames) == ((96, 48), max(result["episodes"]["length"]) + 1)
+    assert (film.size, film.n_frames) == ((192, 96), max(result["episodes"]["length"]) + 1)
     assert [entry for entry in before if not entry[0].exists() or entry[0].stat().st_mtime_ns != entry[1]] == []
 
     # A film that cannot be written costs no result.
@@ -205,15 +205,16 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     assert (place / "result.json").read_bytes() == first["result.json"]
 
     # Other settings go elsewhere, and are another evaluation.
-    main([*arguments[:2], f"checkpoint={step}", "episodes=3", "num_envs=2", "seed=1", "sample=false", "video=false"])
+    others = ["episodes=3", "num_envs=2", "seed=1", "sample=false", "video_size=100"]
+    main([*arguments[:2], f"checkpoint={step}", *others])
     other = run_dir / "eval" / f"step_{step:012d}_3_episodes_2_worlds_seed_1_mode"
-    assert [path.name for path in other.iterdir()] == ["result.json"]
+    assert Image.open(other / "fixed.gif").size == (100, 100), "of one world, and rendered as large as that"
     played = json.loads((other / "result.json").read_text())["episodes"]["return"]
     assert len(set(played)) == 3
     assert not set(played) & set(result["episodes"]["return"])
 
 
-def test_an_agent_without_a_replay_in_worlds_of_others(tmp_path):
+def test_an_agent_without_a_replay_in_worlds_of_others(tmp_path, refusal, capfd):
     run_dir = tmp_path / "run"
     family = ["env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]"]
     main(["exp=ppo", *family, "profile=cpu", "dry_run=true", "eval.episodes=3", f"run_dir={run_dir}"])
@@ -223,6 +224,10 @@ def test_an_agent_without_a_replay_in_worlds_of_others(tmp_path):
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     (training,) = [row for row in rows if row["step"] == result["step"] and "eval/return_mean" in row]
     assert result["metrics"] == {name: value for name, value in training.items() if name.startswith("eval/")}
+    output = capfd.readouterr().out
+    assert "return  " in output
+    assert "success" not in output + file.read_text().partition('"episodes": {')[0], "CartPole defines none"
+    assert "video_size=96: expected null" in refusal("eval", str(run_dir), "video_size=96")
     assert result["run"] == {"env": "gym", "id": "CartPole-v1", "agent": "ppo", "exp": "ppo", "seed": 0}
 
 

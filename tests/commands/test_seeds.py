@@ -22,7 +22,7 @@ from sheeplike.run.run_dir import CHECKPOINTS, Claim, checkpoint_steps, lock
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
-DEFAULT = Path("logs/cartpole_balance/dreamer_v3/dreamer_v3")
+DEFAULT = Path("logs/cartpole_balance/dreamer_v3")
 MINE = "# @package _global_\ndefaults:\n  - override /agent: dreamer_v3\n"
 POPEN = subprocess.Popen
 

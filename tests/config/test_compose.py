@@ -51,7 +51,7 @@ def test_dreamer_v3_composes(env, profile):
     names = ("exp=dreamer_v3", *chosen(env), f"profile={profile}")
     config = load(names, BUILT_IN)
     assert (config.exp, config.env.name, config.profile) == ("dreamer_v3", env, profile)
-    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/dreamer_v3/seed_0"
+    assert config.run_dir == f"logs/{place(config)}/dreamer_v3/seed_0"
     assert config.agent.size == {"cpu": "1m", "gpu": "12m"}[profile]
     a, n = config.agent, config.env.num_envs
     assert a.learning_starts == max(n * (a.batch_length + 1), a.batch_size * a.batch_length)
@@ -74,7 +74,7 @@ def test_dreamer_v3_proprio_has_the_published_numbers_everywhere(env, profile):
 def test_ppo_composes(env, profile):
     config = load(["exp=ppo", *chosen(env), f"profile={profile}"], BUILT_IN)
     assert (config.exp, config.env.name, config.profile, config.agent.name) == ("ppo", env, profile, "ppo")
-    assert config.run_dir == f"logs/{place(config)}/ppo/ppo/seed_0"
+    assert config.run_dir == f"logs/{place(config)}/ppo/seed_0"
 
 
 def test_ppo_on_a_gpu_has_the_published_numbers():
@@ -207,7 +207,7 @@ def test_values_are_typed():
 
 def test_dry_run_shrinks_everything_but_what_is_asked_for():
     config = load([*JOB, "dry_run=true"], BUILT_IN)
-    assert config.run_dir == "logs/dry_run/franka_pick/dreamer_v3/dreamer_v3/seed_0"
+    assert config.run_dir == "dry_runs/franka_pick/dreamer_v3/seed_0"
     assert config.total_steps <= 256
     assert config.env.num_envs <= 4
     for every in (config.log_every, config.video_every, config.eval.every, config.checkpoint.every):
@@ -355,6 +355,25 @@ def test_help_of_train_lists_every_key(sheeplike):
         assert key.is_section or key.path == "agent" or f"  {key.path}" in text
 
 
+def test_help_of_a_run_shows_its_values_beside_the_defaults(sheeplike):
+    lines = sheeplike(
+        "train", "--help", "exp=ppo", "env=franka_pick", "profile=cpu", "agent.epochs=7"
+    ).output.splitlines()
+    rows = {words[0]: words[1:3] for line in lines if (words := line.split())}
+    assert rows["key"] == ["value", "default"]
+    assert rows["agent.epochs"] == ["7", "8"]
+    assert rows["env.options.picked_probability"][1] == "0.05"
+    assert "env.cameras" in rows
+    assert "agent.horizon" not in rows
+
+
+def test_help_of_a_task_lists_its_options_and_leaves_out_what_it_does_not_take(sheeplike):
+    lines = sheeplike("train", "--help", "env=gym").output.splitlines()
+    keys = {words[0] for line in lines if (words := line.split())}
+    assert {"env.options.frame_stack", "env.id", "agent.epochs", "agent.horizon"} <= keys
+    assert not {"env.renderer", "env.cameras", "env.depth"} & keys
+
+
 def test_version(sheeplike):
     assert sheeplike("--version").output == "0.1.0\n"
 
@@ -362,7 +381,7 @@ def test_version(sheeplike):
 def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
     config = load(["exp=ppo", "env=franka_pick", "randomization=franka_physics"], BUILT_IN)
     assert config.randomization["gravity"]["field"] == "opt.gravity"
-    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/ppo/seed_0"
+    assert config.run_dir == "logs/franka_pick/franka_physics/ppo/seed_0"
     changed = load(
         ["exp=ppo", "env=franka_pick", "randomization=franka_physics", "randomization.gravity.component=1"], BUILT_IN
     )
@@ -372,7 +391,7 @@ def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
     assert own.randomization == {
         "tint": {"field": "geom_rgba", "operation": "scale", "distribution": {"uniform": [0.9, 1.1]}}
     }
-    assert own.run_dir == "logs/franka_pick/randomized/ppo/ppo/seed_0"
+    assert own.run_dir == "logs/franka_pick/randomized/ppo/seed_0"
     assert load(["exp=ppo", "env=franka_pick"], BUILT_IN).randomization == {}
 
 

@@ -74,13 +74,20 @@ def test_unknown_key(refused, key, match):
         ("env.image_size=[50,1000]", ["env.image_size=[50,1000]", "nearest: env.image_size=[48,256]"]),
         ("env.image_size=[64,64,3]", ["env.image_size=[64,64,3]", "nearest: env.image_size=48"]),
         ("env.cameras=[1]", ["env.cameras=[1]", "a list of one or more names, or null"]),
-        ("env.image_size={front:50}", ["that of each camera by name", "nearest: env.image_size={front:48}"]),
+        ("env.cameras=[front,wrst]", ["cameras: front, scene, wrist", "nearest: env.cameras=[front,wrist]"]),
+        (
+            "env.image_size={front:50}",
+            [
+                "a list of 2 such, or {name: value} with such a value for each camera",
+                "nearest: env.image_size={front:48}",
+            ],
+        ),
         (
             "env.image_size={front:[64,300]}",
             ["env.image_size={front:[64,300]}", "nearest: env.image_size={front:[64,256]}"],
         ),
         ("env.image_size={front:big}", ["env.image_size={front:big}", "an integer from 48 to 256"]),
-        ("env.image_size={}", ["env.image_size={}", "that of each camera by name"]),
+        ("env.image_size={}", ["env.image_size={}", "for each camera"]),
         ("env.image_size={front:64,wrist:48}", ["a size for each of env.cameras=[front], and for no other"]),
         ("env.image_size={wrist:48}", ["a size for each of env.cameras=[front], and for no other"]),
         ("env.renderer=wrap", ["one of warp, madrona, none", "nearest: env.renderer=warp"]),

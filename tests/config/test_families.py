@@ -103,9 +103,9 @@ def test_runs_of_two_environments_of_a_family_lie_apart() -> None:
         for id in ("CartPole-v1", "Acrobot-v1", "minigrid:MiniGrid-Empty-5x5-v0")
     }
     assert places == {
-        "logs/gym/CartPole-v1/ppo/ppo/seed_0",
-        "logs/gym/Acrobot-v1/ppo/ppo/seed_0",
-        "logs/gym/minigrid_MiniGrid-Empty-5x5-v0/ppo/ppo/seed_0",
+        "logs/gym/CartPole-v1/ppo/seed_0",
+        "logs/gym/Acrobot-v1/ppo/seed_0",
+        "logs/gym/minigrid_MiniGrid-Empty-5x5-v0/ppo/seed_0",
     }
 
 
@@ -142,3 +142,10 @@ def test_the_table_of_runs_has_the_id(recorded: Callable[[str, str], Path]) -> N
     assert (found["env.name"], found["env.id"]) == ("minigrid", "MiniGrid-Empty-8x8-v0")
     config["env"]["id"] = None
     assert "env.id" not in hyperparameters(config)
+
+
+def test_what_renders_an_environment_of_gymnasium_is_looked_for_before_anything_is_loaded(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    job = ["exp=ppo", "env=gym", "env.id=CartPole-v1"]
+    assert "CartPole-v1 needs pygame to render: pip install 'gymnasium[classic-control]'" in refused(*job)
+    assert compose(*job, "env.options.frames=none", "agent.observations=[state]").env.id == "CartPole-v1"

@@ -130,6 +130,12 @@ def find_body() -> Iterator[None]:
     del mujoco.MjSpec.find_body
 
 
+def test_no_task_defines_success(balance: MjxVectorEnv) -> None:
+    _, info = balance.reset(seed=0)
+    assert info["success"].isnan().all()
+    assert info["episode"]["success"].isnan().all()
+
+
 def test_nothing_of_playground_is_left_changed(balance: MjxVectorEnv) -> None:
     from mujoco_playground._src import mjx_env
 
@@ -260,7 +266,7 @@ def trains(arguments: list[str], place: Path) -> str:
 def test_ppo_passes_through_every_stage(tmp_path: Path) -> None:
     said = trains(["exp=ppo", "env=playground", "env.id=CartpoleBalance"], tmp_path)
     assert "CartpoleBalance" in said
-    assert (tmp_path / "logs/dry_run/playground/CartpoleBalance/ppo/ppo/seed_0/metrics.jsonl").exists()
+    assert (tmp_path / "dry_runs/playground/CartpoleBalance/ppo/seed_0/metrics.jsonl").exists()
 
 
 @pytest.mark.slow

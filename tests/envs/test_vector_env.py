@@ -324,6 +324,17 @@ def test_films_are_made_by_a_camera_that_is_no_observation():
         assert sheeplike.envs.make(**others, num_envs=1, image_size=16).film() == {}
 
 
+def test_the_cameras_of_the_agent_film_the_first_world_larger():
+    env = sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=(16, 32))
+    env.film_pixels = 96
+    obs, _ = env.reset(seed=0)
+    (large,) = env.film().values()
+    assert (large.shape, large.dtype) == ((1, 48, 96, 3), torch.uint8)
+    small = large[0].unflatten(0, (16, 3)).unflatten(2, (32, 3)).float().mean((1, 3))
+    assert (small - obs["pixels/fixed"][0].float()).abs().mean() < 12, "the same scene, with finer pixels"
+    assert env.single_observation_space["pixels/fixed"].shape == (16, 32, 3)
+
+
 def test_what_the_environment_asks_of_jax_is_named_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch):
     with jax.enable_x64(True), pytest.raises(ValueError, match="leave JAX_ENABLE_X64 unset"):
         sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)

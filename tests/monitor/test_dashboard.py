@@ -36,6 +36,8 @@ PPO = [
 CONFIG = {
     "seed": 3,
     "profile": "cpu",
+    "randomization": {"light": {"max": 1}, "mass": {"max": 2}},
+    "fabric": {"precision": "bf16-mixed"},
     "env": {"name": "cartpole_balance", "num_envs": 32, "image_size": (48, 64), "cameras": None, "options": {"a": 1}},
     "agent": {
         "name": "dreamer_v3",
@@ -66,6 +68,7 @@ def test_the_charts_are_in_the_event_file_of_the_run(written):
     (band,) = charts["return in evaluation, 95 %"].margin.series
     assert (band.value, band.lower, band.upper) == ("eval/return_mean", "eval/return_lo", "eval/return_hi")
     assert list(charts["KL divergence"].multiline.tag) == ["wm/kl$", "loss/dyn$", "loss/rep$"]
+    assert "PSNR of reconstructed images, dB (higher is better)" in charts
     assert "PPO" not in charts
 
 
@@ -83,6 +86,8 @@ def test_the_table_of_runs_is_in_the_event_file_of_the_run(written):
         "agent.learning_rate": 4e-4,
         "seed": 3,
         "profile": "cpu",
+        "randomization": "light, mass",
+        "fabric.precision": "bf16-mixed",
     }
     experiment = read(content[metadata.EXPERIMENT_TAG]).experiment
     assert [metric.name.tag for metric in experiment.metric_infos] == list(OUTCOMES)

@@ -190,6 +190,16 @@ def test_means_are_over_ended_episodes_only():
     }
 
 
+def test_there_is_no_rate_of_a_success_that_nothing_defines():
+    statistics = EpisodeStatistics(2, "cpu")
+    *moved, info = step(1.0, ended=True)
+    info["episode"]["success"] = torch.full((2,), torch.nan)
+    statistics.add(*moved, info)
+    assert {name for name in statistics.take().read() if name.startswith("rollout/")} == {
+        f"rollout/{what}" for what in ("episodes", "reward_mean", "return_mean", "length_mean")
+    }
+
+
 def test_truncation_ends_an_episode_too():
     statistics = EpisodeStatistics(2, "cpu")
     reward, none, _, info = step((3.0, 5.0), ended=False)

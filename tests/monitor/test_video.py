@@ -9,9 +9,12 @@ from PIL import Image
 
 from sheeplike.monitor.video import (
     BORDER,
+    READABLE,
     TRACE_HEIGHT,
     dream_video,
     encode_gif,
+    enlarge,
+    label_rows,
     open_loop_video,
     tile_envs,
     to_colour,
@@ -172,11 +175,11 @@ def test_open_loop_refuses(truth, context, error, message):
 
 
 def test_a_dream_shows_what_was_seen_then_what_was_dreamt_above_its_traces():
-    seen = torch.full((2, 3, 8, 48, 3), 90, dtype=torch.uint8)
-    model = torch.full((4, 3, 8, 48, 3), 200, dtype=torch.uint8)
+    seen = torch.full((2, 3, 48, 48, 3), 90, dtype=torch.uint8)
+    model = torch.full((4, 3, 48, 48, 3), 200, dtype=torch.uint8)
     rising = torch.linspace(0, 1, 4)[:, None].expand(4, 3)
     video = dream_video(seen, model, {"reward": rising, "value": -rising})
-    high, wide = 2 * 8 + 2 * BORDER, 2 * 48 + 2 * BORDER  # twice as large, to have room for a number
+    high = wide = 2 * 48 + 2 * BORDER  # twice as large, so that there is room for a number
     assert video.shape == (6, high + 2 * TRACE_HEIGHT, 3 * wide, 3)
     assert video[:2, 0, 0].tolist() == [GREEN] * 2
     assert video[2:, 0, 0].tolist() == [RED] * 4
@@ -210,3 +213,26 @@ def test_a_dream_of_one_step_and_of_equal_values_is_drawn():
 def test_what_is_no_dream_is_refused(seen, model, trace, error):
     with pytest.raises(error, match="expected"):
         dream_video(seen, model, {"reward": trace})
+
+
+@pytest.mark.parametrize(
+    ("size", "factor"), [((48, 48), 2), ((64, 100), 2), ((20, 90), 5), ((96, 96), 1), ((480, 300), 1)]
+)
+def test_small_frames_are_enlarged_by_whole_pixels(size: tuple[int, int], factor: int) -> None:
+    frames = torch.randint(0, 256, (2, 3, *size, 1), dtype=torch.uint8)
+    large = enlarge(frames)
+    assert large.shape == (2, 3, factor * size[0], factor * size[1], 1)
+    assert min(large.shape[2:4]) >= READABLE
+    assert torch.equal(large[:, :, ::factor, ::factor], frames)
+    assert torch.equal(large[:, :, factor - 1 :: factor, factor - 1 :: factor], frames)
+
+
+def test_rows_have_their_names_beside_them() -> None:
+    video = torch.randint(0, 256, (3, 90, 40, 3), dtype=torch.uint8)
+    labelled = label_rows(video, ("truth", "model", "error"))
+    assert torch.equal(labelled[:, :, -40:], video)
+    margin = labelled[:, :, :-40]
+    assert torch.equal(margin[0], margin[2])
+    rows = margin[0].unflatten(0, (3, 30))
+    assert all(bool((row > 128).any()) for row in rows)
+    assert not torch.equal(rows[0], rows[1])

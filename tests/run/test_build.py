@@ -96,7 +96,7 @@ def error_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> lis
     return capsys.readouterr().err.splitlines()
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "export"])
+@pytest.mark.parametrize("command", ["train", "eval"])
 def test_what_it_raises_when_it_is_made(
     command: str, run_dir: Path, trouble: dict[str, Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:

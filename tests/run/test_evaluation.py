@@ -1,10 +1,14 @@
 """Intervals of an evaluation."""
 
+from math import nan
+
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from sheeplike.run.evaluation import mean_interval, wilson_interval
+from sheeplike.loop import Evaluation
+from sheeplike.run.evaluation import mean_interval, summarize, wilson_interval
 
 
 def test_interval_of_the_mean():
@@ -20,3 +24,11 @@ def test_wilson_interval_is_scipys():
     for successes, trials in ((0, 10), (3, 16), (16, 16), (41, 80)):
         expected = stats.binomtest(successes, trials).proportion_ci(method="wilson")
         np.testing.assert_allclose(wilson_interval(successes, trials), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("success", "rate"), [([nan, nan], None), ([nan, 1.0], 0.5), ([False, True], 0.5)])
+def test_success_is_summarized_where_there_is_any(success, rate):
+    numbers = torch.ones(2), torch.ones(2, dtype=torch.int32), torch.tensor(success)
+    metrics = summarize(Evaluation(*numbers, {}, {}))
+    assert metrics.get("eval/success_rate") == rate
+    assert ("eval/success_lo" in metrics) == ("eval/success_hi" in metrics) == (rate is not None)

@@ -105,6 +105,27 @@ def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
     assert checkpoint_steps(run.run_dir) == [64, 70]
 
 
+def test_a_resume_adds_nothing_to_training_time(
+    begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with begin(*PPO_JOB, *GYM) as run:
+        run.iterate(32)
+    assert "collecting a rollout" in capsys.readouterr().out
+    trained = run.recorder.seconds
+    assert trained > 0
+    with begin(*PPO_JOB, *GYM, "resume=auto") as again:
+        assert again.recorder.seconds == trained
+        assert again.recorder.pauses["start"] > run.recorder.pauses["start"] > 0
+        again.iterate(64)
+        assert again.recorder.seconds > trained
+    assert "collecting" not in capsys.readouterr().out, "its rollout was saved"
+
+
+def test_the_banner_says_what_is_not_seen(begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]) -> None:
+    begin(*PPO_JOB, *CARTPOLE).close()
+    assert "state 5 (not seen: privileged_state)" in capsys.readouterr().out
+
+
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
     """Rewards become NaN as long as that is asked for."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from gymnasium import spaces
 
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
@@ -36,7 +38,9 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
         skipped_total=torch.zeros((), dtype=torch.int64),
         state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
+    box = spaces.Box(-1, 1, (1,))
     envs = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
+    envs.single_observation_space, envs.single_action_space = spaces.Dict({"state": box}), box
     logger = RunLogger(tmp_path, tensorboard=False)
     yield Recorder(agent, envs, Progress(1000, interval=0.0, file=screen), logger)
     logger.close()
@@ -158,6 +162,25 @@ def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows,
     recorder.log(state)
     recorder.flush()
     assert rows()[1:] == [(20, 2, 5.0)]
+
+
+def test_seconds_are_of_training_alone_and_pauses_have_columns_of_their_own(recorder, state, tmp_path) -> None:
+    with recorder.training(state):
+        time.sleep(0.05)
+        with recorder.pause("evaluation"):
+            before = recorder.seconds
+            time.sleep(0.2)
+            assert recorder.seconds == before
+        recorder.log(state)
+    trained = recorder.seconds
+    with recorder.pause("checkpoint"):
+        time.sleep(0.05)
+    assert 0.05 <= trained == recorder.seconds < 0.2
+    recorder.log(state)
+    recorder.flush()
+    first, second = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert first["time/evaluation_seconds"] == second["time/evaluation_seconds"] >= 0.2
+    assert first["time/checkpoint_seconds"] == 0 < 0.05 <= second["time/checkpoint_seconds"]
 
 
 def test_the_progress_line_is_not_set_back_by_a_late_row(recorder, state, screen) -> None:

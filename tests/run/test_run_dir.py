@@ -13,7 +13,7 @@ from sheeplike.options import CommandError
 from sheeplike.run.run_dir import Claim, lock, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
-DEFAULT = Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_0")
+DEFAULT = Path("logs/franka_pick/dreamer_v3/seed_0")
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ episode, frames in RGB. The world holds an action for four frames and takes the 
 
 from typing import Any
 
-import ale_py  # noqa: F401, registers its games
+import ale_py
 import gymnasium
+
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # or each game greets in two lines
 
 FRAMES = 108_000
 """Of an episode: half an hour."""

@@ -39,6 +39,8 @@ OURS = {
     "disable_env_checker": "the environment is checked here",
 }
 """Arguments of ``gymnasium.make`` that are not left to the user, and why."""
+RENDERED_BY = {"classic_control": "pygame", "toy_text": "pygame", "box2d": "Box2D"}
+"""Gymnasium's own environments by the package that they are in, and what that needs."""
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 """Values of ``MUJOCO_GL`` that need no screen, and the libraries that they need."""
 
@@ -102,7 +104,11 @@ class GymOptions(CommonOptions):
             raise InvalidOption("arguments", self.arguments, f"others than {name}: {OURS[name]}")
         module = self.id.rpartition(":")[0]
         if not module:
-            find(self.id)
+            entry = find(self.id).entry_point
+            family = next((name for name in RENDERED_BY if str(entry).startswith(f"gymnasium.envs.{name}.")), None)
+            if self.frames in ("auto", "render") and family and find_module(RENDERED_BY[family]) is None:
+                extra = family.replace("_", "-")
+                raise Unusable(f"{self.id} needs {RENDERED_BY[family]} to render: pip install 'gymnasium[{extra}]'")
         elif find_module(module.partition(".")[0]) is None:
             raise Unusable(f"id={self.id!r}: there is no module {module}")
 

@@ -41,7 +41,7 @@ SCALARS = {
     "reward": np.float32,
     "terminated": np.bool_,
     "truncated": np.bool_,
-    "success": np.bool_,
+    "success": np.float32,
     "return": np.float32,
     "length": np.int32,
     "nonfinite": np.bool_,
@@ -59,9 +59,10 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
-    - ``success`` (N,) bool: ``info["is_success"]`` or ``info["success"]`` was true in this episode;
+    - ``success`` (N,) float32: 1 if ``info["is_success"]`` or ``info["success"]`` was true in this episode, else 0; NaN
+      until the environment has said one of them: most define no success;
     - ``reward_terms``: empty;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32 in policy steps, ``success`` (N,) bool,
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32 in policy steps, ``success``,
       ``reward_terms``}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: a vector or the reward was not finite. Vectors and reward are zeros, the world is
       truncated, and the next step resets it;
@@ -121,6 +122,8 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         self._host = {key: np.zeros(num_envs, dtype) for key, dtype in SCALARS.items()}
         self._buffer: Mapping[str, np.ndarray] = {}  # of the worlds, which write into it at every step
         self._observations: Observations = {}  # the last that were given out
+        self._reached = np.zeros(num_envs, bool)  # success, in this episode
+        self._defines_success = False  # as far as anybody knows
         self._running = False  # a first reset has been made
         self._anew = False  # the next step begins an episode in all worlds, whatever they did
         self._generation = 0  # of seeds: how often all worlds had to begin anew
@@ -256,11 +259,13 @@ class GymVectorEnv(gymnasium.vector.VectorEnv):
         """Totals of the episodes, and what the worlds' ``info`` says; ``began`` (N,) bool: an episode begins."""
         host, none = self._host, np.zeros(self.num_envs, bool)
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
-        for name in ("success", "return", "length"):
-            host[name][began] = 0
+        for total in (self._reached, host["return"], host["length"]):
+            total[began] = 0
         host["return"] += host["reward"]
         host["length"] += ~began
-        host["success"] |= info.get("_success", none)
+        self._reached |= info.get("success", none)
+        self._defines_success |= "success" in info
+        host["success"][:] = self._reached if self._defines_success else np.nan
         host["nonfinite"][:] = info.get("_nonfinite", none)
         host["restarted"][:] = info.get("_restarted", none)
         for world in np.flatnonzero(host["restarted"]):

@@ -83,7 +83,7 @@ def _end_with_run() -> None:
 class World(gymnasium.Env):
     """One world.
 
-    Its ``info`` is empty, but for what is the case: ``success`` (the environment's ``is_success`` or ``success``),
+    Its ``info`` is empty, but for ``success`` where the environment says ``is_success`` or ``success``,
     ``nonfinite``, and ``restarted``, why the environment was replaced by a new one.
 
     An environment that raises in ``step`` or ``render`` is cut: the step delivers its last good observation, truncated
@@ -172,10 +172,11 @@ class World(gymnasium.Env):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
         if options.clip_rewards:
             reward = float(np.sign(reward))
-        success = np.asarray(info.get("is_success", info.get("success", False)))
-        # NaN, which counts as true, is none; nor is what is no number.
-        good = success.dtype.kind in "biuf" and success.all() and not np.isnan(success).any()
-        own = {"success": True} if good else {}
+        own = {}
+        if said := {"is_success", "success"} & info.keys():
+            success = np.asarray(info[min(said)])
+            # NaN, which counts as true, is none; nor is what is no number.
+            own["success"] = bool(success.dtype.kind in "biuf" and success.all() and not np.isnan(success).any())
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:

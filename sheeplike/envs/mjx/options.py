@@ -1,12 +1,15 @@
 """Options of simulated tasks, each written once. Importing this module imports neither JAX nor MuJoCo."""
 
 import importlib.util
+from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any, ClassVar
+from xml.etree import ElementTree
 
 from pydantic import Field
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.options import Options
+from sheeplike.options import InvalidOption, Options, nearest
 
 PLAYGROUND_IDS = (
     *("AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse"),
@@ -18,15 +21,35 @@ PLAYGROUND_IDS = (
 
 
 class TaskOptions(Options):
-    """Options of one task; ``task`` is ``<module>:<class>`` of the task, which takes them."""
+    """Options of one task; ``task`` is ``<module>:<class>`` of the task, which takes them.
+
+    ``scene`` is the file of its scene in ``tasks/``; None where that is made otherwise.
+    """
 
     task: ClassVar[str]
+    scene: ClassVar[str | None] = None
+
+    @classmethod
+    def read_scene(cls) -> str:
+        """The scene, as XML."""
+        return files(f"{__package__}.tasks").joinpath(cls.scene).read_text(encoding="utf-8")
+
+    @classmethod
+    def check_cameras(cls, cameras: Sequence[str]) -> None:
+        """Raises ``InvalidOption`` for a camera that the scene lacks; without ``scene``, whoever makes it finds out."""
+        if cls.scene is None or isinstance(cameras, str):
+            return
+        known = [camera.get("name") for camera in ElementTree.fromstring(cls.read_scene()).iter("camera")]
+        if not {*cameras} <= {*known}:
+            closest = list(dict.fromkeys(nearest(name, known) for name in cameras))
+            raise InvalidOption("cameras", cameras, f"names of the scene's cameras: {', '.join(known)}", closest)
 
 
 class CartpoleOptions(TaskOptions):
     """Options of both tasks with a pole on a cart."""
 
     task: ClassVar[str] = "sheeplike.envs.mjx.tasks.cartpole:Cartpole"
+    scene: ClassVar[str | None] = "cartpole.xml"
 
     episode_length: int = Field(125, ge=1, le=10**9, description="control steps of 80 ms")
 
@@ -47,6 +70,7 @@ class FrankaPickOptions(TaskOptions):
     """Options of ``env=franka_pick``; the front camera shows the whole box up to ``box_range=0.2``."""
 
     task: ClassVar[str] = "sheeplike.envs.mjx.tasks.franka_pick:FrankaPick"
+    scene: ClassVar[str | None] = "franka_pick.xml"
 
     episode_length: int = Field(200, ge=1, le=10**9, description="control steps of 50 ms")
     picked_probability: float = Field(

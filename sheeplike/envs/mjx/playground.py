@@ -28,12 +28,11 @@ import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
-import warp
 from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
-from sheeplike.envs.mjx.quiet import quiet
+from sheeplike.envs.mjx.quiet import quiet, start_warp
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.options import InvalidOption, nearest
 
@@ -92,7 +91,7 @@ class PlaygroundTask:
         config = registry.get_default_config(id)
         _check_overrides(id, self._overrides, _flat(config.to_dict()))
         impl = {"impl": "warp"} if "impl" in config else {}
-        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+        start_warp()
         with _assets(id, self._library), _adapted():
             self._env = registry.load(id, config_overrides={**self._overrides, **impl})
         config = self._env._config
@@ -135,7 +134,7 @@ class PlaygroundTask:
         outcome = Outcome(
             reward=reward,
             terminated=jnp.asarray(state.done).astype(bool),
-            success=jnp.zeros((), bool),
+            success=None,
             reward_terms=_reward_terms(memory.metrics) or {"reward": reward},
             memory=memory,
         )

@@ -1,10 +1,13 @@
-"""MuJoCo's warnings, which it writes to a file in the working directory."""
+"""What libraries would write: MuJoCo its warnings into the working directory, and Warp that there is no GPU."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import mujoco
+import torch
+import warp
 
 _lock = threading.Lock()
 _inside = 0
@@ -28,3 +31,27 @@ def quiet() -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 mujoco.set_mju_user_warning(_before)
+
+
+def start_warp() -> None:
+    """Start Warp, which tells of nothing but problems; that there is no GPU is none on a machine without one."""
+    warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+    with nullcontext() if torch.cuda.is_available() else _stderr_is_lost():
+        warp.init()
+
+
+@contextmanager
+def _stderr_is_lost() -> Iterator[None]:
+    """What is written to the descriptor of stderr, by whatever language, is lost."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

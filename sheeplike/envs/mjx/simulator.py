@@ -21,7 +21,7 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -60,8 +60,8 @@ class Statistics(NamedTuple):
     """float32 (), sum of rewards."""
     length: jax.Array
     """int32 (), control steps."""
-    success: jax.Array
-    """bool (), success was reached at some step."""
+    success: jax.Array | None
+    """bool (), success was reached at some step; None where the task defines none."""
     reward_terms: dict[str, jax.Array]
     """float32 () each, sums of the weighted terms."""
 
@@ -161,7 +161,7 @@ class Simulator:
             lines, cameras = randomization or {}, tuple(renderer.image_sizes)
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
-        memory, self.vector_shapes, self._reward_names = self._check_task()
+        memory, self.vector_shapes, self._outcome = self._check_task()
         if self.physics.name == "native" and (reason := self._beyond_native(memory)):
             if physics == "native":
                 raise ValueError(f"physics='native': {task.name} needs {reason}; nearest: 'warp'")
@@ -271,7 +271,7 @@ class Simulator:
         state = State(
             data=self._template,
             memory=memory,
-            statistics=_zero_statistics(self._reward_names),
+            statistics=_zero_statistics(self._outcome),
             key=jax.random.key_data(key),
             episode=jnp.zeros((), jnp.int32),
             ended=jnp.ones((), bool),
@@ -344,11 +344,11 @@ class Simulator:
         reward = jnp.where(alive, outcome.reward, 0.0)
         terms = {name: jnp.where(alive, value, 0.0) for name, value in outcome.reward_terms.items()}
 
-        so_far = _where(reset, _zero_statistics(terms), state.statistics)
+        so_far = _where(reset, _zero_statistics(outcome), state.statistics)
         statistics = Statistics(
             returns=so_far.returns + reward,
             length=so_far.length + ~reset,
-            success=so_far.success | (alive & outcome.success),
+            success=None if outcome.success is None else so_far.success | (alive & outcome.success),
             reward_terms={name: so_far.reward_terms[name] + value for name, value in terms.items()},
         )
         terminated = alive & outcome.terminated
@@ -396,8 +396,8 @@ class Simulator:
         defaults = {name: getattr(self._template, name) for name in INPUTS}
         return data.replace(**{**defaults, "qpos": model.qpos0})
 
-    def _check_task(self) -> tuple[Memory, dict[str, tuple[int, ...]], list[str]]:
-        """Shapes of the memory and of the vectors, by name, and names of the reward terms.
+    def _check_task(self) -> tuple[Memory, dict[str, tuple[int, ...]], Outcome]:
+        """Shapes of the memory, of the vectors, by name, and of the outcome of a step.
 
         Traces the task on one world without compiling.
 
@@ -433,7 +433,7 @@ class Simulator:
             if value.dtype != jnp.float32 or value.ndim != (name in vectors):
                 shape = "(D,)" if name in vectors else "()"
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
-        return memory, {name: value.shape for name, value in vectors.items()}, list(outcome.reward_terms)
+        return memory, {name: value.shape for name, value in vectors.items()}, outcome
 
 
 class Resets:
@@ -514,13 +514,13 @@ def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
 
 
-def _zero_statistics(terms: Iterable[str]) -> Statistics:
-    """Of an episode that begins, with reward terms of these names."""
+def _zero_statistics(outcome: Outcome) -> Statistics:
+    """Of an episode that begins, whose steps have such outcomes."""
     return Statistics(
         returns=jnp.zeros((), jnp.float32),
         length=jnp.zeros((), jnp.int32),
-        success=jnp.zeros((), bool),
-        reward_terms={name: jnp.zeros((), jnp.float32) for name in terms},
+        success=None if outcome.success is None else jnp.zeros((), bool),
+        reward_terms={name: jnp.zeros((), jnp.float32) for name in outcome.reward_terms},
     )
 
 

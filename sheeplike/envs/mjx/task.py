@@ -25,7 +25,7 @@ Memory = Any
 """A task's own typed pytree (a NamedTuple or a registered dataclass) of fixed shapes, made afresh by every reset."""
 
 Vectors = Mapping[str, jax.Array]
-"""Named float32 vectors of one world: at least ``"state"`` and ``"privileged_state"``."""
+"""Named float32 vectors of one world, such as ``"state"``, and ``"privileged_state"`` to learn with and never see."""
 
 
 class Outcome(NamedTuple):
@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
     """float32 (), the sum of ``reward_terms``."""
     terminated: jax.Array
     """bool (), the episode ended by the task's own rules (never by time: that is the simulator's truncation)."""
-    success: jax.Array
-    """bool (), the goal is met at this step."""
+    success: jax.Array | None
+    """bool (), the goal is met at this step; None where the task has no such goal."""
     reward_terms: dict[str, jax.Array]
     """float32 () each, weighted; they sum to ``reward``."""
     memory: Memory

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import warp
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
@@ -20,6 +19,7 @@ from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.contract import ImageSize, check_actions, check_positive, check_seed, resolve_device
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
 from sheeplike.envs.mjx.physics.physics import PhysicsName
+from sheeplike.envs.mjx.quiet import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering import make_renderer
@@ -48,9 +48,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     ``info`` has the same keys at every call, tensors on ``device``:
 
-    - ``success`` (N,) bool: reached in this episode so far;
+    - ``success`` (N,) bool: reached in this episode so far; float32 NaN where the task defines none;
     - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` (N,) bool, ``reward_terms`` {name:
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` as above, ``reward_terms`` {name:
       (N,) float32}}: running totals, final where the episode ends;
     - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
       scene's default pose, it is truncated, and the next step resets it.
@@ -84,6 +84,9 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
             nominal values.
 
+    Attributes:
+        film_pixels: of the longer side of what :meth:`film` renders by the agent's cameras too; None: it does not.
+
     Raises:
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
     """
@@ -114,7 +117,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         jax_device = jax_device_of(self.device)
         if jax.config.jax_enable_x64:
             raise ValueError("jax_enable_x64 is on: simulations are float32; leave JAX_ENABLE_X64 unset")
-        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+        start_warp()
         made = make_renderer(
             renderer,
             task.model,
@@ -149,10 +152,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
         self._low = torch.as_tensor(task.action_space.low, device=self.device)
         self._high = torch.as_tensor(task.action_space.high, device=self.device)
+        self._no_success = torch.full((num_envs,), torch.nan, device=self.device)
         self._seed = check_seed(seed)
         self._variation: Variation = NOMINAL
         self._state: State | None = None
-        self._film: Callable[[Variation, State], jax.Array] | None = None
+        self.film_pixels: int | None = None
+        self._films: dict[str, Callable[[Variation, State], jax.Array]] = {}
         # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
         # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
         self._in_flight: deque[list[Any]] = deque([[]], maxlen=2)
@@ -211,19 +216,24 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     def film(self) -> dict[str, torch.Tensor]:
         """What the task's ``film_camera`` sees of the first world: uint8 (1, H, W, 3) by its name, on the device.
 
-        Nothing if the task has none, or with ``renderer="none"``. The first call compiles a renderer.
+        With ``film_pixels`` also what the agent's cameras see, larger. Nothing with ``renderer="none"``. The first call
+        compiles a renderer for each camera.
 
         Raises:
             RuntimeError: ``reset`` was never called.
         """
         camera = getattr(self.simulator.task, "film_camera", None)
-        if camera is None or not self.simulator.renderer.cameras:
+        seen = self.simulator.renderer.image_sizes
+        sizes = {} if camera is None or not seen else {camera: FILM_SIZE}
+        if pixels := self.film_pixels:
+            sizes = {name: _enlarged(size, pixels) for name, size in (seen | sizes).items()}
+        if not sizes:
             return {}
         if self._state is None:
             raise RuntimeError("film() before reset(): there is nothing to see yet")
-        if self._film is None:
-            self._film = self.simulator.film(camera, FILM_SIZE, device=str(self.device))
-        return {camera: to_torch(self._film(self._variation, self._state))}
+        for name in sizes.keys() - self._films.keys():
+            self._films[name] = self.simulator.film(name, sizes[name], device=str(self.device))
+        return {name: to_torch(self._films[name](self._variation, self._state)) for name in sizes}
 
     @property
     def variation(self) -> dict[str, torch.Tensor]:
@@ -333,14 +343,21 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         results: Results = output.results.unpack()
         totals = results.statistics
-        episode = {"return": totals.returns, "length": totals.length, "success": totals.success}
+        success = self._no_success if totals.success is None else totals.success
+        episode = {"return": totals.returns, "length": totals.length, "success": success}
         info = {
-            "success": totals.success,
+            "success": success,
             "reward_terms": results.reward_terms,
             "episode": episode | {"reward_terms": totals.reward_terms},
             "nonfinite": results.nonfinite,
         }
         return observations, results.reward, results.terminated, results.truncated, info
+
+
+def _enlarged(size: tuple[int, int], pixels: int) -> tuple[int, int]:
+    """Height and width in the same proportion, the longer one ``pixels``."""
+    height, width = size
+    return round(height * pixels / max(size)), round(width * pixels / max(size))
 
 
 def _is_key(leaf: jax.Array) -> bool:

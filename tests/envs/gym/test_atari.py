@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import ale_py  # noqa: F401, registers its games
@@ -109,3 +111,9 @@ def test_episodes_begin_with_up_to_so_many_frames_of_nothing() -> None:
         range(9)
     )  # the game was over, and began anew
     assert starts == [int(game.reset(seed=0 if not episode else None)[0][0]) for episode in range(200)]
+
+
+def test_a_game_is_made_without_a_banner() -> None:
+    code = "import sheeplike.envs as e; e.make('atari', num_envs=1, id='pong').reset(seed=0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -98,7 +98,9 @@ def test_next_step_reset_to_the_letter() -> None:
     for obs, reward, terminated, truncated, info in outputs:
         episode = info["episode"]
         numbers = [obs["numbers"][0, 0], obs["pixels/image"][0, 0, 0, 0], reward, terminated, truncated]
-        rows.append([float(x) for x in [*numbers, episode["return"], episode["length"], episode["success"]]])
+        rows.append(
+            [float(x) for x in [*numbers, episode["return"], episode["length"], episode["success"].nan_to_num()]]
+        )
     assert rows == [
         # count, pixel, reward, terminated, truncated, return, length, success
         [0, 0, 0, 0, 0, 0, 0, 0],
@@ -116,8 +118,8 @@ def test_info_has_the_same_keys_and_dtypes_at_every_call() -> None:
         assert info.keys() == {"success", "reward_terms", "episode", "nonfinite", "restarted"}
         assert info["reward_terms"] == info["episode"]["reward_terms"] == {}
         kinds = {key: value.dtype for key, value in info["episode"].items() if key != "reward_terms"}
-        assert kinds == {"return": torch.float32, "length": torch.int32, "success": torch.bool}
-        for key in ("success", "nonfinite", "restarted"):
+        assert kinds == {"return": torch.float32, "length": torch.int32, "success": torch.float32}
+        for key in ("nonfinite", "restarted"):
             assert (info[key].dtype, info[key].shape) == (torch.bool, (2,))
 
 
@@ -301,6 +303,27 @@ def test_what_counts_as_a_success(told: Any, success: bool) -> None:
     env = GymVectorEnv(lambda render_mode: Tells(9), GymOptions(id="t", episode_length=9), num_envs=1)
     env.reset()
     assert env.step(torch.zeros(1, dtype=torch.int64))[4]["success"].tolist() == [success]
+
+
+def test_an_environment_that_says_nothing_of_success_has_none() -> None:
+    """One that speaks of it only where it is reached has it from then on, in all worlds and episodes."""
+
+    class Tells(Counter):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return *super().step(action)[:4], {"is_success": True} if action == 7 else {}
+
+    env = GymVectorEnv(lambda render_mode: Tells(2), GymOptions(id="t", episode_length=2), num_envs=2)
+    seen = [
+        env.reset()[1],
+        *(env.step(torch.tensor([action, 0]))[4] for action in (0, 2, 0, 0)),
+    ]  # 2 is the 7 of its own
+    assert [info["episode"]["success"].nan_to_num(9).tolist() for info in seen] == [
+        [9, 9],
+        [9, 9],
+        [1, 0],
+        [0, 0],
+        [0, 0],
+    ]
 
 
 def test_an_environment_that_is_not_there() -> None:

@@ -11,7 +11,6 @@ A product has no additive terms: it is logged as the single term ``balance`` or 
 Source: Tassa et al. 2018, "DeepMind Control Suite", and its published ``cartpole`` domain and ``rewards.tolerance``.
 """
 
-import importlib.resources
 import math
 from typing import NamedTuple
 
@@ -74,8 +73,7 @@ class Cartpole:
         self.name = f"cartpole_{self._reward_name}"
         self.episode_length = options.episode_length
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        scene = importlib.resources.files(__package__).joinpath("cartpole.xml").read_text(encoding="utf-8")
-        self.model = mujoco.MjModel.from_xml_string(scene)
+        self.model = mujoco.MjModel.from_xml_string(options.read_scene())
         self._duration = self.episode_length * self.substeps * self.model.opt.timestep
 
     @property

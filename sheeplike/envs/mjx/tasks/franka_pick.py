@@ -22,7 +22,6 @@ Source of the task, its weights and its limits: MuJoCo Playground's ``PandaPickC
 the box does not start inside the floor, is placed anew in every episode, and terms that can never fire are left out.
 """
 
-import importlib.resources
 from typing import NamedTuple
 
 import gymnasium
@@ -94,8 +93,7 @@ class FrankaPick:
         self.episode_length = options.episode_length
         self.picked_probability = options.picked_probability
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
-        scene = importlib.resources.files(__package__).joinpath("franka_pick.xml").read_text(encoding="utf-8")
-        self.model = model = mujoco.MjModel.from_xml_string(scene)
+        self.model = model = mujoco.MjModel.from_xml_string(options.read_scene())
         self._duration = self.episode_length * self.substeps * model.opt.timestep
         self._home_qpos, self._home_ctrl, self._home_tip = self._keyframe("home")
         self._picked_qpos, self._picked_ctrl, self._picked_tip = self._keyframe("picked")

@@ -1,0 +1,47 @@
+"""Where the numbers of a run come from: the command line, the commit and the versions of each of its starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sheeplike
+from sheeplike.checkpoint import versions
+from sheeplike.files import open_regular
+from sheeplike.run.run_dir import STARTS
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    """Add a line to ``starts.jsonl``; returns what it says.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    package = Path(sheeplike.__file__).parents[1]
+    # Installed into a repository of somebody else's, the package is no part of it.
+    places = {"sheeplike": package} if (package / ".git").exists() else {}
+    places |= {"working directory": Path.cwd()}
+    start = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "commit": {name: found for name, place in places.items() if (found := commit(place))},
+        "versions": versions(),
+    }
+    with open_regular(run_dir / STARTS, "ab") as file:
+        file.write(json.dumps(start).encode() + b"\n")
+    return start
+
+
+def commit(place: Path) -> str | None:
+    """The commit that a directory is at, with ``-dirty`` behind it where files differ; None outside repositories."""
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(place)]  # which would be a program of the repository's choice
+    asked = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run([*git, *asked], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # git is not there, or it says no
+        return None

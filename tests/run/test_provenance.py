@@ -1,0 +1,45 @@
+"""Where a run comes from, as it says itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sheeplike
+from sheeplike.run.provenance import commit
+
+GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C"]
+
+
+def test_the_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
+    assert commit(tmp_path) is None
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"], ["tag", "v1"]):
+        subprocess.run([*GIT, tmp_path, *command], check=True)
+    head = subprocess.run([*GIT, tmp_path, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert commit(tmp_path) == head.stdout.strip()
+    (tmp_path / "file").write_text("new")
+    subprocess.run([*GIT, tmp_path, "add", "file"], check=True)
+    assert commit(tmp_path) == f"{head.stdout.strip()}-dirty"
+
+
+def test_git_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit(Path(sheeplike.__file__).parents[1]) is None
+
+
+def test_each_start_of_a_run_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "sheeplike", "agent.observations=[pixels/*]"])
+    job = ["exp=ppo", "env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]"]
+    job += ["profile=cpu", "dry_run=true", f"run_dir={tmp_path / 'run'}", "total_steps=64"]
+    for more in ([], ["resume=auto", "total_steps=96"]):
+        with sheeplike.init(*job, *more) as run:
+            run.iterate()
+    first, second = map(json.loads, (tmp_path / "run/starts.jsonl").read_text().splitlines())
+    assert first["command"] == "python -m sheeplike 'agent.observations=[pixels/*]'"
+    assert first["versions"]["sheeplike"] == sheeplike.__version__
+    assert first["time"] <= second["time"]
+    assert all(b"python -m sheeplike 'agent" in path.read_bytes() for path in (tmp_path / "run").glob("events*"))
