@@ -77,6 +77,7 @@ def test_what_cannot_be_is_refused_before_anything_heavy(overrides: list[str], p
 
 
 def test_checking_imports_neither_torch_nor_what_is_optional() -> None:
+    pytest.importorskip("dm_control")
     code = (
         "import sys; from sheeplike.config.compose import load; from sheeplike.config.sources import Sources\n"
         "for env in ('gym', 'minigrid', 'atari', 'dmc'):\n"

@@ -108,6 +108,7 @@ def test_what_can_be_said_before_anything_is_built(name, given, key, nearest):
 
 
 def test_checking_loads_nothing_heavy():
+    pytest.importorskip("dm_control")
     names = "[('franka_pick', None), ('minigrid', 'MiniGrid-Empty-5x5-v0'), ('atari', 'pong'), ('dmc', 'walker-walk')]"
     code = f"import sys, sheeplike.envs as e; [e.check(name, id=id, depth=False) for name, id in {names}]; "
     code += "print([m for m in sys.modules if m in ('jax', 'torch', 'mujoco', 'gymnasium', 'numpy')])"
