@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
@@ -36,7 +38,11 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
         skipped_total=torch.zeros((), dtype=torch.int64),
         state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
-    envs = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
+    shown = {
+        "single_observation_space": spaces.Dict({"state": spaces.Box(-1, 1, (1,), np.float32)}),
+        "single_action_space": spaces.Discrete(2),
+    }
+    envs = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict, **shown)
     logger = RunLogger(tmp_path, tensorboard=False)
     yield Recorder(agent, envs, Progress(1000, interval=0.0, file=screen), logger)
     logger.close()
