@@ -83,11 +83,12 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     """
     import asyncio
 
+    from sheeplike.analysis.dream import overlay
     from sheeplike.analysis.dream.server import Server, serve
     from sheeplike.analysis.dream.session import NO_IMAGES, Session
     from sheeplike.analysis.model import load
     from sheeplike.monitor.progress import phase
-    from sheeplike.run.build import build_envs, launch
+    from sheeplike.run.build import build_envs, launch, make_envs
 
     config = config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator), compile="off")
     fabric = launch(config)
@@ -98,8 +99,16 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     # What other people's environments raise at their first steps says that they cannot be used as configured.
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
+        points = None
+        if overlay.positions_of(world) and not overlay.is_taught(model):
+            with phase(f"playing {overlay.EPISODES} episodes, from which a probe learns where things are"):
+                many = make_envs(config, overlay.EPISODES, fabric.device)
+                points = overlay.points(overlay.probed(model, many), world)
+                many.close()
+        elif overlay.positions_of(world):
+            points = overlay.points(overlay.taught(model), world)
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
-            session = Session(world, model, seed=asked.seed)
+            session = Session(world, model, seed=asked.seed, points=points)
             session.tick()
             session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}

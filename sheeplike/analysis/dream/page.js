@@ -515,6 +515,7 @@ const KEYS = {
   c: ["C", "reality check: the dream becomes what the real side sees now", () => ask("check")],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
   s: ["S", "save the episode", () => ask("save")],
+  p: ["P", "show or hide where the model believes things to be", () => document.body.classList.toggle("no-points")],
   Escape: ["Esc", "release all forced classes", () => ask("release")],
   "?": ["?", "this list", () => $("help").showModal()],
 };

@@ -22,7 +22,7 @@ Source of the task, its weights and its limits: MuJoCo Playground's ``PandaPickC
 the box does not start inside the floor, is placed anew in every episode, and terms that can never fire are left out.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import gymnasium
 import jax
@@ -84,6 +84,7 @@ class FrankaPick:
     substeps = 10
     default_cameras = ("front", "wrist")
     film_camera = "scene"
+    positions: ClassVar[dict[str, slice]] = {"tip": slice(0, 3), "box": slice(7, 10)}
     # A grasp on the floor makes 12 contacts; each takes four rows beside the fingers' equality and the joint limits.
     contacts_per_world = 24
     constraints_per_world = 96

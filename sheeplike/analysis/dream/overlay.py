@@ -1,0 +1,92 @@
+"""Where the latent believes things to be, drawn over the frames.
+
+A task may name the entries of ``privileged_state`` that are places in the world, as ``positions``. A model that was
+taught ``privileged_state`` is asked for them; in the latents of another one a linear probe reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import mujoco
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from sheeplike.analysis import probes
+from sheeplike.analysis.dream.session import Point, Points
+from sheeplike.analysis.episodes import play
+from sheeplike.analysis.model import States, TrainedModel
+
+TOLD = "privileged_state"
+EPISODES = 16  # that a probe learns from
+
+
+def positions_of(envs: VectorEnv) -> dict[str, slice]:
+    """Names of things to where in ``privileged_state`` their place is; empty where the task says nothing of it."""
+    task = getattr(getattr(envs, "simulator", None), "task", None)
+    return getattr(task, "positions", {})
+
+
+def is_taught(model: TrainedModel) -> bool:
+    """Whether the model predicts where things are."""
+    return TOLD in model.world.decoder.keys.spaces
+
+
+def taught(model: TrainedModel) -> Callable[[States], Tensor]:
+    """What the model itself says: states ``(...)`` to ``privileged_state`` ``(..., N)``."""
+    return lambda states: model.decode(states).frames[TOLD]
+
+
+def probed(model: TrainedModel, envs: VectorEnv) -> Callable[[States], Tensor]:
+    """What a linear probe says that learns from :data:`EPISODES` episodes of the agent's policy in ``envs``."""
+    keys = [*model.observations, TOLD]
+    played = play(model.agent, envs, episodes=EPISODES, keys=keys, act="policy")
+    states = model.observe({key: played.obs[key] for key in model.observations}, played.action, seed=0)
+    number = torch.arange(EPISODES)[:, None].expand(played.valid.shape)[played.valid]
+    features = states.features[played.valid].cpu()
+    probe = probes.fit_linear(features, played.obs[TOLD][played.valid], number)
+    return lambda states: probe.predict(states.features.cpu())
+
+
+def points(read: Callable[[States], Tensor], envs: VectorEnv) -> Points:
+    """Where ``read`` says that the task's things are, in every camera that is fixed in its scene."""
+    positions, task = positions_of(envs), envs.simulator.task
+    spaces = envs.single_observation_space.spaces
+    sizes = {key: spaces[key].shape[:2] for key in spaces if key.startswith("pixels/")}
+    project = {
+        key: one for key, size in sizes.items() if (one := projection(task.model, key.removeprefix("pixels/"), size))
+    }
+
+    def found(states: States) -> Mapping[str, list[Point]]:
+        told = read(states).flatten().cpu().double().numpy()
+        return {
+            key: [(name, *place) for name, where in positions.items() if (place := one(told[where])) is not None]
+            for key, one in project.items()
+        }
+
+    return found
+
+
+def projection(
+    model: mujoco.MjModel, camera: str, size: tuple[int, int]
+) -> Callable[[np.ndarray], tuple[float, float] | None] | None:
+    """From a place ``(3,)`` in the world to ``(x, y)`` in a camera's frame, in pixels from its top left corner.
+
+    The function returns None for what is behind the camera. There is none, None, for a camera that moves.
+    """
+    if (number := mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)) < 0 or model.cam_bodyid[number] != 0:
+        return None
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    centre, rotation = data.cam_xpos[number].copy(), data.cam_xmat[number].reshape(3, 3).copy()
+    height, width = size
+    focal = height / 2 / math.tan(math.radians(model.cam_fovy[number]) / 2)
+
+    def project(place: np.ndarray) -> tuple[float, float] | None:
+        x, y, z = rotation.T @ (place - centre)  # to the right, up, and towards the viewer
+        return (width / 2 - focal * x / z, height / 2 + focal * y / z) if z < 0 else None
+
+    return project

@@ -1,0 +1,75 @@
+"""Where things are believed to be, against where they are in the frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import sheeplike
+from sheeplike import envs
+from sheeplike.analysis.dream import overlay
+from sheeplike.analysis.model import States, TrainedModel
+from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
+
+CAMERA = "pixels/front"
+
+
+@pytest.fixture(scope="module")
+def model() -> TrainedModel:
+    return sheeplike.load("demo:franka_pick")
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    made = envs.make("franka_pick", num_envs=overlay.EPISODES, image_size=48, cameras=["front", "wrist"])
+    yield made
+    made.close()
+
+
+def is_red(frame: torch.Tensor, x: float, y: float) -> bool:
+    """Whether a pixel is the box's, or one beside it: half a pixel off is within rounding."""
+    around = frame[max(int(y) - 1, 0) : int(y) + 2, max(int(x) - 1, 0) : int(x) + 2].float()
+    return bool(((around[..., 0] > 90) & (around[..., 1:].amax(-1) < 60)).any())
+
+
+def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
+    obs, _ = worlds.reset(seed=4)
+    project = overlay.projection(FrankaPick().model, "front", (48, 48))
+    for frame, state in zip(obs[CAMERA], obs["privileged_state"], strict=True):
+        x, y = project(state[FrankaPick.positions["box"]].double().numpy())
+        assert is_red(frame, x, y)
+        assert not is_red(frame, x + 8, y)
+        assert not is_red(frame, x, y - 8)
+    assert overlay.projection(FrankaPick().model, "wrist", (48, 48)) is None  # it moves with the hand
+    assert project(np.array([100.0, 0.0, 0.0])) is None  # behind it
+
+
+def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedModel) -> None:
+    obs, _ = worlds.reset(seed=5)
+    states = model.follow(None, None, {CAMERA: obs[CAMERA]}, seed=0)
+    read = overlay.points(overlay.taught(model), worlds)
+    assert overlay.is_taught(model)
+    hits = 0
+    for number in range(worlds.num_envs):
+        found = read(states[number])
+        assert found.keys() == {CAMERA}
+        assert [label for label, *_ in found[CAMERA]] == ["tip", "box"]
+        hits += is_red(obs[CAMERA][number], *found[CAMERA][1][1:])
+    assert hits >= 0.8 * worlds.num_envs
+
+
+def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: TrainedModel) -> None:
+    """The same latents, read by a probe that has learnt from episodes of its own."""
+    read = overlay.probed(model, worlds)
+    obs, _ = worlds.reset(seed=6)
+    states: States = model.follow(None, None, {CAMERA: obs[CAMERA]}, seed=0)
+    box = FrankaPick.positions["box"]
+    truth = obs["privileged_state"][:, box]
+    assert (read(states)[:, box] - truth).abs().mean() < 0.02  # metres; the boxes are spread over 10 cm
+
+
+def test_tasks_without_places_have_none() -> None:
+    made = envs.make("cartpole_balance", num_envs=1, renderer="none")
+    assert overlay.positions_of(made) == {}
+    made.close()
