@@ -26,17 +26,17 @@ from sheeplike.options import Key, expectation, format_value, keys_of
 
 ROOT = Path(__file__).parents[1]
 AT_THE_TOP = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
-PICTURES = (".png", ".gif", ".svg")
+AS_THEY_ARE = (".png", ".gif", ".svg", ".ipynb")
 LINK = re.compile(r"(\]\()((?!https?:)[^)#\s]+)")
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):<code>(~?)([\w.]+)</code>")
 OPTIONS = re.compile(r"<!-- options: (\w+) -->")
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".xml": "xml", ".toml": "toml"}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".cff": "yaml", ".xml": "xml", ".toml": "toml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages, their pictures, and the files of the program that they link to."""
     pages = [ROOT / name for name in AT_THE_TOP] + sorted((ROOT / "howto").glob("*.md"))
-    pictures = [path for path in sorted((ROOT / "howto").iterdir()) if path.suffix in PICTURES]
+    pictures = [path for path in sorted((ROOT / "howto").iterdir()) if path.suffix in AS_THEY_ARE]
     for path in pages + pictures:
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     for path in sorted({target for page in pages for target in _linked(page)}):
