@@ -77,10 +77,10 @@ RATE = 1e-3
         pytest.param(
             {
                 "cameras": {"front": (48, 48, 3), "wide": (48, 64, 1)},
-                "vectors": {"state": 5, "hidden": 2, "aside": 3},
+                "vectors": {"state": 5, "hidden": 2},
                 "observations": ("pixels/*", "state"),
                 "targets": ("hidden",),
-                "probes": ("aside",),
+                "probes": ("hidden",),
                 "actions": spaces.MultiDiscrete([2, 3], start=[0, -1]),
             },
             marks=pytest.mark.slow,
