@@ -21,11 +21,12 @@ import yaml
 from sheeplike import checkpoint
 from sheeplike.__main__ import list_commands, main
 from sheeplike.agents.ppo import PPO
-from sheeplike.config.compose import load
-from sheeplike.config.saved import load_saved, to_yaml
+from sheeplike.config.compose import load, load_saved
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
-from sheeplike.run.run_dir import FILES, Claim
+from sheeplike.run.layout import FILES
+from sheeplike.run.run_dir import Claim
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

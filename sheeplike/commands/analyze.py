@@ -19,7 +19,7 @@ from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import ANALYSES, choose_checkpoint
+from sheeplike.run.layout import ANALYSES, choose_checkpoint
 from sheeplike.run.trained import choose_accelerator, open_trained, read_weights, results_of
 from sheeplike.terminal import echo, info
 

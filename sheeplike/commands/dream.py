@@ -20,7 +20,7 @@ from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import choose_checkpoint
+from sheeplike.run.layout import choose_checkpoint
 from sheeplike.run.trained import choose_accelerator, open_trained, results_of
 from sheeplike.terminal import echo, info
 

@@ -22,7 +22,7 @@ from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import EVALUATIONS, choose_checkpoint
+from sheeplike.run.layout import EVALUATIONS, choose_checkpoint
 from sheeplike.run.trained import choose_accelerator, finite, open_trained, read_weights, results_of
 from sheeplike.terminal import echo, info
 

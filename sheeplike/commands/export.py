@@ -18,7 +18,8 @@ from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import MODEL, WEIGHTS
-from sheeplike.run.run_dir import CONFIG_FILE, choose_checkpoint, free, open_run
+from sheeplike.run.layout import CONFIG_FILE, choose_checkpoint
+from sheeplike.run.run_dir import free, open_run
 from sheeplike.terminal import echo, info, warn
 
 

@@ -42,14 +42,13 @@ def main(request: Request) -> int:
     if request.help:
         echo(usage(request.arguments, sources))
         return 0
-    from sheeplike.config.compose import explain, load, start_of  # Hydra, which help does without
-    from sheeplike.config.saved import load_saved
-    from sheeplike.run import run_dir
+    from sheeplike.config.compose import explain, load, load_saved, start_of  # Hydra, which help does without
+    from sheeplike.run import layout, run_dir
 
     start, rest = start_of(request.arguments)
     if start.show == "config":
         resumed = start.resume not in (None, "auto")  # then all values are in its directory
-        file = run_dir.config_file(expand(start.resume), "resume") if resumed else None
+        file = layout.config_file(expand(start.resume), "resume") if resumed else None
         echo(explain(load_saved(file, rest) if file else load(rest, sources)))
         return 0
     if start.seeds is not None:
@@ -189,7 +188,7 @@ def train_seeds(start: Start, arguments: Sequence[str], config_dirs: Sequence[st
 
 def _is_finished(place: Path, total_steps: int) -> bool:
     """Whether a run that ended with status 0 has come to its end: an environment can end a process with any status."""
-    from sheeplike.run.run_dir import checkpoint_steps
+    from sheeplike.run.layout import checkpoint_steps
 
     return checkpoint_steps(place)[-1:] >= [total_steps]
 

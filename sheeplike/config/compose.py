@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
@@ -34,6 +35,7 @@ from sheeplike import envs, host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown, unknown_key, validated
+from sheeplike.config.saved import RESUMABLE, flat, may_change, read_saved
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
 from sheeplike.options import CommandError, InvalidOption, Key, Options, format_value, keys_of
@@ -148,6 +150,33 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
         if error.nearest is None:
             error.nearest = known[error.key].schema.get("default")
         raise
+
+
+def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
+    """The configuration of a run, with the few changes that are allowed when it is resumed.
+
+    Raises:
+        CommandError: the file or a change is not valid.
+    """
+    merged, overrides = Merged(), [parse(argument) for argument in arguments]
+    merged.add(read_saved(path), path.name)
+    keys = {key.path: key for key in all_keys()}
+    for argument, override in zip(arguments, overrides, strict=True):
+        key = override.key_or_group
+        if key not in GROUPS and not key.startswith("agent."):
+            check_key(override, keys)
+        if key in GROUPS or not may_change(key):
+            expected = ", ".join(sorted(RESUMABLE))
+            raise CommandError(f"'{argument}' cannot change when a run is resumed: expected {expected}")
+        merged.set(key, override.value(), COMMAND_LINE)
+    try:
+        return Composed(validate(merged.data), merged.sources)
+    except InvalidOption as error:
+        if any(error.key.startswith(override.key_or_group) for override in overrides):
+            raise  # the file is not to blame
+        raise CommandError(f"{error} (in {path})") from None
+    except CommandError as error:
+        raise CommandError(f"{error} (in {path})") from None
 
 
 def start_of(arguments: Iterable[str]) -> tuple[Start, list[str]]:
@@ -462,12 +491,3 @@ def explain(composed: Composed) -> str:
         )
         lines.append(f"{key}: {format_value(value)}" + (f"  # {source}" if source else ""))
     return "\n".join(lines)
-
-
-def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested dictionaries; an empty one is a value."""
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + str(name), value

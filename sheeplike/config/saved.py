@@ -5,17 +5,15 @@ A run's directory may come from elsewhere. Nothing in it is composed, interpolat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sheeplike.config.compose import COMMAND_LINE, Composed, Merged, check_key, flat, parse
-from sheeplike.config.schema import Config, all_keys, to_data, validate
-from sheeplike.config.sources import GROUPS
+from sheeplike.config.schema import Config, to_data
 from sheeplike.files import read_yaml
-from sheeplike.options import CommandError, InvalidOption, format_value
+from sheeplike.options import CommandError, format_value
 
 FORMAT = 1  # of config.yaml
 # What may change when a run is resumed; anything else would make it another run.
@@ -37,33 +35,6 @@ SHOWN = 8  # changes, at most
 def to_yaml(config: Config) -> str:
     """The configuration as a run saves it, every value in full."""
     return yaml.safe_dump({"format": FORMAT} | to_data(config), sort_keys=False, allow_unicode=True)
-
-
-def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
-    """The configuration of a run, with the few changes that are allowed when it is resumed.
-
-    Raises:
-        CommandError: the file or a change is not valid.
-    """
-    merged, overrides = Merged(), [parse(argument) for argument in arguments]
-    merged.add(read_saved(path), path.name)
-    keys = {key.path: key for key in all_keys()}
-    for argument, override in zip(arguments, overrides, strict=True):
-        key = override.key_or_group
-        if key not in GROUPS and not key.startswith("agent."):
-            check_key(override, keys)
-        if key in GROUPS or not may_change(key):
-            expected = ", ".join(sorted(RESUMABLE))
-            raise CommandError(f"'{argument}' cannot change when a run is resumed: expected {expected}")
-        merged.set(key, override.value(), COMMAND_LINE)
-    try:
-        return Composed(validate(merged.data), merged.sources)
-    except InvalidOption as error:
-        if any(error.key.startswith(override.key_or_group) for override in overrides):
-            raise  # the file is not to blame
-        raise CommandError(f"{error} (in {path})") from None
-    except CommandError as error:
-        raise CommandError(f"{error} (in {path})") from None
 
 
 def may_change(key: str) -> bool:
@@ -101,3 +72,12 @@ def read_saved(path: Path) -> dict[str, Any]:
     if data.pop("format", None) != FORMAT:
         raise CommandError(f"{path}: was written by another version of sheeplike, expected format {FORMAT}; start anew")
     return data
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested dictionaries; an empty one is a value."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + str(name), value

@@ -31,7 +31,8 @@ from sheeplike.loop import first_step
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, lock, parts_to_read
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
+from sheeplike.run.run_dir import lock, parts_to_read
 from sheeplike.terminal import first_sentence, info, text_of, warn
 
 INEXACT = (

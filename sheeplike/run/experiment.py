@@ -41,8 +41,9 @@ from sheeplike.options import CommandError
 from sheeplike.run import provenance, snapshot
 from sheeplike.run.build import RunComponents, build, describe_device, explain_oom, make_writer, of_this_agent
 from sheeplike.run.evaluation import Evaluator
+from sheeplike.run.layout import LAST_BATCH, checkpoint_steps
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_dir import LAST_BATCH, Claim, Plan, checkpoint_steps, plan, update
+from sheeplike.run.run_dir import Claim, Plan, plan, update
 from sheeplike.run.signals import FAILED, StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, warn

@@ -30,8 +30,8 @@ from sheeplike.config.errors import as_command_errors, expand, nearest, validate
 from sheeplike.config.saved import read_saved, to_yaml
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
-from sheeplike.run.run_dir import config_file as config_of_run
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
+from sheeplike.run.layout import config_file as config_of_run
 from sheeplike.run.spaces import Data, Space, Spaces, describe
 from sheeplike.terminal import first_sentence
 

@@ -13,7 +13,7 @@ from typing import Any
 import sheeplike
 from sheeplike.checkpoint import versions
 from sheeplike.files import open_regular
-from sheeplike.run.run_dir import STARTS
+from sheeplike.run.layout import STARTS
 
 
 def record(run_dir: Path) -> dict[str, Any]:

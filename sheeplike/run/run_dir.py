@@ -25,39 +25,33 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from sheeplike import host
-from sheeplike.config.compose import Composed, load
-from sheeplike.config.errors import as_command_errors, expand, nearest, require_writable
-from sheeplike.config.saved import RESUMABLE, changes, describe_changes, load_saved, may_change, to_yaml
+from sheeplike.config.compose import Composed, load, load_saved
+from sheeplike.config.errors import as_command_errors, expand, require_writable
+from sheeplike.config.saved import RESUMABLE, changes, describe_changes, may_change, to_yaml
 from sheeplike.config.schema import Config, Start
 from sheeplike.config.sources import Sources
 from sheeplike.files import (
     EVENTS,
-    REPLAY,
-    find_unusual,
-    list_checkpoints,
     open_regular,
     parse_yaml,
     read_text,
     read_yaml,
-    step_of,
-    unusual,
     write_atomically,
 )
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
+from sheeplike.run.layout import (
+    ASIDE,
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LOCK_FILE,
+    METRICS,
+    OURS,
+    STARTS,
+    checkpoint_steps,
+    config_file,
+)
 from sheeplike.terminal import info, warn
-
-CONFIG_FILE = "config.yaml"
-CHECKPOINTS = "checkpoints"
-LOCK_FILE = ".lock"
-METRICS = "metrics.jsonl"
-STARTS = "starts.jsonl"
-ASIDE = "metrics_before_{}.jsonl"  # those of an attempt without a checkpoint, when the run begins again
-EVALUATIONS = "eval"
-ANALYSES = "analyze"
-LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
-FILES = (CONFIG_FILE, METRICS, STARTS, LOCK_FILE, LAST_BATCH)
-OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # what a run makes
 
 
 class Plan(NamedTuple):
@@ -264,33 +258,6 @@ def update(run_dir: Path, config: Config) -> None:
         write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
 
 
-def config_file(run_dir: Path, key: str) -> Path:
-    """The configuration of the run that ``key=<run_dir>`` names.
-
-    Raises:
-        CommandError: there is no such run, or there is something else in it than files and directories.
-    """
-    file = run_dir / CONFIG_FILE
-    if not file.is_file():
-        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
-        match = nearest(str(run_dir), runs)
-        hint = f"; nearest: {key}={match}" if match else ""
-        raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
-    paths = (*(run_dir / name for name in FILES), *(run_dir / REPLAY).glob("*"))
-    found = find_unusual(run_dir) or next((f"{path} {why}" for path in paths if (why := unusual(path))), None)
-    if found:
-        raise CommandError(
-            f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
-            "a link leads to"
-        )
-    return file
-
-
-def checkpoint_steps(run_dir: Path) -> list[int]:
-    """Policy steps of a run's checkpoints, oldest first, by their names; found without torch, and not verified."""
-    return [step_of(path) for path in list_checkpoints(run_dir / CHECKPOINTS)]
-
-
 def open_run(run: str | None, command: str) -> tuple[Path, Config]:
     """The directory of the run that ``run=`` names, and its configuration, for a command that reads its checkpoints.
 
@@ -306,31 +273,6 @@ def open_run(run: str | None, command: str) -> tuple[Path, Config]:
     if not checkpoint_steps(run_dir):
         raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
     return run_dir, config
-
-
-def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
-    """The directory that ``checkpoint=`` means; None: the newest that is whole.
-
-    Raises:
-        InvalidOption: there is no such checkpoint.
-    """
-    if name == "last":
-        return None
-    if name == "best":
-        from sheeplike.checkpoint import best  # torch takes seconds
-
-        path = best(run_dir / CHECKPOINTS)
-        if path is None:
-            raise InvalidOption("checkpoint", name, "one that was saved after an evaluation; here is none", "last")
-        return path
-    paths = {step_of(path): path for path in list_checkpoints(run_dir / CHECKPOINTS)}
-    step = name.removeprefix("step_")
-    expected = f"best, last, or one of {', '.join(map(str, paths))}"
-    if not step.isdecimal() or len(step) > 20:
-        raise InvalidOption("checkpoint", name, expected, nearest(name, ("best", "last")) or "last")
-    if int(step) not in paths:
-        raise InvalidOption("checkpoint", name, expected, min(paths, key=lambda other: abs(other - int(step))))
-    return paths[int(step)]
 
 
 def _resumed(run_dir: Path, arguments: Sequence[str]) -> Plan:

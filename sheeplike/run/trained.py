@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheeplike import host
+from sheeplike.config.compose import load_saved
 from sheeplike.config.errors import expand
-from sheeplike.config.saved import load_saved
 from sheeplike.config.schema import Config
 from sheeplike.files import find_unusual
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.run_dir import CHECKPOINTS, CONFIG_FILE, open_run
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
+from sheeplike.run.run_dir import open_run
 from sheeplike.terminal import warn
 
 if TYPE_CHECKING:

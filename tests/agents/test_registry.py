@@ -9,7 +9,8 @@ import yaml
 
 from sheeplike.agents import registry
 from sheeplike.config import compose
-from sheeplike.config.saved import load_saved, to_yaml
+from sheeplike.config.compose import load_saved
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 

@@ -343,12 +343,12 @@ def test_a_device_that_is_not_there(device: str, nearest: str) -> None:
         sheeplike.load("demo:franka_pick", device=device)
 
 
-def test_it_needs_neither_jax_nor_a_simulator() -> None:
+def test_it_needs_neither_jax_nor_a_simulator_nor_hydra() -> None:
     code = (
         "import sys, torch, sheeplike\n"
         "model = sheeplike.load('demo:franka_pick')\n"
         "frames, actions = torch.zeros(3, 48, 48, 3, dtype=torch.uint8), torch.zeros(3, 3)\n"
         "model.decode(model.imagine(model.observe(frames, actions)[-1], steps=2))\n"
-        "assert not {'jax', 'mujoco', 'warp'} & set(sys.modules)\n"
+        "assert not {'jax', 'mujoco', 'warp', 'hydra', 'omegaconf', 'lightning'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.agents.agent import Agent
-from sheeplike.config.compose import load
-from sheeplike.config.saved import load_saved
+from sheeplike.config.compose import load, load_saved
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError

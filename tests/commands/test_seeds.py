@@ -18,7 +18,8 @@ from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.commands import train
 from sheeplike.config.sources import CONFIGS
 from sheeplike.run import run_dir
-from sheeplike.run.run_dir import CHECKPOINTS, Claim, checkpoint_steps, lock
+from sheeplike.run.layout import CHECKPOINTS, checkpoint_steps
+from sheeplike.run.run_dir import Claim, lock
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")

@@ -10,7 +10,8 @@ import yaml
 from sheeplike import host
 from sheeplike.agents import registry
 from sheeplike.config import compose
-from sheeplike.config.saved import load_saved, to_yaml
+from sheeplike.config.compose import load_saved
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import all_keys
 from sheeplike.config.sources import CONFIGS, Sources
 from sheeplike.envs import list_envs

@@ -22,7 +22,7 @@ from sheeplike.memory import Rollout
 from sheeplike.options import CommandError
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.experiment import Experiment, Halted, Unsaved
-from sheeplike.run.run_dir import checkpoint_steps
+from sheeplike.run.layout import checkpoint_steps
 
 SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
 # Without images, and most in worlds that nothing has to be compiled for.

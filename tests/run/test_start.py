@@ -19,7 +19,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.loop import LoopState
 from sheeplike.options import CommandError
-from sheeplike.run import experiment, run_dir
+from sheeplike.run import experiment, layout, run_dir
 from sheeplike.run.run_dir import Plan
 
 JOB = ("env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", "dry_run=true")
@@ -117,7 +117,7 @@ def test_a_run_that_cannot_go_on_learning_keeps_what_it_has(config: Config, fini
     before = rows(finished.directory)
     with pytest.raises(CommandError, match="out of memory"):
         experiment.run(Plan(config.replace(total_steps=80), finished.directory, resume=True))
-    assert run_dir.checkpoint_steps(finished.directory) == [64]
+    assert layout.checkpoint_steps(finished.directory) == [64]
     assert rows(finished.directory) == before
     run_dir.lock(finished.directory).close()  # nobody holds it
 

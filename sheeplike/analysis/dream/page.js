@@ -221,11 +221,13 @@ function paint(canvas, rgb, width, height) {
 
 function mark(svg, points) {
   svg.replaceChildren();
-  for (const [label, x, y] of points) {
+  for (const [n, [label, x, y]] of points.entries()) {
     const dot = document.createElementNS(svg.namespaceURI, "circle");
     for (const [name, value] of Object.entries({ cx: x, cy: y, r: 2 })) dot.setAttribute(name, value);
     const text = document.createElementNS(svg.namespaceURI, "text");
-    text.setAttribute("x", x + 3);
+    const left = n % 2 === 0; // so that the names of two things at one place can be read
+    text.setAttribute("text-anchor", left ? "end" : "start");
+    text.setAttribute("x", left ? x - 3 : x + 3);
     text.setAttribute("y", y + 1);
     text.textContent = label;
     svg.append(dot, text);

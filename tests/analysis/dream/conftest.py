@@ -17,7 +17,7 @@ from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.analysis.dream.session import Session
 from sheeplike.analysis.model import TrainedModel, load
-from sheeplike.config.saved import load_saved
+from sheeplike.config.compose import load_saved
 from sheeplike.run.build import make_envs
 from sheeplike.run.exported import demo as demo_place
 
