@@ -18,14 +18,14 @@ from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
 from sheeplike.analysis import likelihood, probes
-from sheeplike.analysis.episodes import Episodes
-from sheeplike.analysis.model import DETER, States, TrainedModel
+from sheeplike.analysis.batches import at_once, batched
+from sheeplike.analysis.episodes import FEWEST, Episodes
+from sheeplike.analysis.model import DETER, States, TrainedModel, stack
 
 AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
 HORIZON = max(AHEAD)
 CONTEXT = 5  # steps that the model has seen, at least, when it begins to imagine
 STARTS, LEAST_STARTS = 256, 8  # open-loop predictions, at most, and of a mean at least
-FRAMES = 4096  # that are encoded at once
 BINS = 10  # of a calibration
 DEAD_KL = 0.01  # nats, below which a group says nothing that the recurrent state does not
 SAME_CLASS = 0.99  # share of the steps at which a constant group's likeliest class is one and the same
@@ -52,15 +52,15 @@ class Findings:
     """What was found.
 
     Attributes:
-        numbers: by part, and where episodes of several kinds were played, by kind within.
+        numbers: by part, such as ``surprise``, and within it by kind of episodes. ``notes`` are sentences: what could
+            not be measured, and why.
         strips: film strips of the best, the median and the worst episode, of the first kind.
-        linear, mlp: the probes of ``privileged_state``, or None where there is none.
+        linear: the linear probe of ``privileged_state``, or None where there is no such vector.
     """
 
     numbers: Numbers = field(default_factory=dict)
     strips: list[Strip] = field(default_factory=list)
     linear: probes.LinearProbe | None = None
-    mlp: probes.MLPProbe | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class OpenLoop:
         errors: observation to ``(P, I)``, mean squared error in the units in which it is learnt.
         still: observation to ``(P, I)``, that of predicting no change at all.
         reward: ``(P, I)`` absolute error of the expected reward.
-        kept: imagined steps to states ``(P,)``, for those in :data:`AHEAD`.
+        kept: imagined steps to states ``(P,)``, for those in :data:`AHEAD` and :data:`FILM`.
     """
 
     rows: Tensor
@@ -92,8 +92,9 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
         ValueError: fewer than four episodes of a kind.
     """
     for kind, episodes in played.items():
-        if len(episodes) < 4:
-            raise ValueError(f"{len(episodes)} episodes of kind {kind}: expected at least 4, to fit on some of them")
+        if len(episodes) < FEWEST:
+            problem = f"{len(episodes)} episodes of kind {kind}: expected at least {FEWEST}"
+            raise ValueError(f"{problem}, to fit on some of them")
     found = Findings()
     states = {kind: observe(model, episodes, seed=seed) for kind, episodes in played.items()}
     ahead = {kind: open_loop(model, played[kind], states[kind], seed=seed) for kind in played}
@@ -109,8 +110,9 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
     }
     found.numbers = {name: {kind: measure(kind) for kind in played} for name, measure in parts.items()}
     if all(PROBED in episodes.obs for episodes in played.values()):
-        found.linear, found.mlp, found.numbers["probes"] = probe(played, states, ahead, seed=seed)
+        found.linear, found.numbers["probes"] = probe(model, played, states, ahead, seed=seed)
         found.numbers["probes"]["groups"] = probe_groups(model, played, states, seed=seed)
+    found.numbers["notes"] = notes(model, played)
     kind = next(iter(played))
     found.strips = film_strips(model, played[kind], states[kind], seed=seed)
     return found
@@ -118,7 +120,7 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
 
 def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States:
     """Posterior states ``(E, T)``, on the model's device."""
-    batch = max(FRAMES // episodes.steps, 1)
+    batch = max(at_once(model) // episodes.steps, 1)
     parts = []
     with own_randomness(model.device):
         torch.manual_seed(seed)
@@ -127,6 +129,25 @@ def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States
             seen = {key: episodes.obs[key][rows] for key in model.observations}
             parts.append(model.observe(seen, episodes.action[rows]))
     return States(*(torch.cat([getattr(part, name) for part in parts]) for name in ("deter", "stoch", "logits")))
+
+
+def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
+    """What is missing among the numbers, a sentence each."""
+    found = []
+    if not all(PROBED in episodes.obs for episodes in played.values()):
+        found.append(f"No probes: the environment has no {PROBED}.")
+    if math.isinf(likelihood.variance(model)):
+        found.append("No likelihood: the model does not learn to predict observations.")
+    for kind, episodes in played.items():
+        longest, context = int(episodes.lengths.max()), context_of(episodes)
+        if longest < likelihood.WINDOW:
+            limit = f"the longest of the episodes has {longest} steps, a window {likelihood.WINDOW}"
+            found.append(f"No bound of windows ({kind}): {limit}.")
+        if context < CONTEXT:
+            found.append(f"Open loop ({kind}): no episode is longer than {CONTEXT} steps, so that {context} are seen.")
+        elif left_out := int((episodes.lengths <= CONTEXT).sum()):
+            found.append(f"Open loop ({kind}): {left_out} episodes of at most {CONTEXT} steps are left out.")
+    return found
 
 
 def describe_episodes(episodes: Episodes) -> Numbers:
@@ -149,7 +170,7 @@ def open_loop(model: TrainedModel, episodes: Episodes, states: States, *, seed: 
 
     Drawn, not evenly spaced: episodes may have a rhythm, which would come back in the errors by steps ahead.
     """
-    first = _first_start(episodes)
+    first = context_of(episodes) - 1
     places = (episodes.valid[:, 1:] & (torch.arange(episodes.steps - 1) >= first)).nonzero()
     chosen = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:STARTS].sort().values
     return _imagine(model, episodes, states, *places[chosen].unbind(1), seed=seed)
@@ -158,7 +179,7 @@ def open_loop(model: TrainedModel, episodes: Episodes, states: States, *, seed: 
 def _imagine(
     model: TrainedModel, episodes: Episodes, states: States, rows: Tensor, times: Tensor, *, seed: int
 ) -> OpenLoop:
-    state = states.map(lambda x: x[rows, times])
+    state = states[rows, times]
     names = list(model.world.decoder.keys.spaces)
     errors: dict[str, list[Tensor]] = {key: [] for key in names}
     still: dict[str, list[Tensor]] = {key: [] for key in names}
@@ -170,7 +191,7 @@ def _imagine(
             now = (times + step).minimum(episodes.lengths[rows] - 1)
             action = episodes.action[rows, (times + step - 1).minimum(now)]
             state = model.imagine(state, action[:, None])[:, 0]
-            kept |= {step: state} if step in AHEAD else {}
+            kept |= {step: state} if step in (*AHEAD, *FILM) else {}
             predicted = model.predict(state)
             for key in names:
                 truth = model.as_learnt(key, episodes.obs[key][rows, now])
@@ -183,9 +204,9 @@ def _imagine(
     return OpenLoop(rows, times, together["valid"], *stacked, together["reward"], kept)
 
 
-def _first_start(episodes: Episodes) -> int:
-    """The step of the last observation of the shortest context; an episode may be shorter than that."""
-    return max(min(CONTEXT, int(episodes.lengths.min()) - 1) - 1, 0)
+def context_of(episodes: Episodes) -> int:
+    """Steps that are seen at least: :data:`CONTEXT`, and fewer only where no episode goes on after so many."""
+    return min(CONTEXT, int(episodes.lengths.max()) - 1)
 
 
 def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States, ahead: OpenLoop) -> Numbers:
@@ -198,7 +219,8 @@ def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States,
     counts = ahead.valid.sum(0)
     steps = [step for step in range(1, HORIZON + 1) if counts[step - 1] >= min(LEAST_STARTS, len(ahead.rows))]
     seen = {key: value.item() for key, value in _reconstruction(model, episodes, states).items()}
-    found: Numbers = {"starts": len(ahead.rows), "steps": steps, "count": [int(counts[step - 1]) for step in steps]}
+    found: Numbers = {"context": context_of(episodes), "starts": len(ahead.rows)}
+    found |= {"steps": steps, "count": [int(counts[step - 1]) for step in steps]}
     for key, error in ahead.errors.items():
         mean, idle = (_mean_over(values, ahead.valid) for values in (error, ahead.still[key]))
         one: Numbers = {"mse": mean[: len(steps)], "still_mse": idle[: len(steps)], "seen_mse": seen[key]}
@@ -222,37 +244,39 @@ def psnr(mse: float) -> float:
 
 def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> dict[str, Tensor]:
     """Mean squared error of each observation while it is seen, 0-dim."""
-    sums: dict[str, Tensor] = dict.fromkeys(model.world.decoder.keys.spaces, torch.zeros(()))
-    rows, times = episodes.valid.nonzero().unbind(1)
-    for start in range(0, len(rows), FRAMES):
-        row, time = rows[start : start + FRAMES], times[start : start + FRAMES]
-        predicted = model.predict(states[row, time])
-        for key, value in predicted.items():
-            error = (value - model.as_learnt(key, episodes.obs[key][row, time])).square().flatten(1).mean(1)
-            sums[key] = sums[key] + error.sum().cpu()
-    return {key: value / len(rows) for key, value in sums.items()}
+    names = list(model.world.decoder.keys.spaces)
+
+    def errors(rows: Tensor, times: Tensor) -> Tensor:
+        predicted = model.predict(states[rows, times])
+        known = {key: model.as_learnt(key, episodes.obs[key][rows, times]) for key in names}
+        return torch.stack([(predicted[key] - known[key]).square().flatten(1).mean(1) for key in names], 1)
+
+    means = batched(model, errors, *episodes.valid.nonzero().unbind(1)).mean(0)
+    return dict(zip(names, means, strict=True))
 
 
 def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> list[Strip]:
-    """Of each camera the best, the median and the worst episode, by the error of its first open-loop prediction."""
-    strips = []
-    rows = torch.arange(len(episodes))
-    times = torch.full_like(rows, _first_start(episodes))
+    """Of each camera the best, the median and the worst episode, by the error of its first open-loop prediction.
+
+    They are chosen among the first :data:`STARTS` episodes that go on after the context.
+    """
+    context = context_of(episodes)
+    rows = (episodes.lengths > context).nonzero()[:STARTS, 0]
+    times = torch.full_like(rows, context - 1)
     whole = _imagine(model, episodes, states, rows, times, seed=seed)
+    strips = []
     for camera in model.cameras:
-        mean = torch.where(whole.valid, whole.errors[camera], 0.0).sum(1) / whole.valid.sum(1).clamp_min(1)
+        mean = torch.where(whole.valid, whole.errors[camera], 0.0).sum(1) / whole.valid.sum(1)
         order = mean.argsort()
         for title, place in (("best", 0), ("median", len(order) // 2), ("worst", len(order) - 1)):
-            row, time = int(order[place]), int(times[0])
-            last = int(episodes.lengths[row]) - 1
-            steps = [step for step in FILM if time + step <= last] or [1]
-            actions = episodes.action[row, time : time + max(steps)]
-            dream = model.imagine(states[row][time], actions, seed=seed)
-            at = torch.tensor(steps)
-            painted = model.predict(dream[at - 1])[camera]
-            truth = model.as_learnt(camera, episodes.obs[camera][row, time + at])
+            chosen = int(order[place])
+            row = int(rows[chosen])
+            steps = [step for step in FILM if whole.valid[chosen, step - 1]]
+            painted = model.predict(stack([whole.kept[step][chosen] for step in steps], 0))[camera]
+            truth = model.as_learnt(camera, episodes.obs[camera][row, context - 1 + torch.tensor(steps)])
             shown = ((x.cpu() * 255).round().clamp(0, 255).to(torch.uint8) for x in (truth, painted))
-            label = f"{title} of {len(order)} episodes (number {row}), mean squared error {mean[row].item():.2g}"
+            error = f"mean squared error {mean[chosen].item():.2g} over {int(whole.valid[chosen].sum())} steps"
+            label = f"{title} of {len(order)} episodes (number {row}), {error}"
             strips.append(Strip(label, camera.removeprefix("pixels/"), steps, *shown))
     return strips
 
@@ -266,8 +290,12 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
     The likelihood is that of the training loss: the negative cross entropy to the two bins beside the reward.
     """
     states, reward = _flat(episodes, states), episodes.reward[episodes.valid]
-    head = model.reward(states)
-    log_likelihood, expected = -head.loss(reward.to(model.device)).cpu(), head.pred().cpu()
+
+    def judged(some: States, came: Tensor) -> Tensor:
+        head = model.reward(some)
+        return torch.stack([-head.loss(came.to(model.device)), head.pred()], 1)
+
+    log_likelihood, expected = batched(model, judged, states, reward).unbind(1)
     found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "count": {}, "log_likelihood_by_sign": {}}
     for sign, name in ((-1, "negative"), (0, "zero"), (1, "positive")):
         chosen = reward.sign() == sign
@@ -277,28 +305,30 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
     found["absolute_error"] = (expected - reward).abs().mean().item()
     variance = reward.var(correction=0)
     if variance > 1e-12:
-        found["explained_variance"] = (1 - (expected - reward).square().mean() / variance).item()
+        found["r2"] = (1 - (expected - reward).square().mean() / variance).item()
     return found | {"calibration": calibration(expected, reward)}
 
 
 def continue_prediction(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
     """Log-likelihood in nats of how episodes go on, and whether they end as often as the model says.
 
-    The head learns ``(1 - terminal) * (1 - 1/horizon)``. Its likelihood is that of this target, of which the best that
-    any model can reach, ``best``, is below 0; for the calibration the horizon is taken out again.
+    The head learns ``(1 - terminal) * (1 - 1/horizon)``, and its likelihood is that of this target. ``best`` is the
+    likelihood of a head that says exactly the target; it is below 0, since the target is not always 0 or 1. The
+    calibration is of the probabilities without the horizon.
     """
     states, ended = _flat(episodes, states), episodes.is_terminal[episodes.valid]
-    head = model.cont(states)
-    discount = 1 - 1 / model.world.horizon
-    target = (1 - ended.float()) * discount
-    log_likelihood = -head.loss(target.to(model.device)).cpu()
+    target = (1 - ended.float()) * (1 - 1 / model.world.horizon)
+
+    def judged(some: States, learnt: Tensor) -> Tensor:
+        return torch.stack([-model.cont(some).loss(learnt.to(model.device)), 1 - model.goes_on(some)], 1)
+
+    log_likelihood, ends = batched(model, judged, states, target).unbind(1)
     best = (target * target.clamp_min(1e-12).log() + (1 - target) * (1 - target).clamp_min(1e-12).log()).mean()
     found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "best": best.item(), "count": {}, "by_end": {}}
     for name, chosen in (("goes_on", ~ended), ("ends", ended)):
         found["count"][name] = int(chosen.sum())
         if bool(chosen.any()):
             found["by_end"][name] = log_likelihood[chosen].mean().item()
-    ends = 1 - model.goes_on(states).cpu()
     return found | {"calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99))}
 
 
@@ -333,7 +363,8 @@ def surprise(model: TrainedModel, episodes: Episodes, states: States) -> Numbers
 
     The first step of an episode stands apart: nothing could be expected of it.
     """
-    kl = model.kl(states).cpu()
+    kl = torch.zeros(episodes.valid.shape)
+    kl[episodes.valid] = batched(model, model.kl, _flat(episodes, states))
     later = episodes.valid.clone()
     later[:, 0] = False
     values = kl[later].double()
@@ -358,8 +389,8 @@ def groups(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
     """
     later = episodes.valid.clone()
     later[:, 0] = False
-    states = states.map(lambda x: x[later])
-    kl = model.kl(states, per_group=True).mean(0).cpu()
+    states = states[later]
+    kl = batched(model, lambda some: model.kl(some, per_group=True), states).mean(0)
     likeliest = states.logits.argmax(-1)
     share = torch.nn.functional.one_hot(likeliest, model.classes).float().mean(0).cpu()  # (S, K)
     entropy = -(share * share.clamp_min(1e-12).log()).sum(-1)
@@ -378,38 +409,50 @@ def effects(model: TrainedModel, episodes: Episodes, states: States, *, seed: in
     """What changes where one part of the state is that of another step: :meth:`TrainedModel.ablate`."""
     valid = episodes.valid.nonzero()
     rows, times = valid[torch.randperm(len(valid), generator=torch.Generator().manual_seed(seed))[:ABLATED]].unbind(1)
-    found = model.ablate(states.map(lambda x: x[rows, times]), seed=seed)
+    found = model.ablate(states[rows, times], seed=seed)
     numbers = {name: getattr(found, name).tolist() for name in ("pixels", "reward", "value", "kl")}
     return {"parts": [str(part) for part in found.parts], **numbers}
 
 
 def probe(
-    played: Mapping[str, Episodes], states: Mapping[str, States], ahead: Mapping[str, OpenLoop], *, seed: int
-) -> tuple[probes.LinearProbe, probes.MLPProbe, Numbers]:
+    model: TrainedModel,
+    played: Mapping[str, Episodes],
+    states: Mapping[str, States],
+    ahead: Mapping[str, OpenLoop],
+    *,
+    seed: int,
+) -> tuple[probes.LinearProbe, Numbers]:
     """Read every entry of ``privileged_state`` off the latents, where they were observed and where they were imagined.
 
     One linear probe and one MLP learn from posterior states of the training episodes of all kinds, and are tested on
     the other episodes of each kind. Imagined states are read with the same probes: what they say there is what the
-    dream holds, in the code that observed states have.
+    dream holds, in the code that observed states have. Beside them are the posterior states of the very same steps.
+
+    Returns:
+        The linear probe; and by kind and steps ahead, ``0`` for all steps, the scores of ``seen`` and ``imagined``
+        states. ``predicted``: the model was trained to predict the vector.
     """
     splits = {kind: probes.split(len(episodes), seed=seed) for kind, episodes in played.items()}
-    features, target, names = _rows_of(played, states, {kind: fit for kind, (fit, _) in splits.items()})
-    linear = probes.fit_linear(features, target, names, seed=seed)
-    mlp = probes.fit_mlp(features, target, names, seed=seed)
+    features, target, episode = _rows_of(played, states, {kind: fit for kind, (fit, _) in splits.items()})
+    linear = probes.fit_linear(features, target, episode, seed=seed)
+    mlp = probes.fit_mlp(features, target, episode, seed=seed)
     spread = target.std(0, correction=0)
-    found: Numbers = {"target": PROBED, "constant": probes.constant(target).nonzero()[:, 0].tolist()}
+    found: Numbers = {"target": PROBED, "predicted": PROBED in model.world.decoder.keys.spaces}
+    found["constant"] = probes.constant(target).nonzero()[:, 0].tolist()
     for kind, (_, held_out) in splits.items():
         features, target, _ = _rows_of(played, states, {kind: held_out})
-        found[kind] = {"0": _scores(linear, mlp, features, target, spread)}
+        found[kind] = {"0": {"seen": _scores(linear, mlp, features, target, spread)}}
         one = ahead[kind]
         for step in AHEAD:
             chosen = torch.isin(one.rows, held_out) & one.valid[:, step - 1]
             if int(chosen.sum()) >= LEAST_ROWS:
-                truth = played[kind].obs[PROBED][one.rows, (one.times + step).clamp_max(played[kind].steps - 1)]
-                found[kind][str(step)] = _scores(
-                    linear, mlp, one.kept[step].features[chosen].cpu(), truth[chosen], spread
-                )
-    return linear, mlp, found
+                rows, times = one.rows[chosen], one.times[chosen] + step
+                truth = played[kind].obs[PROBED][rows, times]
+                pair = {"imagined": one.kept[step][chosen], "seen": states[kind][rows, times]}
+                found[kind][str(step)] = {
+                    name: _scores(linear, mlp, some.features.cpu(), truth, spread) for name, some in pair.items()
+                }
+    return linear, found
 
 
 def probe_groups(
@@ -421,7 +464,7 @@ def probe_groups(
     """
     kind = next(iter(played))
     fit, held_out = probes.split(len(played[kind]), seed=seed)
-    features, target, names = _rows_of(played, states, {kind: fit})
+    features, target, episode = _rows_of(played, states, {kind: fit})
     tested, truth, _ = _rows_of(played, states, {kind: held_out})
     spans = {
         str(g): slice(model.deter + g * model.classes, model.deter + (g + 1) * model.classes)
@@ -430,7 +473,7 @@ def probe_groups(
     spans |= {DETER: slice(0, model.deter), "stoch": slice(model.deter, None)}
     found = {}
     for part, span in spans.items():
-        fitted = probes.fit_linear(features[:, span], target, names, seed=seed)
+        fitted = probes.fit_linear(features[:, span], target, episode, seed=seed)
         found[part] = probes.r_squared(fitted.predict(tested[:, span]), truth, target.std(0, correction=0))
     return found
 
@@ -438,14 +481,17 @@ def probe_groups(
 def _scores(
     linear: probes.LinearProbe, mlp: probes.MLPProbe, features: Tensor, target: Tensor, spread: Tensor
 ) -> Numbers:
-    """R^2 per entry, null where the entry is constant, and the mean over the others, where one below 0 counts as 0."""
+    """Of each probe by entry the R^2, null where the entry is constant, and the error in the entry's own units.
+
+    ``r2_clipped_mean`` is the mean over the entries that are not constant, where an R^2 below 0 counts as 0.
+    """
     found: Numbers = {"rows": len(target)}
     for name, one in (("linear", linear), ("mlp", mlp)):
-        scores = probes.r_squared(one.predict(features), target, spread)
-        known = [max(score, 0.0) for score in scores if score is not None]
-        found[name] = scores
-        if known:
-            found[f"{name}_mean"] = sum(known) / len(known)
+        read = one.predict(features)
+        scores = probes.r_squared(read, target, spread)
+        found[name] = {"r2": scores, "rmse": probes.rmse(read, target)}
+        if known := [max(score, 0.0) for score in scores if score is not None]:
+            found[name]["r2_clipped_mean"] = sum(known) / len(known)
     return found
 
 
@@ -453,19 +499,19 @@ def _rows_of(
     played: Mapping[str, Episodes], states: Mapping[str, States], chosen: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features ``(M, F)``, targets ``(M, N)`` and the episode ``(M,)`` of every step of some episodes."""
-    features, targets, names, before = [], [], [], 0
+    features, targets, numbers, before = [], [], [], 0
     for kind, rows in chosen.items():
         valid = played[kind].valid[rows]
-        features.append(states[kind].map(lambda x, rows=rows: x[rows]).features[valid].cpu())
+        features.append(states[kind][rows][valid].features.cpu())
         targets.append(played[kind].obs[PROBED][rows][valid])
-        names.append((rows[:, None] + before).expand_as(valid)[valid])
+        numbers.append((rows[:, None] + before).expand_as(valid)[valid])
         before += len(played[kind])
-    return torch.cat(features), torch.cat(targets), torch.cat(names)
+    return torch.cat(features), torch.cat(targets), torch.cat(numbers)
 
 
 def _flat(episodes: Episodes, states: States) -> States:
     """States of the steps that were played, ``(M,)``."""
-    return states.map(lambda x: x[episodes.valid])
+    return states[episodes.valid]
 
 
 def _mean_over(values: Tensor, valid: Tensor) -> list[float]:

@@ -17,9 +17,10 @@ from torch import Tensor
 from sheeplike import host
 from sheeplike.agents.agent import Agent
 from sheeplike.loop import first_step
-from sheeplike.options import InvalidOption
+from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MOST_EPISODES
 
+FEWEST = 4  # of an analysis, to fit on some of them and to choose on others
 Act = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
@@ -81,20 +82,29 @@ def play(agent: Agent, envs: VectorEnv, *, episodes: int, keys: Collection[str],
     return _join(found, episodes)
 
 
-def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int) -> None:
-    """Refuse episodes that would not fit into memory, twice of them: before they are played.
+def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int, *, state: int) -> None:
+    """Refuse episodes of two kinds that would not fit into memory with the model's states: before they are played.
+
+    Args:
+        state: numbers of a :class:`~sheeplike.analysis.model.States`, one for each step.
 
     Raises:
         InvalidOption: with as many as would.
+        CommandError: not even :data:`FEWEST` would.
     """
     spaces = envs.single_observation_space.spaces
     step = sum(math.prod(spaces[key].shape) * spaces[key].dtype.itemsize for key in keys)
-    each = 2 * step * (envs.episode_length + 1)
+    each = 2 * (step + 4 * state) * (envs.episode_length + 1)
     free = host.free_memory()
     if free is not None and episodes * each > 0.5 * free:  # joining them takes as much again
         fits = int(0.5 * free / each)
-        need = f"at most {fits}: {2 * episodes} of {envs.episode_length:,} steps take {episodes * each / 2**30:.1f} GiB"
-        raise InvalidOption("episodes", episodes, f"{need}, and {free / 2**30:.1f} GiB are free", fits)
+        need = (
+            f"{2 * episodes} of {envs.episode_length:,} steps and their states take {episodes * each / 2**30:.1f} GiB"
+        )
+        need += f", and {free / 2**30:.1f} GiB are free"
+        if fits < FEWEST:
+            raise CommandError(f"episodes={episodes}: {need}; {FEWEST}, the fewest, do not fit either")
+        raise InvalidOption("episodes", episodes, f"at most {fits}: {need}", fits)
 
 
 def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:

@@ -3,9 +3,11 @@
 Source: Burda et al., "Importance weighted autoencoders" (2016). With one sample the bound is the evidence lower bound;
 it rises with the number of samples ``K`` towards the log-likelihood of the model.
 
-The decoder is a Gaussian of fixed variance: the training loss, a sum of squared errors without a factor of one half, is
-the negative log-density of variance 1/2, but for a constant, which is in these numbers. So they compare models that
-predict the same observations at the same size, and say nothing beside a decoder with another likelihood.
+The decoder is a Gaussian of fixed variance: the training loss, a sum of squared errors times
+``loss_scales.reconstruction``, is but for a constant the negative log-density of variance 1 / (2 * that scale); the
+constant is in these numbers. Densities are over observations as they are learnt: images in [0, 1], depth as
+d / (1 + d), vectors as their symlog. So they compare models that predict the same observations at the same size and
+with the same scale, and say nothing beside a decoder with another likelihood.
 
 Shape letters: ``K`` samples, ``E`` episodes, ``T`` steps.
 """
@@ -18,12 +20,12 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
+from sheeplike.analysis.batches import batched
 from sheeplike.analysis.episodes import Episodes
 from sheeplike.analysis.model import States, TrainedModel
 
 SAMPLES = (1, 16, 64)
 WINDOW = 16  # steps, from the beginning of an episode
-BATCH = 1024  # states that are decoded at once
 
 
 def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
@@ -43,28 +45,39 @@ def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
     return (groups.logsumexp(1) - math.log(count)).mean(0)
 
 
+def variance(model: TrainedModel) -> float:
+    """Of the decoder's Gaussian, as the training loss implies it; infinite where observations are not learnt."""
+    scale = model.agent.config.loss_scales.reconstruction
+    return 1 / (2 * scale) if scale else math.inf
+
+
 def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> Tensor:
-    """``log p(o_t | h_t, z_t)`` ``(...)`` in nats of what the model sees, in states ``(...)``."""
-    lead, total = states.lead, []
-    flat = states.map(lambda x: x.flatten(0, len(lead) - 1))
-    seen = {key: obs[key].flatten(0, len(lead) - 1) for key in model.observations}
-    for start in range(0, len(flat), BATCH):
-        predicted = model.predict(flat[start : start + BATCH])
-        log_density = torch.zeros((), device=model.device)
-        for key, value in seen.items():
-            error = (predicted[key] - model.as_learnt(key, value[start : start + BATCH])).flatten(1)
-            log_density = log_density - error.square().sum(1) - 0.5 * math.log(math.pi) * error.shape[1]
-        total.append(log_density)
-    return torch.cat(total).reshape(lead)
+    """``log p(o_t | h_t, z_t)`` ``(...)`` in nats of what the model sees, in states ``(...)``; on the CPU."""
+    width, lead = variance(model), len(states.lead)
+
+    def of_some(some: States, *seen: Tensor) -> Tensor:
+        predicted, found = model.predict(some), torch.zeros((), device=model.device)
+        for key, value in zip(model.observations, seen, strict=True):
+            error = (predicted[key] - model.as_learnt(key, value)).flatten(1)
+            constant = 0.5 * math.log(2 * math.pi * width) * error.shape[1]
+            found = found - error.square().sum(1) / (2 * width) - constant
+        return found
+
+    flat = states.map(lambda x: x.flatten(0, lead - 1))
+    seen = (obs[key].flatten(0, lead - 1) for key in model.observations)
+    return batched(model, of_some, flat, *seen).reshape(states.lead)
 
 
 def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> Tensor:
     """``log p(o_t | h_t, z_t) + log p(z_t | h_t) - log q(z_t | h_t, o_t)`` ``(...)`` of states drawn from ``q``."""
+
+    def ratio(some: States) -> Tensor:
+        posterior, prior = (model.rssm.distribution(logits) for logits in (some.logits, model.prior(some)))
+        return (prior.log_prob(some.stoch) - posterior.log_prob(some.stoch)).sum(-1)
+
+    flat = states.map(lambda x: x.flatten(0, len(states.lead) - 1))
     with torch.no_grad():
-        posterior = model.rssm.distribution(states.logits)
-        prior = model.rssm.distribution(model.prior(states))
-        ratio = (prior.log_prob(states.stoch) - posterior.log_prob(states.stoch)).sum(-1)
-    return log_likelihood(model, states, obs) + ratio
+        return log_likelihood(model, states, obs) + batched(model, ratio, flat).reshape(states.lead)
 
 
 def bounds(
@@ -82,10 +95,14 @@ def bounds(
         windows: episodes that the second is a mean over: the first ones that are long enough.
 
     Returns:
-        ``nll`` is the negative of the bound with one sample.
+        ``nll`` is the negative of the bound with one sample. Where no episode is as long as a window, there is no
+        bound of windows; where the model does not learn to predict observations, there are none at all.
     """
     most, dimensions = max(SAMPLES), sum(math.prod(space.shape) for space in model.observations.values())
     found: dict[str, float | int] = {"dimensions": dimensions}
+    if math.isinf(variance(model)):
+        return found
+    found["variance"] = variance(model)
     with own_randomness(model.device), torch.no_grad():
         torch.manual_seed(seed)
         valid = episodes.valid.nonzero()

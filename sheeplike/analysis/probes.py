@@ -4,7 +4,7 @@ A linear probe is ridge regression in closed form; a small MLP says what is ther
 model. Steps of one episode are alike, so that a split by steps would test on what was learnt by heart: episodes are
 split.
 
-Shape letters: ``M`` rows, ``F`` features, ``N`` entries of the target, ``L`` strengths of the regularisation.
+Shape letters: ``M`` rows, ``F`` features, ``N`` entries of the target, ``L`` penalties.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from sheeplike.agents.agent import own_randomness
 from sheeplike.nn.layers import MLP, Linear
 
-STRENGTHS = tuple(10.0**power for power in range(-5, 4))  # of the ridge, relative to the rows
+ALPHAS = tuple(10.0**power for power in range(-5, 4))  # penalties of the ridge, relative to the rows
 ROWS = 8192  # that a probe is fitted on, at most
+LIMIT = 10.0  # deviations, to which the features of the MLP are clipped: rare classes would reach far beyond
 CONSTANT = 1e-5  # deviation, relative to the magnitude, below which an entry is constant
 HARDLY = 0.05  # and, relative to the deviation where a probe was fitted, below which it is constant for the test
 
@@ -32,12 +33,12 @@ class LinearProbe:
     Attributes:
         weights: ``(F, N)`` float32, zeros where the entry was constant.
         bias: ``(N,)`` float32.
-        strength: ``(N,)`` the ridge that was chosen.
+        alpha: ``(N,)`` float32, the penalty of the ridge that was chosen.
     """
 
     weights: Tensor
     bias: Tensor
-    strength: Tensor
+    alpha: Tensor
 
     def predict(self, features: Tensor) -> Tensor:
         """``(..., F)`` to ``(..., N)``."""
@@ -46,7 +47,7 @@ class LinearProbe:
 
 @dataclass(frozen=True)
 class MLPProbe:
-    """One hidden layer on whitened features."""
+    """One hidden layer on whitened features, clipped to :data:`LIMIT`."""
 
     net: nn.Module
     centre: Tensor
@@ -57,7 +58,8 @@ class MLPProbe:
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """``(..., F)`` to ``(..., N)``."""
-        return self.net((features.float() - self.centre) * self.scale) * self.target_scale + self.target_centre
+        x = _whiten(features, self.centre, self.scale)
+        return self.net(x) * self.target_scale + self.target_centre
 
 
 def split(episodes: int, share: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,7 @@ def split(episodes: int, share: float = 0.3, seed: int = 0) -> tuple[Tensor, Ten
 
 
 def fit_linear(features: Tensor, target: Tensor, episode: Tensor, *, seed: int = 0) -> LinearProbe:
-    """Ridge regression, whose strength is chosen for each entry on episodes left out of the fit, then fitted on all.
+    """Ridge regression, whose penalty is chosen for each entry on episodes left out of the fit, then fitted on all.
 
     Args:
         features: ``(M, F)``.
@@ -86,15 +88,15 @@ def fit_linear(features: Tensor, target: Tensor, episode: Tensor, *, seed: int =
     """
     inner, chosen_on = _inner_split(episode, seed)
     at = _Ridge(features[inner], target[inner])
-    guesses = torch.stack([at.solve(strength).predict(features[chosen_on]) for strength in STRENGTHS])
+    guesses = torch.stack([at.solve(alpha).predict(features[chosen_on]) for alpha in ALPHAS])
     error = (guesses - target[chosen_on]).square().mean(1)  # (L, N)
     best = error.argmin(0)
     whole = _Ridge(features, target)
-    fits = [whole.solve(strength) for strength in STRENGTHS]
-    entries = torch.arange(target.shape[1])
+    fits = [whole.solve(alpha) for alpha in ALPHAS]
+    entries = torch.arange(target.shape[1], device=features.device)
     weights = torch.stack([fit.weights for fit in fits])[best, :, entries].T.contiguous()
     bias = torch.stack([fit.bias for fit in fits])[best, entries]
-    return LinearProbe(weights, bias, torch.tensor(STRENGTHS)[best])
+    return LinearProbe(weights, bias, torch.tensor(ALPHAS, device=features.device)[best])
 
 
 def fit_mlp(
@@ -116,11 +118,11 @@ def fit_mlp(
     inner, chosen_on = _inner_split(episode, seed)
     centre, scale = _moments(features[inner])
     target_centre, target_scale = _moments(target[inner])
-    x, y = (features.float() - centre) * scale, (target.float() - target_centre) * target_scale
+    x, y = _whiten(features, centre, scale), (target.float() - target_centre) * target_scale
     with own_randomness(features.device):
         torch.manual_seed(seed)
         # It begins as the mean, so that noise is not worse than that.
-        net = nn.Sequential(MLP(x.shape[1], units, 1), Linear(units, y.shape[1], scale=0.0))
+        net = nn.Sequential(MLP(x.shape[1], units, 1), Linear(units, y.shape[1], scale=0.0)).to(features.device)
         optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
         best, kept = float("inf"), copy.deepcopy(net.state_dict())
         for step in range(steps + 1):
@@ -129,7 +131,7 @@ def fit_mlp(
                     error = F.mse_loss(net(x[chosen_on]), y[chosen_on]).item()
                 if error < best:
                     best, kept = error, copy.deepcopy(net.state_dict())
-            rows = inner[torch.randint(len(inner), (batch,))]
+            rows = inner[torch.randint(len(inner), (batch,), device=features.device)]
             optimizer.zero_grad()
             F.mse_loss(net(x[rows]), y[rows]).backward()
             optimizer.step()
@@ -155,6 +157,11 @@ def r_squared(predicted: Tensor, target: Tensor, spread: Tensor | None = None) -
     return [None if none else value for value, none in zip(found, still.tolist(), strict=True)]
 
 
+def rmse(predicted: Tensor, target: Tensor) -> list[float]:
+    """Root mean squared error of each entry of ``(M, N)``, in its units."""
+    return (predicted.double() - target.double()).square().mean(0).sqrt().tolist()
+
+
 def constant(target: Tensor) -> Tensor:
     """``(N,)`` bool: which entries of ``(M, N)`` do not change."""
     target = target.double()
@@ -162,7 +169,7 @@ def constant(target: Tensor) -> Tensor:
 
 
 class _Ridge:
-    """Ridge regression of one set of rows for any strength, from one decomposition."""
+    """Ridge regression of one set of rows for any penalty, from one decomposition."""
 
     def __init__(self, features: Tensor, target: Tensor) -> None:
         if len(features) > ROWS:
@@ -180,12 +187,12 @@ class _Ridge:
         self.rotated = self.vectors.T @ (y if self.dual else x.T @ y)
         self.x = x
 
-    def solve(self, strength: float) -> LinearProbe:
-        """The probe for one strength."""
-        solution = self.vectors @ (self.rotated / (self.values.clamp_min(0) + strength * self.rows)[:, None])
+    def solve(self, alpha: float) -> LinearProbe:
+        """The probe for one penalty."""
+        solution = self.vectors @ (self.rotated / (self.values.clamp_min(0) + alpha * self.rows)[:, None])
         scaled = (self.x.T @ solution if self.dual else solution).float()
         weights = scaled * self.scale[:, None]
-        entries = torch.full_like(self.target_centre, strength)
+        entries = torch.full_like(self.target_centre, alpha)
         return LinearProbe(weights, self.target_centre - self.centre @ weights, entries)
 
 
@@ -195,8 +202,12 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.float().mean(0), torch.where(constant(x), 0.0, 1 / deviation.clamp_min(1e-30))
 
 
+def _whiten(features: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    return ((features.float() - centre) * scale).clamp(-LIMIT, LIMIT)
+
+
 def _inner_split(episode: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Rows to fit on, and rows of other episodes to choose on."""
-    names = episode.unique()
-    fit, choose = split(len(names), 0.25, seed + 1)
-    return tuple(torch.isin(episode, names[part]).nonzero()[:, 0] for part in (fit, choose))
+    numbers = episode.unique()
+    fit, choose = split(len(numbers), 0.25, seed + 1)
+    return tuple(torch.isin(episode, numbers[part]).nonzero()[:, 0] for part in (fit, choose))

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from sheeplike.analysis.dissect import CONTEXT, DEAD_KL, Findings, Strip
+from sheeplike.analysis.dissect import AHEAD, DEAD_KL, Findings, Strip
 from sheeplike.analysis.figure import COLOURS, encode
 from sheeplike.analysis.likelihood import SAMPLES
 from sheeplike.analysis.runs import ANALYSIS_FILE
@@ -23,7 +24,7 @@ from sheeplike.monitor.logger import EventFile
 from sheeplike.monitor.video import to_colour
 from sheeplike.run.trained import finite
 
-NUMBERS, PAGE = ANALYSIS_FILE, "analysis.html"
+NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
 TAG = "analyze"  # of the curves and pictures in TensorBoard
 Numbers = Mapping[str, Any]
 
@@ -43,7 +44,10 @@ td:first-child, th:first-child { text-align: left; }
 
 
 def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
-    """Write the numbers as JSON, the page, and TensorBoard's events, in place of those of an earlier analysis.
+    """Write the numbers as JSON, the page, the linear probe, and TensorBoard's events, in place of earlier ones.
+
+    The probe is a safetensors file: ``weights (F, N)`` and ``bias (N,)`` of ``features @ weights + bias``, and
+    ``alpha (N,)``, the penalties.
 
     Args:
         place: a directory, which is made.
@@ -61,6 +65,9 @@ def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
     record = json.dumps(finite({"about": dict(about)} | found.numbers), indent=1, allow_nan=False)
     write_atomically(place / NUMBERS, record + "\n")
     write_atomically(place / PAGE, page(found.numbers, figures, strips, about))
+    if found.linear is not None:
+        kept = {name: value.contiguous() for name, value in vars(found.linear).items()}
+        write_atomically(place / PROBE, safetensors.torch.save(kept))
     for old in place.glob(f"{EVENTS}*"):
         old.unlink()
     events = EventFile(place)
@@ -131,7 +138,7 @@ def _tidy(axis: Axes, x: str, y: str, title: str = "") -> None:
 
 def _open_loop(numbers: Numbers) -> Figure:
     found = numbers["open_loop"]
-    names = [key for key in next(iter(found.values())) if key not in ("starts", "steps", "count")]
+    names = [key for key, one in next(iter(found.values())).items() if isinstance(one, Mapping)]
     figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for kind, colour in _kinds(numbers):
@@ -193,10 +200,12 @@ def _effects(numbers: Numbers) -> Figure:
     names = {"pixels": "pixels, squared", "reward": "reward", "value": "value", "kl": "next step, nats"}
     for axis, (name, label) in zip(figure.subplots(4, 1, sharex=True), names.items(), strict=True):
         for shift, (kind, colour) in enumerate(_kinds(numbers)):
-            one = numbers["effects"][kind]
-            axis.bar(np.arange(len(one["parts"])) + 0.4 * shift - 0.2, one[name], 0.38, color=colour, label=kind)
-        axis.set_yscale("symlog", linthresh=max(np.median(one[name]), 1e-9))
-        axis.set_xticks(range(len(one["parts"])), one["parts"], fontsize=7)
+            values = numbers["effects"][kind][name]
+            axis.bar(np.arange(len(values)) + 0.4 * shift - 0.2, values, 0.38, color=colour, label=kind)
+        everything = [value for one in numbers["effects"].values() for value in one[name]]
+        axis.set_yscale("symlog", linthresh=max(np.median(everything), 1e-9))
+        parts = next(iter(numbers["effects"].values()))["parts"]
+        axis.set_xticks(range(len(parts)), parts, fontsize=7)
         _tidy(axis, "", label)
     axis.set_xlabel("part of the state that is replaced")
     figure.axes[0].legend(frameon=False, fontsize=8)
@@ -206,17 +215,19 @@ def _effects(numbers: Numbers) -> Figure:
 def _probes(numbers: Numbers) -> Figure:
     found = numbers["probes"]
     kinds = list(_kinds(numbers))
-    figure = Figure(figsize=(9, 2.6 * len(kinds)), layout="constrained")
+    colours = dict(zip(("0", *map(str, AHEAD)), COLOURS, strict=False))
+    figure, labelled = Figure(figsize=(9, 2.6 * len(kinds)), layout="constrained"), {}
     for axis, (kind, _) in zip(figure.subplots(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
-        for (ahead, one), colour in zip(found[kind].items(), COLOURS, strict=False):
+        for ahead, pair in found[kind].items():
+            one = pair.get("imagined", pair["seen"])
             label = "seen" if ahead == "0" else f"imagined, {ahead} step{'s' * (ahead != '1')}"
-            entries = np.arange(len(one["linear"]))
-            axis.plot(entries, _shown(one["linear"]), "o", color=colour, markersize=4, label=f"{label}, linear")
-            if ahead == "0":
-                axis.plot(entries, _shown(one["mlp"]), "x", color=colour, markersize=5, label=f"{label}, MLP")
+            for name, probe, mark in (("linear", "linear", "o"), ("MLP", "mlp", "x"))[: 1 + (ahead == "0")]:
+                scores = _shown(one[probe]["r2"])
+                (line,) = axis.plot(scores, mark, color=colours[ahead], markersize=4, label=f"{label}, {name}")
+                labelled[line.get_label()] = line
         axis.set_ylim(-0.1, 1.02)
         _tidy(axis, f"entry of {found['target']}", "R²", f"{kind}; below 0 is drawn at -0.05")
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
@@ -245,12 +256,14 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
     """One HTML file that needs no other."""
     kinds = list(numbers["episodes"])
     facts = "".join(f"<li>{_text(name)}: {_text(value)}</li>" for name, value in about.items())
+    contexts = "; ".join(f"{kind}: {numbers['open_loop'][kind]['context']}" for kind in kinds)
     parts = [
         f"<h1>Inside a world model</h1><ul>{facts}</ul>",
+        *(f"<p>{_text(note)}</p>" for note in numbers["notes"]),
         _table("Episodes", {kind: numbers["episodes"][kind] for kind in kinds}),
         "<h2>How far it sees</h2>",
-        f"<p>It observes at least {CONTEXT} steps, then imagines from the recorded actions alone. Dotted: the error of "
-        "predicting that nothing changes; dashed: the error while it sees.</p>",
+        f"<p>It observes so many steps at least ({_text(contexts)}), then imagines from the recorded actions alone. "
+        "Dotted: the error of predicting that nothing changes; dashed: the error while it sees.</p>",
         _picture(figures["open_loop"]),
         *(_picture(png, title, "strip") for title, png in strips.items()),
         _table(
@@ -270,8 +283,8 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
         _table("reward", {kind: scalars(numbers["reward"][kind]) for kind in kinds}),
         _table("continue", {kind: scalars(numbers["continue"][kind]) for kind in kinds}),
         "<h2>How likely it finds what it sees</h2>",
-        "<p>Bounds on the log-likelihood in nats, of a Gaussian decoder of variance 1/2: compare models of the same "
-        "images with each other, and with nothing else.</p>",
+        "<p>Bounds on the log-likelihood in nats, of a Gaussian decoder of fixed variance: compare models of the same "
+        "observations and the same variance with each other, and with nothing else.</p>",
         _table("", {kind: numbers["likelihood"][kind] for kind in kinds}),
         "<h2>What its groups do</h2>",
         _picture(figures["groups"]),
@@ -282,16 +295,15 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
     if "probes" in numbers:
         found = numbers["probes"]
         still = f" Constant, and left out: entries {_listed(found['constant'])}." if found["constant"] else ""
-        rows = {
-            f"{kind}, {'seen' if a == '0' else f'imagined, {a}'}": scalars(one)
-            for kind in kinds
-            for a, one in found[kind].items()
-        }
+        how = "was trained to predict it" if found["predicted"] else "was not trained to predict it"
         parts += [
             "<h2>What can be read off it</h2>",
-            f"<p>Probes of {_text(found['target'])} on episodes that they were not fitted on.{still}</p>",
+            f"<p>Probes of {_text(found['target'])} on episodes that they were not fitted on. The model {how}.{still} "
+            "Beside what was read off imagined states, +5 for 5 steps, is what was read off the states of the very "
+            "same steps once they were seen. RMSE is in the units of the entry.</p>",
             _picture(figures["probes"]),
-            _table("", rows),
+            *(_table(kind, _probe_means(found[kind])) for kind in kinds),
+            *(_table(f"{kind}, entry", _probe_entries(found[kind])) for kind in kinds),
             "<p>One part of the state alone:</p>",
             _picture(figures["probe_groups"]),
         ]
@@ -301,6 +313,26 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Inside a world model</title>'
         f"<style>{STYLE}</style></head><body>\n{body}\n<p>Every number is in {NUMBERS}.</p></body></html>\n"
     )
+
+
+def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
+    """What was scored of one kind of episodes, each with a name."""
+    for ahead, pair in found.items():
+        for name, one in pair.items():
+            yield name if ahead == "0" else f"{name} +{ahead}", one
+
+
+def _probe_means(found: Numbers) -> dict[str, dict[str, float]]:
+    return {name: scalars(one) for name, one in _probe_columns(found)}
+
+
+def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
+    """A column for each list of numbers by entry: of steps ahead R^2 of the linear probe alone."""
+    columns = {f"R², {name}": one["linear"]["r2"] for name, one in _probe_columns(found)}
+    seen = found["0"]["seen"]
+    columns |= {"RMSE, seen": seen["linear"]["rmse"], "MLP: R², seen": seen["mlp"]["r2"]}
+    columns["MLP: RMSE, seen"] = seen["mlp"]["rmse"]
+    return {name: {str(n): value for n, value in enumerate(values)} for name, values in columns.items()}
 
 
 def _dead(kind: str, found: Numbers) -> str:
@@ -362,15 +394,18 @@ def summarize(numbers: Numbers) -> dict[str, str]:
                 lines.setdefault(f"error of {key}", []).append(text)
         lines.setdefault("surprise", []).append(f"{kind}: {of['surprise']['mean']:.3g} nats a step")
         lines.setdefault("dead groups", []).append(f"{kind}: {_listed(of['groups']['dead'])}")
-        bound = ", ".join(f"{of['likelihood'][f'per_step_iwae_{k}']:.5g}" for k in SAMPLES)
-        lines.setdefault("log-likelihood", []).append(f"{kind}: {bound} nats with {_listed(SAMPLES)} samples")
+        if "variance" in of["likelihood"]:
+            bound = ", ".join(f"{of['likelihood'][f'per_step_iwae_{k}']:.5g}" for k in SAMPLES)
+            lines.setdefault("log-likelihood", []).append(f"{kind}: {bound} nats with {_listed(SAMPLES)} samples")
         if "probes" in numbers:
+            target = numbers["probes"]["target"]
+            target += ", which it was trained to predict" * numbers["probes"]["predicted"]
             means = (
-                f"{s['linear_mean']:.2f} {'seen' if a == '0' else f'after {a}'}"
-                for a, s in numbers["probes"][kind].items()
-                if "linear_mean" in s
+                f"{one['linear']['r2_clipped_mean']:.2f} {name}"
+                for name, one in _probe_columns(numbers["probes"][kind])
+                if "r2_clipped_mean" in one["linear"]
             )
-            lines.setdefault(f"linear probes of {numbers['probes']['target']}", []).append(
-                f"{kind}: R² {', '.join(means)}"
-            )
+            lines.setdefault(f"linear probes of {target}", []).append(f"{kind}: mean R² {', '.join(means)}")
+    if numbers["notes"]:
+        lines["notes"] = list(numbers["notes"])
     return {name: "\n".join(texts) for name, texts in lines.items()}

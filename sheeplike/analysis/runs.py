@@ -202,7 +202,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
     for folder, inside, files in os.walk(place, onerror=refuse):
         inside.sort()
-        if ANALYSIS_FILE in files:  # its events are of one checkpoint
+        if ANALYSIS_FILE in files and METRICS_FILE not in files:  # its events are of one checkpoint
             continue
         if METRICS_FILE in files or any(name.startswith(EVENTS) for name in files):
             inside.clear()

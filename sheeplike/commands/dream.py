@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from sheeplike import envs
+from sheeplike.agents import registry
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
@@ -61,8 +62,8 @@ def main(request: Request) -> None:
         choose_checkpoint(run_dir, asked.checkpoint)  # before torch and JAX are loaded
     asked = asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
     require_writable("run", results_of(run_dir, RECORDINGS))
-    if config.agent.name == "ppo":
-        raise CommandError(f"run={asked.run}: ppo has no world model: expected a run of dreamer_v3")
+    if "dreamer_v3" not in registry.lineage(config.agent.name):
+        raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     from sheeplike.analysis.dream.server import bind
 
     with bind(asked.port) as listening:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
 from urllib.parse import quote
 
 from pydantic import Field
@@ -16,28 +15,20 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors, require_writable
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
-from sheeplike.options import InvalidOption, Options, explain_keys, keys_of
+from sheeplike.options import InvalidOption, explain_keys, keys_of
 from sheeplike.run import exported
-from sheeplike.run.exported import is_export
-from sheeplike.run.layout import EVALUATIONS, choose_checkpoint
-from sheeplike.run.trained import choose_accelerator, finite, open_trained, read_weights, results_of
+from sheeplike.run.layout import EVALUATIONS
+from sheeplike.run.trained import TrainedOptions, finite, name_results, open_trained, rebuild, results_of, settle
 from sheeplike.terminal import echo, info
 
 
-class EvalOptions(Options):
+class EvalOptions(TrainedOptions):
     """Keys of this command."""
 
-    run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
-    checkpoint: str = Field(
-        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
-    )
     episodes: int = Field(100, ge=1, le=2**16, description="episodes to play")
-    num_envs: int | None = Field(
-        None, ge=1, le=2**16, description="worlds side by side; null: one per episode, at most as many as the run has"
-    )
     sample: bool = Field(True, description="sample the policy's actions, or take its mode")
     randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
     video: bool = Field(True, description="film the first worlds: one GIF per camera")
@@ -47,12 +38,6 @@ class EvalOptions(Options):
         le=1024,
         description="pixels of the longer side of videos that are rendered for people, of the first world alone; null: "
         "what the agent sees, in up to nine worlds, enlarged",
-    )
-    seed: int = Field(
-        0, ge=0, le=2**15 - 1, description="of worlds and actions; 0 is that of the evaluations in training"
-    )
-    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
-        "auto", description="auto: what the run was trained on, if it is here"
     )
 
 
@@ -73,12 +58,7 @@ def main(request: Request) -> None:
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.video_size and not envs.simulated(config.env.name):
         raise InvalidOption("video_size", asked.video_size, f"null: {config.env.name} renders its images itself")
-    if asked.num_envs is not None and asked.num_envs > asked.episodes:
-        raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
-    num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
-    path = None if is_export(run_dir) else choose_checkpoint(run_dir, asked.checkpoint)
-    asked = asked.replace(num_envs=num_envs, accelerator=choose_accelerator(asked.accelerator, config))
-    require_writable("run", results_of(run_dir, EVALUATIONS))
+    path, asked = settle(asked, run_dir, config, EVALUATIONS)
     info("loading torch and JAX")
     evaluate_run(run_dir, path, config, asked)
 
@@ -94,40 +74,20 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     Raises:
         CommandError: the checkpoint is damaged, or the environments or the agent cannot be built.
     """
-    import torch
-
-    from sheeplike import checkpoint
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
-    from sheeplike.run.build import build_envs, launch, make_agent, of_this_agent
     from sheeplike.run.evaluation import play, summarize, videos
 
-    saved, trained_on = config, config.fabric.accelerator
-    config = config.replace(
-        fabric=config.fabric.replace(accelerator=asked.accelerator),
-        compile="off",  # compiling takes longer than playing
-        agent=config.agent.acting_only(config.env.num_envs),
-    )
-    failures = (ValueError, TypeError, MemoryError, torch.OutOfMemoryError, checkpoint.Corrupt, FileNotFoundError)
-    with as_command_errors(*failures):
-        # Before anything that takes long: a run that is going on removes its old checkpoints.
-        step, give_weights = read_weights(run_dir, path, saved)
-        fabric = launch(config)
-        made = build_envs(config, asked.num_envs, fabric.device, randomize=asked.randomize)
-        agent = make_agent(config, made, fabric)
+    step, agent, made = rebuild(run_dir, path, config, asked, randomize=asked.randomize)
     if asked.video_size:
         made.film_pixels = asked.video_size
-    with of_this_agent(run_dir):
-        give_weights(agent)
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
         result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
     banner(f"policy step {step:,} of {run_dir}", describe(metrics, asked))
 
-    name = f"step_{step:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
-    name += f"_seed_{asked.seed}" * (asked.seed > 0) + "_mode" * (not asked.sample)
-    name += "_not_randomized" * (not asked.randomize) + f"_{asked.accelerator}" * (asked.accelerator != trained_on)
+    marks = "_mode" * (not asked.sample), "_not_randomized" * (not asked.randomize)
     terms = {term: values.tolist() for term, values in result.reward_terms.items()}
     numbers = {"return": result.returns, "length": result.lengths, "success": result.success}
     record = {
@@ -143,9 +103,7 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
         "metrics": metrics,
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
-    place = (
-        results_of(run_dir, EVALUATIONS) / name
-    )  # an evaluation of the same name had the same options and is replaced
+    place = results_of(run_dir, EVALUATIONS) / name_results(step, asked, config, *marks)
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "result.json", json.dumps(finite(record), indent=1) + "\n")

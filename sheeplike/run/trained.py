@@ -9,22 +9,47 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import Field
 
 from sheeplike import host
 from sheeplike.config.compose import load_saved
-from sheeplike.config.errors import expand
+from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
 from sheeplike.files import find_unusual
-from sheeplike.options import CommandError, InvalidOption
+from sheeplike.options import CommandError, InvalidOption, Options
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, choose_checkpoint
 from sheeplike.run.run_dir import open_run
 from sheeplike.terminal import warn
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
     from sheeplike.agents.agent import Agent
+
+T = TypeVar("T", bound="TrainedOptions")
+
+
+class TrainedOptions(Options):
+    """Keys of every command that lets a trained agent play; each adds its own, and says how many episodes."""
+
+    run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
+    checkpoint: str = Field(
+        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
+    )
+    episodes: int
+    num_envs: int | None = Field(
+        None, ge=1, le=2**16, description="worlds side by side; null: one per episode, at most as many as the run has"
+    )
+    seed: int = Field(
+        0, ge=0, le=2**15 - 1, description="of worlds and actions; 0 is that of the evaluations in training"
+    )
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
+        "auto", description="auto: what the run was trained on, if it is here"
+    )
 
 
 def open_trained(run: str | None, checkpoint: str, command: str, results: str) -> tuple[Path, Config]:
@@ -37,9 +62,7 @@ def open_trained(run: str | None, checkpoint: str, command: str, results: str) -
     Raises:
         CommandError: it is none of them.
     """
-    if run is not None and run.startswith(exported.DEMO):
-        run_dir = exported.demo(run.removeprefix(exported.DEMO))
-    elif run is None or not is_export(run_dir := expand(run)):
+    if run is None or not is_export(run_dir := exported.find(run)):
         return open_run(run, command)
     if checkpoint != "last":
         raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
@@ -47,6 +70,70 @@ def open_trained(run: str | None, checkpoint: str, command: str, results: str) -
         raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
     # A download may be a link into a cache of downloads.
     return run_dir, load_saved(Path(os.path.realpath(run_dir / CONFIG_FILE))).config
+
+
+def settle(asked: T, run_dir: Path, config: Config, results: str) -> tuple[Path | None, T]:
+    """The checkpoint, None of an export, and the keys with ``num_envs`` and ``accelerator`` filled in.
+
+    Raises:
+        CommandError: it cannot be met, or the results cannot be written.
+    """
+    if asked.num_envs is not None and asked.num_envs > asked.episodes:
+        raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
+    num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
+    path = None if is_export(run_dir) else choose_checkpoint(run_dir, asked.checkpoint)
+    asked = asked.replace(num_envs=num_envs, accelerator=choose_accelerator(asked.accelerator, config))
+    require_writable("run", results_of(run_dir, results))
+    return path, asked
+
+
+def rebuild(
+    run_dir: Path, path: Path | None, config: Config, asked: TrainedOptions, **options: bool
+) -> tuple[int, Agent, VectorEnv]:
+    """The policy step at which an agent was saved, the agent, and worlds that it can play in.
+
+    Args:
+        path: the checkpoint; None: the newest that is whole, or an export.
+        config: of the run.
+        asked: ``num_envs`` and ``accelerator`` are filled in.
+        options: of the worlds, as :func:`~sheeplike.run.build.build_envs` takes them.
+
+    Raises:
+        CommandError: the checkpoint is damaged, or the environments or the agent cannot be built.
+    """
+    import torch
+
+    from sheeplike import checkpoint
+    from sheeplike.run.build import build_envs, launch, make_agent, of_this_agent
+
+    saved = config
+    config = config.replace(
+        fabric=config.fabric.replace(accelerator=asked.accelerator),
+        compile="off",  # compiling takes longer than playing
+        agent=config.agent.acting_only(config.env.num_envs),
+    )
+    failures = (ValueError, TypeError, MemoryError, torch.OutOfMemoryError, checkpoint.Corrupt, FileNotFoundError)
+    with as_command_errors(*failures):
+        # Before anything that takes long: a run that is going on removes its old checkpoints.
+        step, give_weights = read_weights(run_dir, path, saved)
+        fabric = launch(config)
+        made = build_envs(config, asked.num_envs, fabric.device, **options)
+        agent = make_agent(config, made, fabric)
+    with of_this_agent(run_dir):
+        give_weights(agent)
+    return step, agent, made
+
+
+def name_results(step: int, asked: TrainedOptions, config: Config, *marks: str) -> str:
+    """The directory of results: those of the same name had the same options, and are replaced.
+
+    Args:
+        marks: of the command's own options, where they are not the usual ones.
+    """
+    name = f"step_{step:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds" + f"_seed_{asked.seed}" * (
+        asked.seed > 0
+    )
+    return name + "".join(marks) + f"_{asked.accelerator}" * (asked.accelerator != config.fabric.accelerator)
 
 
 def results_of(run_dir: Path, results: str) -> Path:

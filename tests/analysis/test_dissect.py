@@ -13,9 +13,17 @@ import torch
 
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.analysis import dissect as dissecting
-from sheeplike.analysis.dissect import PROBED, calibration, dissect, observe, open_loop, summarize_open_loop
+from sheeplike.analysis.dissect import (
+    PROBED,
+    calibration,
+    dissect,
+    film_strips,
+    observe,
+    open_loop,
+    summarize_open_loop,
+)
 from sheeplike.analysis.episodes import Episodes
-from sheeplike.analysis.likelihood import log_likelihood
+from sheeplike.analysis.likelihood import log_likelihood, log_weights
 from sheeplike.analysis.model import States, TrainedModel
 from sheeplike.analysis.probes import split
 
@@ -73,8 +81,10 @@ def test_everything_is_a_finite_number(model: TrainedModel, episodes: Episodes) 
     assert torch.equal(torch.get_rng_state(), before)
     text = json.dumps(found.numbers, allow_nan=False)
     assert found.numbers["probes"]["constant"] == [1]
-    assert found.numbers["probes"]["policy"]["0"]["linear"][1] is None
+    assert found.numbers["probes"]["policy"]["0"]["seen"]["linear"]["r2"][1] is None
     assert json.loads(text) == found.numbers
+    assert found.numbers["probes"]["predicted"] is True
+    assert found.numbers["notes"] == []
     assert found.linear.weights.shape == (64 + 32 * 4, 4)
     assert [strip.title.partition(" ")[0] for strip in found.strips] == ["best", "median", "worst"]
     assert all(strip.truth.shape == strip.model.shape == (len(strip.ahead), 48, 48, 3) for strip in found.strips)
@@ -227,48 +237,91 @@ def test_probes_read_what_the_latents_hold_and_where(model: TrainedModel, episod
     episodes = replace(episodes, obs=episodes.obs | {PROBED: hidden})
     played, all_states = {"policy": episodes}, {"policy": states}
     ahead = {"policy": open_loop(model, episodes, states)}
-    linear, _, found = dissecting.probe(played, all_states, ahead, seed=0)
-    scores = found["policy"]["0"]["linear"]
+    linear, found = dissecting.probe(model, played, all_states, ahead, seed=0)
+    seen = found["policy"]["0"]["seen"]
+    scores = seen["linear"]["r2"]
     assert scores[0] > 0.99
     assert scores[1] > 0.95
     assert scores[2] is None
     assert scores[3] < 0.05
-    assert found["policy"]["0"]["linear_mean"] == pytest.approx((scores[0] + scores[1] + max(scores[3], 0)) / 3)
+    assert seen["linear"]["r2_clipped_mean"] == pytest.approx((scores[0] + scores[1] + max(scores[3], 0)) / 3)
+    assert seen["linear"]["rmse"][2] == pytest.approx(0, abs=1e-4)
     # Imagined states are not those that were seen, and are read with the same probe.
     _, held_out = split(EPISODES)
     one = ahead["policy"]
     chosen = torch.isin(one.rows, held_out) & one.valid[:, 4]
-    assert found["policy"]["5"]["rows"] == int(chosen.sum())
-    truth = hidden[one.rows, (one.times + 5).clamp_max(STEPS - 1)][chosen, 0]
-    error = (linear.predict(one.kept[5].features[chosen])[:, 0] - truth).square().mean() / truth.var(correction=0)
-    assert found["policy"]["5"]["linear"][0] == pytest.approx(1 - error.item(), rel=1e-3)
+    rows, times = one.rows[chosen], one.times[chosen] + 5
+    truth = hidden[rows, times, 0]
+    for name, same in (("imagined", one.kept[5][chosen]), ("seen", states[rows, times])):
+        pair = found["policy"]["5"][name]
+        assert pair["rows"] == int(chosen.sum())
+        error = (linear.predict(same.features)[:, 0] - truth).square().mean()
+        assert pair["linear"]["r2"][0] == pytest.approx(1 - (error / truth.var(correction=0)).item(), rel=1e-3)
+        assert pair["linear"]["rmse"][0] == pytest.approx(error.sqrt().item(), rel=1e-3)
+    assert found["policy"]["5"]["seen"]["linear"]["r2"][0] > 0.99 > found["policy"]["5"]["imagined"]["linear"]["r2"][0]
     alone = dissecting.probe_groups(model, played, all_states, seed=0)
     assert alone["7"][1] > 0.99
     assert max(alone[str(group)][1] for group in range(32) if group != 7) < 0.5
     assert alone["stoch"][1] > 0.95
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_the_likelihood_of_an_observation_is_that_of_the_training_loss(
-    model: TrainedModel, episodes: Episodes, states: States
+    model: TrainedModel, episodes: Episodes, states: States, scale: float
 ) -> None:
+    config = model.agent.config
+    model.agent.config = config.replace(loss_scales=config.loss_scales.replace(reconstruction=scale))
     some = states.map(lambda x: x[:2, :6])
     obs = {key: value[:2, :6] for key, value in episodes.obs.items()}
     flat = {key: value.flatten(0, 1) for key, value in obs.items()}
     losses = model.world.decoder.losses(model.world.decoder(some.latent), flat)
     dimensions = 48 * 48 * 3 + 3
-    loss = (losses[CAMERA] + losses["state"]).detach()  # what it sees; not the target
-    expected = -loss - 0.5 * math.log(math.pi) * dimensions
+    loss = scale * (losses[CAMERA] + losses["state"]).detach()  # what it sees; not the target
+    expected = -loss - 0.5 * math.log(math.pi / scale) * dimensions
     torch.testing.assert_close(log_likelihood(model, some, obs).flatten(), expected, rtol=1e-5, atol=1e-2)
-    density = torch.distributions.Normal(torch.zeros(()), math.sqrt(0.5)).log_prob(torch.tensor(0.3))
-    assert density.item() == pytest.approx(-(0.3**2) - 0.5 * math.log(math.pi), rel=1e-5)
+    density = torch.distributions.Normal(torch.zeros(()), math.sqrt(1 / (2 * scale))).log_prob(torch.tensor(0.3))
+    assert density.item() == pytest.approx(-scale * 0.3**2 - 0.5 * math.log(math.pi / scale), rel=1e-5)
 
 
-def test_bounds_rise_with_the_samples(model: TrainedModel, episodes: Episodes, states: States) -> None:
+def test_what_is_not_learnt_has_no_likelihood(model: TrainedModel, episodes: Episodes, states: States) -> None:
+    config = model.agent.config
+    model.agent.config = config.replace(loss_scales=config.loss_scales.replace(reconstruction=0.0))
+    assert dissecting.likelihood.bounds(model, episodes, states) == {"dimensions": 48 * 48 * 3 + 3}
+    assert dissecting.notes(model, {"policy": episodes})[0].startswith("No likelihood")
+
+
+def test_weights_of_samples_are_below_the_likelihood_by_the_kl(
+    model: TrainedModel, episodes: Episodes, states: States
+) -> None:
+    """On average over what the posterior says: exact, whatever the model is, and wrong for any other sign."""
+    state, samples = states[0, 7], 4000
+    many = state.map(lambda x: x.expand(samples, *x.shape))
+    torch.manual_seed(0)
+    many = States(many.deter, model.rssm.distribution(many.logits).sample(), many.logits)
+    obs = {key: episodes.obs[key][0, 7].expand(samples, *episodes.obs[key].shape[2:]) for key in model.observations}
+    beyond = (log_weights(model, many, obs) - log_likelihood(model, many, obs)).double()
+    kl, error = model.kl(state).item(), beyond.std().item() / math.sqrt(samples)
+    assert kl > 20 * error
+    assert beyond.mean().item() == pytest.approx(-kl, abs=4 * error)
+
+
+def test_a_window_is_the_sum_over_its_steps(model: TrainedModel, episodes: Episodes) -> None:
+    """Of a decoder that always says the same and latents that say nothing, every sample is as likely as any other."""
+    with torch.no_grad():
+        for p in model.world.decoder.parameters():
+            p.zero_()
+        for net in (model.rssm.prior_net[-1], model.rssm.posterior_net[-1]):
+            net.weight.zero_()
+            net.bias.zero_()
+    states = observe(model, episodes)
     found = dissecting.likelihood.bounds(model, episodes, states, steps=16, windows=2)
-    for name in ("per_step", "window"):
-        bounds = [found[f"{name}_iwae_{k}"] for k in (1, 16, 64)]
-        assert bounds == sorted(bounds)
-        assert found[f"{name}_nll"] == -bounds[0]
+    seen = {key: value[:2, :16] for key, value in episodes.obs.items()}
+    image, state = (model.as_learnt(key, seen[key]) for key in (CAMERA, "state"))
+    said = model.predict(states[0, 0])
+    error = (image - said[CAMERA]).square().sum() + (state - said["state"]).square().sum()
+    expected = -error.item() / 2 - 16 * found["dimensions"] * 0.5 * math.log(math.pi)
+    for samples in (1, 16, 64):
+        assert found[f"window_iwae_{samples}"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_padding_behind_a_short_episode_changes_nothing(
@@ -278,3 +331,58 @@ def test_padding_behind_a_short_episode_changes_nothing(
     image[2, 20:] = 255 - image[2, 20:]
     other = observe(model, replace(episodes, obs=episodes.obs | {CAMERA: image}))
     assert torch.equal(other.features[episodes.valid], states.features[episodes.valid])
+
+
+def test_one_short_episode_shortens_no_context(model: TrainedModel, episodes: Episodes) -> None:
+    lengths = episodes.lengths.clone()
+    lengths[3] = 3
+    short = replace(episodes, lengths=lengths)
+    states = observe(model, short)
+    ahead = open_loop(model, short, states)
+    assert int(ahead.times.min()) == 4
+    assert 3 not in ahead.rows
+    assert summarize_open_loop(model, short, states, ahead)["context"] == 5
+    assert "11 episodes (number" in film_strips(model, short, states)[0].title
+    assert dissecting.notes(model, {"policy": short}) == [
+        "Open loop (policy): 1 episodes of at most 5 steps are left out."
+    ]
+    short = replace(episodes, lengths=lengths.clamp_max(4))
+    ahead = open_loop(model, short, states)
+    assert (int(ahead.times.min()), int(ahead.times.max())) == (2, 2)
+    assert summarize_open_loop(model, short, states, ahead)["context"] == 3
+    no_window, no_context = dissecting.notes(model, {"policy": short})
+    assert no_window == "No bound of windows (policy): the longest of the episodes has 4 steps, a window 16."
+    assert no_context == "Open loop (policy): no episode is longer than 5 steps, so that 3 are seen."
+
+
+def test_a_film_strip_shows_the_dream_that_its_title_judges(
+    model: TrainedModel, episodes: Episodes, states: States
+) -> None:
+    rows = torch.arange(EPISODES)
+    whole = dissecting._imagine(model, episodes, states, rows, torch.full_like(rows, 4), seed=3)
+    for strip in film_strips(model, episodes, states, seed=3):
+        row = int(strip.title.partition("number ")[2].partition(")")[0])
+        shown = ((strip.model.float() - strip.truth.float()) / 255).square().flatten(1).mean(1)
+        expected = whole.errors[CAMERA][row, torch.tensor(strip.ahead) - 1]
+        torch.testing.assert_close(shown, expected, rtol=2e-3, atol=0)
+        mean = whole.errors[CAMERA][row, whole.valid[row]].mean().item()
+        assert f"error {mean:.2g} over {int(whole.valid[row].sum())} steps" in strip.title
+
+
+def test_no_probes_and_why(model: TrainedModel, episodes: Episodes, states: States) -> None:
+    unknown = replace(episodes, obs={key: value for key, value in episodes.obs.items() if key != PROBED})
+    assert dissecting.notes(model, {"policy": unknown}) == [f"No probes: the environment has no {PROBED}."]
+
+
+def test_batches_are_bounded_and_change_nothing(
+    model: TrainedModel, episodes: Episodes, states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dissecting.surprise(model, episodes, states), dissecting.groups(model, episodes, states)
+    sizes = []
+    kl = model.kl
+    monkeypatch.setattr(model, "kl", lambda some, **how: sizes.append(len(some)) or kl(some, **how))
+    monkeypatch.setattr("sheeplike.analysis.batches.DECODED", 10 * (48 * 48 * 3 + 3 + 4 + 64 + 32 * 4))
+    again = dissecting.surprise(model, episodes, states), dissecting.groups(model, episodes, states)
+    assert max(sizes) == 10
+    assert again[0]["mean"] == pytest.approx(whole[0]["mean"], rel=1e-5)
+    np.testing.assert_allclose(again[1]["kl"], whole[1]["kl"], rtol=1e-4)

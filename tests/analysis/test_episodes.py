@@ -15,7 +15,7 @@ from torch import Tensor
 from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.analysis.episodes import Episodes, check_memory, play
-from sheeplike.options import InvalidOption
+from sheeplike.options import CommandError, InvalidOption
 
 KEYS = ("state",)
 
@@ -103,12 +103,17 @@ def test_an_episode_that_was_cut_does_not_count_and_the_next_one_does() -> None:
 
 def test_what_would_not_fit_is_refused_before_it_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = Failing()
-    monkeypatch.setattr("sheeplike.host.free_memory", lambda: 2 * 2 * 4 * 5 * 30)  # for 30 episodes of each kind
-    check_memory(worlds, KEYS, 30)
+    monkeypatch.setattr(
+        "sheeplike.host.free_memory", lambda: 2 * 2 * (1 + 9) * 4 * 5 * 30
+    )  # for 30 episodes of each kind
+    check_memory(worlds, KEYS, 30, state=9)
     with pytest.raises(
-        InvalidOption, match=r"^episodes=31: expected at most 30: 62 of 4 steps take .*nearest: episodes=30$"
+        InvalidOption,
+        match=r"^episodes=31: expected at most 30: 62 of 4 steps and their states take .*nearest: episodes=30$",
     ):
-        check_memory(worlds, KEYS, 31)
+        check_memory(worlds, KEYS, 31, state=9)
+    with pytest.raises(CommandError, match=r"^episodes=31: 62 of 4 steps .*; 4, the fewest, do not fit either$"):
+        check_memory(worlds, KEYS, 31, state=99)
 
 
 def test_what_was_played_and_what_repeats_the_end() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheeplike.analysis.probes import LinearProbe, fit_linear, fit_mlp, r_squared, split
+from sheeplike.analysis.probes import LinearProbe, fit_linear, fit_mlp, r_squared, rmse, split
 
 
 def latents(episodes: int = 12, steps: int = 60, width: int = 40) -> tuple[Tensor, Tensor]:
@@ -88,6 +88,24 @@ def test_features_that_never_change_have_no_weight() -> None:
     assert bool(probe.weights.isfinite().all())
 
 
+def test_a_class_that_hardly_ever_occurs_pulls_no_reading_far_away() -> None:
+    """One-hot, and in 1 of 2,000 rows: whitened it would be at 45 deviations."""
+    features, episode = latents(episodes=40, steps=50)
+    features[:, 3] = 0
+    features[17, 3] = 1
+    probe = fit_mlp(features, features[:, :1], episode)
+    rare = features[:5].clone()
+    rare[:, 3] = 1
+    clipped = rare.clone()
+    clipped[:, 3] = probe.centre[3] + 10 / probe.scale[3]
+    torch.testing.assert_close(probe.predict(rare), probe.predict(clipped))
+
+
+def test_errors_are_in_the_units_of_the_entry() -> None:
+    target = torch.tensor([[1.0, 100.0], [3.0, 300.0]])
+    assert rmse(target + torch.tensor([0.5, 30.0]), target) == pytest.approx([0.5, 30.0])
+
+
 def test_more_features_than_rows() -> None:
     """Solved in the dual; the same weights as by the normal equations."""
     features, episode = torch.randn(30, 50, dtype=torch.float32), torch.arange(6).repeat_interleave(5)
@@ -97,7 +115,7 @@ def test_more_features_than_rows() -> None:
     x = (x / x.std(0, correction=0)).double()
     y = ((target - target.mean(0)) / 1).double()
     for n in range(2):
-        ridge = x.T @ x + wide.strength[n].double() * len(x) * torch.eye(50, dtype=torch.float64)
+        ridge = x.T @ x + wide.alpha[n].double() * len(x) * torch.eye(50, dtype=torch.float64)
         expected = torch.linalg.solve(ridge, x.T @ y[:, n]) / features.std(0, correction=0).double()
         torch.testing.assert_close(wide.weights[:, n].double(), expected, atol=1e-4, rtol=1e-3)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from sheeplike.analysis import report
 from sheeplike.analysis.dissect import Findings, Strip
+from sheeplike.analysis.probes import LinearProbe
 from sheeplike.analysis.report import NUMBERS, PAGE, scalars, summarize, write
 from sheeplike.analysis.runs import RunError, find_runs
 
@@ -29,7 +34,7 @@ def numbers(*, probes: bool) -> dict[str, Any]:
         "mse@1": 0.1,
         "psnr@1": 10.0,
     }
-    open_loop = {"starts": 9, "steps": [1, 2], "count": [9, 8], "pixels/<$x>": line}
+    open_loop = {"context": 5, "starts": 9, "steps": [1, 2], "count": [9, 8], "pixels/<$x>": line}
     bins = {"expected": [0.0, 1.0], "happened": [0.1, 0.9], "count": [5, 4], "error": 0.1}
     effects = {"parts": ["0", "1", "deter"]} | {name: [0.0, 1e-3, 1.0] for name in ("pixels", "reward", "value", "kl")}
     one = {
@@ -40,20 +45,18 @@ def numbers(*, probes: bool) -> dict[str, Any]:
         "surprise": {"first_step": 9.0, "mean": 1.0, "p50": 1.0, "over_time": [9.0, 1.0, 1.0]},
         "groups": {"kl": [0.0, 0.2], "top_class_share": [1.0, 0.5], "usage_entropy": [0.0, 0.7]}
         | {"unsurprising": [0], "constant": [0], "dead": [0]},
-        "likelihood": {"dimensions": 3} | {f"per_step_iwae_{k}": -9.0 for k in (1, 16, 64)},
+        "likelihood": {"dimensions": 3, "variance": 0.5} | {f"per_step_iwae_{k}": -9.0 for k in (1, 16, 64)},
         "effects": effects,
     }
     found: dict[str, Any] = {name: {"policy": part, "random": part} for name, part in one.items()}
+    found["notes"] = [] if probes else ["No probes: the environment has no <i>."]
     if probes:
-        scores = {
-            "rows": 9,
-            "linear": [0.9, None, -7.0],
-            "mlp": [0.8, None, 0.1],
-            "linear_mean": 0.45,
-            "mlp_mean": 0.45,
-        }
-        of_kind = {"0": scores, "5": scores}
-        found["probes"] = {"target": "privileged_state", "constant": [1], "policy": of_kind, "random": of_kind}
+        linear = {"r2": [0.9, None, -7.0], "rmse": [0.011, 0.0, 3.0], "r2_clipped_mean": 0.45}
+        seen = {"rows": 9, "linear": linear, "mlp": linear}
+        imagined = seen | {"linear": linear | {"r2": [0.3, None, -8.0], "r2_clipped_mean": 0.15}}
+        found["probes"] = {"target": "privileged_state", "predicted": True, "constant": [1]}
+        found["probes"]["policy"] = {"0": {"seen": seen}, "5": {"imagined": imagined, "seen": seen}}
+        found["probes"]["random"] = {"0": {"seen": seen}}
         found["probes"]["groups"] = {"0": [0.1, None, -3.0], "deter": [0.9, None, 0.2]}
     return found
 
@@ -69,7 +72,7 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.sources: list[str] = []
-        self.text, self.tags = "", []
+        self.text, self.tags, self.cells = "", [], []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -78,6 +81,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        self.cells += [data] * (self.tags[-1] in ("td", "th"))
 
 
 @pytest.mark.parametrize("probes", [True, False])
@@ -87,10 +91,14 @@ def test_a_page_needs_no_other_file_and_takes_no_name_at_its_word(tmp_path: Path
     page = Page(files[0].read_text())
     assert len(page.sources) == (8 if probes else 6)
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
-    assert not {"script", "link", "b", "$x"} & set(page.tags)
+    assert not {"script", "link", "b", "i", "$x"} & set(page.tags)
     assert "<b>mine</b>" in page.text
     assert "<$x>" in page.text
-    assert ("entries 1." in page.text) == probes
+    assert ("entries 1." in page.text) == ("was trained to predict it" in page.text) == probes
+    assert ("has no <i>." in page.text) != probes
+    assert "(policy: 5; random: 5)" in page.text
+    if probes:
+        assert {"R², imagined +5", "R², seen +5", "RMSE, seen", "0.011"} <= set(page.cells)
     assert "width=device-width" in files[0].read_text()
     assert "color-scheme: light dark" in files[0].read_text()
 
@@ -130,6 +138,12 @@ def test_an_analysis_is_no_run_to_compare(tmp_path: Path) -> None:
         find_runs([tmp_path / "logs"])
 
 
+def test_a_run_beside_a_file_of_that_name_is_one(tmp_path: Path, begin: Callable, record: Callable) -> None:
+    run = record(begin(tmp_path / "logs/mine"), [1.0])
+    (run / NUMBERS).write_text("{}")
+    assert find_runs([tmp_path / "logs"]) == [run]
+
+
 def test_single_numbers_by_path() -> None:
     assert scalars({"a": {"b": 1, "c": [1, 2], "d": {"e": 0.5}}, "f": "x"}) == {"a/b": 1.0, "a/d/e": 0.5}
 
@@ -138,5 +152,36 @@ def test_what_the_terminal_shows() -> None:
     shown = summarize(numbers(probes=True))
     assert shown["dead groups"] == "policy: 0\nrandom: 0"
     assert shown["error of pixels/<$x>"].startswith("policy: 0.05 seen, 0.1 after 1")
-    assert shown["linear probes of privileged_state"].startswith("policy: R² 0.45 seen, 0.45 after 5")
-    assert "linear probes of privileged_state" not in summarize(numbers(probes=False))
+    probed = shown["linear probes of privileged_state, which it was trained to predict"]
+    assert probed == "policy: mean R² 0.45 seen, 0.15 imagined +5, 0.45 seen +5\nrandom: mean R² 0.45 seen"
+    without = summarize(numbers(probes=False))
+    assert not any(name.startswith("linear probes") for name in without)
+    assert without["notes"] == "No probes: the environment has no <i>."
+
+
+def test_the_legend_names_every_step_ahead_in_one_colour() -> None:
+    """Of the last kind there are fewer."""
+    figure = report._probes(numbers(probes=True))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "seen, linear",
+        "seen, MLP",
+        "imagined, 5 steps, linear",
+    ]
+    assert legend.legend_handles[2].get_color() == report.COLOURS[2]
+
+
+def test_the_scale_of_effects_is_that_of_all_kinds() -> None:
+    found = numbers(probes=False)
+    found["effects"]["random"] = {name: [0] * 3 for name in found["effects"]["random"]}
+    axis = report._effects(found).axes[0]
+    assert axis.yaxis.get_transform().linthresh == pytest.approx(np.median([0, 1e-3, 1, 0, 0, 0]).clip(1e-9))
+
+
+def test_the_linear_probe_is_kept(tmp_path: Path) -> None:
+    probe = LinearProbe(torch.randn(5, 3).T.contiguous().T, torch.randn(3), torch.ones(3))
+    write(tmp_path, Findings(numbers(probes=True), [], probe), ABOUT)
+    kept = load_file(tmp_path / "linear_probe.safetensors")
+    assert {name: value.tolist() for name, value in kept.items()} == {
+        name: value.tolist() for name, value in vars(probe).items()
+    }

@@ -75,7 +75,7 @@ def test_a_run_and_its_export_give_the_same_numbers(tmp_path: Path, capfd: pytes
     run_dir = tmp_path / "run"
     main([*JOB, "profile=cpu", "dry_run=true", "env.options.episode_length=9", "eval.every=null", f"run_dir={run_dir}"])
     main(["analyze", f"run={run_dir}", "episodes=4"])
-    place = run_dir / "analyze/step_000000000128"
+    place = run_dir / "analyze/step_000000000128_4_episodes_2_worlds"
     assert f"saved: {place}/analysis.html" in capfd.readouterr().out
     found = json.loads((place / "analysis.json").read_text())
     assert found["about"] == {
@@ -89,12 +89,12 @@ def test_a_run_and_its_export_give_the_same_numbers(tmp_path: Path, capfd: pytes
         "accelerator": "cpu",
     }
     assert found["episodes"]["policy"]["episodes"] == found["episodes"]["random"]["episodes"] == 4
-    assert found["probes"]["target"] == "privileged_state"
-    assert {path.name.partition(".")[0] for path in place.iterdir()} == {"analysis", "events"}
+    assert (found["probes"]["target"], found["probes"]["predicted"]) == ("privileged_state", False)
+    assert {path.name.partition(".")[0] for path in place.iterdir()} == {"analysis", "events", "linear_probe"}
 
     main(["export", f"run={run_dir}", f"to={tmp_path}/export"])
     main(["analyze", f"{tmp_path}/export", "episodes=4"])
-    same = json.loads((tmp_path / "export/analyze/step_000000000128/analysis.json").read_text())
+    same = json.loads((tmp_path / "export/analyze" / place.name / "analysis.json").read_text())
     same["about"]["run"] = str(run_dir)
     assert same == found
 
@@ -107,7 +107,7 @@ def test_the_demo_knows_where_its_box_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*")) == before
     (file,) = Path("logs/demo/franka_pick/analyze").glob("*/analysis.json")
     found = json.loads(file.read_text())
-    read = found["probes"]["policy"]["0"]["linear"]
+    read = found["probes"]["policy"]["0"]["seen"]["linear"]["r2"]
     assert read[8] > 0.95, "the box along y"
     dream = found["open_loop"]["policy"]["pixels/front"]
     assert dream["mse@15"] < 0.5 * dream["still_mse"][14]

@@ -287,9 +287,11 @@ class DreamerV3(Agent):
             return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
 
     def dream(self) -> dict[str, Dream]:
-        """50 imagined steps under the policy's own actions, from the ends of replayed sequences, by camera.
+        """50 imagined steps under the policy's own actions, by camera, from where replayed sequences still go on.
 
-        The traces are the expected reward, the value, and the probability that the episode goes on.
+        A dream begins at the last step of a sequence that does not end an episode, and what was seen before it is of
+        that episode; its first frame is repeated where it is too short. The traces are the expected reward, the value,
+        and the probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
         if not self.replay.ready or not world.decoder.keys.images:
@@ -299,7 +301,9 @@ class DreamerV3(Agent):
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             action = data["action"][:, CONTEXT - 1 : -1]
             posterior, _ = world.observe(self.context(data), action, batch, batch["is_first"])
-            features, _ = critic.imagine(world.rssm, posterior.map(lambda x: x[:, -1]), DREAMT)
+            shown = frames_before(batch["is_first"], batch["is_last"])  # (B, SEEN)
+            rows = torch.arange(len(shown), device=self.device)
+            features, _ = critic.imagine(world.rssm, posterior.map(lambda x: x[rows, shown[:, -1]]), DREAMT)
             features = features[:, 1:].transpose(0, 1)  # (I, B, F), without the step that was seen
             traces = {
                 "reward": world.reward(features).pred(),
@@ -309,7 +313,7 @@ class DreamerV3(Agent):
             painted = world.decoder(world.rssm.split(features.flatten(0, 1)))
         films = {}
         for key in world.decoder.keys.images:
-            last = batch[key][:, -SEEN:].transpose(0, 1)
+            last = batch[key][rows, shown.T]
             seen = last if last.dtype == torch.uint8 else to_pixels(to_unit(last))
             model = to_pixels(painted[key].unflatten(0, features.shape[:2]))
             films[key.removeprefix("pixels/")] = Dream(seen, model, traces)
@@ -417,6 +421,17 @@ class DreamerV3(Agent):
             self.probes.load_state_dict(state["probes"])
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
+
+
+def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:
+    """Steps ``(B, SEEN)`` of sequences ``(B, T)`` that are shown before a dream, which begins after the last of them.
+
+    They are of one episode that goes on; where that began later, its first step is repeated.
+    """
+    steps = torch.arange(is_first.shape[1], device=is_first.device)
+    last = torch.where(is_last, 0, steps).amax(1, keepdim=True)
+    begin = torch.where(is_first & (steps <= last), steps, 0).amax(1, keepdim=True)
+    return (last - torch.arange(SEEN - 1, -1, -1, device=last.device)).maximum(begin)
 
 
 class DreamerPlayer(Player):
