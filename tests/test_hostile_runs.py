@@ -41,10 +41,11 @@ COMMANDS = {
     "compare": ("compare", "mine"),
     "bench": ("bench", *GYM, "out=mine", "parts=[envs]", "seconds=0.1"),
     "doctor": ("doctor", "disk", "out=mine/doctor.json"),
+    "analyze": ("analyze", "run=mine", "episodes=4"),
     "dream": ("dream", "run=mine", "port=0"),
 }
 # Of what a run has written, and that come to an end with it.
-READERS = [name for name in COMMANDS if name not in ("bench", "doctor", "dream")]
+READERS = [name for name in COMMANDS if name not in ("analyze", "bench", "doctor", "dream")]
 AUTO = (*JOB, "run_dir=mine", "resume=auto")  # train once more: it composes a configuration and looks into run_dir
 # What a command reads or writes there, and at which name somebody else could have put something.
 NAMES = {
@@ -54,6 +55,7 @@ NAMES = {
     "compare": ("metrics.jsonl", "compare", "compare/eval_return_mean_by_steps.md", "compare/x"),
     "bench": ("bench.md", "bench.json"),
     "doctor": ("doctor.json",),
+    "analyze": ("config.yaml", "checkpoints", "analyze", "analyze/x/analysis.json"),
     "dream": ("config.yaml", "checkpoints", "dream", "dream/x.npz"),
 }
 KINDS = ("link", "pipe", "directory")  # a pipe stands for sockets and devices
@@ -501,7 +503,8 @@ def test_weights_that_are_not_finite_do_not_act(
     shutil.copytree(trained, "mine")
     meta, parts = checkpoint.load_latest("mine/checkpoints")
     parts["agent"]["modules"][WEIGHT][0] = math.inf
-    checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
+    spaces = {"spaces": meta["spaces"]}
+    checkpoint.save("mine/checkpoints", meta["step"], parts, spaces, keep_last=9, config=to_data(config))
     before = content(Path("mine"))
     status, _, error = call(*COMMANDS[command])
     assert status == 2, error

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sheeplike.nn import linear
+from sheeplike.nn.linear import linear
 
 # Standard deviation of a unit normal cut at +-2 is 0.8796; dividing by it restores the intended variance.
 _TRUNCATED_STD = 0.87962566103423978
@@ -33,7 +33,7 @@ def init_truncated_normal_(weight: Tensor, fan_in: int, scale: float = 1.0) -> T
     return nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std)
 
 
-class Linear(linear.Linear):
+class Linear(nn.Linear):
     """Affine map ``(B, I) -> (B, O)`` with truncated-normal weights times ``scale`` and zero bias."""
 
     def __init__(self, inputs: int, outputs: int, *, scale: float = 1.0) -> None:
@@ -43,6 +43,9 @@ class Linear(linear.Linear):
     def reset_parameters(self) -> None:
         init_truncated_normal_(self.weight, self.in_features, self.scale)
         nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 class BlockLinear(nn.Module):

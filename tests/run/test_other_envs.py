@@ -148,7 +148,8 @@ def test_a_run_its_videos_its_continuation_and_its_export(
     expected = {f"eval/{key.removeprefix('pixels/')}" for key in CAMERAS}
     if agent == "dreamer_v3":
         assert "predicts       privileged_state 2, unseen" in banner
-        expected |= {f"open_loop/{key.removeprefix('pixels/')}" for key in CAMERAS | DEPTH}
+        kinds = ("open_loop", "dream")
+        expected |= {f"{kind}/{key.removeprefix('pixels/')}" for kind in kinds for key in CAMERAS | DEPTH}
         assert {"loss/privileged_state", "wm/explained_variance/privileged_state"} <= {name for r in rows for name in r}
     assert videos.keys() == expected
     assert {shape[-1] for shape in videos.values()} == {3}

@@ -49,8 +49,9 @@ def _stderr_is_lost() -> Iterator[None]:
         yield
         return
     try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
         yield
     finally:
         os.dup2(kept, 2)
