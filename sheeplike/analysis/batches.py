@@ -18,8 +18,12 @@ def at_once(model: TrainedModel) -> int:
     return max(DECODED // (numbers + model.deter + model.groups * model.classes), 1)
 
 
-def batched(model: TrainedModel, function: Callable[..., Tensor], *rows: States | Tensor) -> Tensor:
-    """``function`` of ``rows``, ``(M, ...)`` each and in step with one another: ``(M, ...)``, on the CPU."""
-    size = at_once(model)
+def batched(model: TrainedModel, function: Callable[..., Tensor], *rows: States | Tensor, states: int = 1) -> Tensor:
+    """``function`` of ``rows``, ``(M, ...)`` each and in step with one another: ``(M, ...)``, on the CPU.
+
+    Args:
+        states: that one row stands for.
+    """
+    size = max(at_once(model) // states, 1)
     starts = range(0, len(rows[0]), size)
     return torch.cat([function(*(one[start : start + size] for one in rows)).cpu() for start in starts])

@@ -117,11 +117,13 @@ def bounds(
         long = (episodes.lengths >= WINDOW).nonzero()[:windows, 0]
         sums = []
         for row in long.tolist():
-            obs = {key: episodes.obs[key][row, :WINDOW] for key in model.observations}
-            obs = {key: value.expand(most, *value.shape) for key, value in obs.items()}
-            action = episodes.action[row, :WINDOW]
-            sequences = model.observe(obs, action.expand(most, *action.shape))
-            sums.append(log_weights(model, sequences, obs).sum(-1))
+
+            def of_samples(rows: Tensor) -> Tensor:
+                """Of one and the same episode again and again."""
+                obs = {key: episodes.obs[key][rows, :WINDOW] for key in model.observations}
+                return log_weights(model, model.observe(obs, episodes.action[rows, :WINDOW]), obs).sum(-1)
+
+            sums.append(batched(model, of_samples, torch.full((most,), row), states=WINDOW))
         if sums:
             found |= _summary("window", torch.stack(sums, 1), dimensions * WINDOW)
             found |= {"window_steps": WINDOW, "window_episodes": len(sums)}

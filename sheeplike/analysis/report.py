@@ -300,7 +300,8 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
             "<h2>What can be read off it</h2>",
             f"<p>Probes of {_text(found['target'])} on episodes that they were not fitted on. The model {how}.{still} "
             "Beside what was read off imagined states, +5 for 5 steps, is what was read off the states of the very "
-            "same steps once they were seen. RMSE is in the units of the entry.</p>",
+            "same steps once they were seen. A mean is over the entries that change at its steps, each counted as 0 at "
+            "least: compare the means of a pair. RMSE is in the units of the entry.</p>",
             _picture(figures["probes"]),
             *(_table(kind, _probe_means(found[kind])) for kind in kinds),
             *(_table(f"{kind}, entry", _probe_entries(found[kind])) for kind in kinds),

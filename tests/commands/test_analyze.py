@@ -10,8 +10,11 @@ import pytest
 
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
+from sheeplike.analysis.episodes import FEWEST
+from sheeplike.commands.analyze import AnalyzeOptions
 from sheeplike.run import exported
 from sheeplike.run.run_dir import Claim
+from sheeplike.run.trained import name_results
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 
@@ -63,6 +66,28 @@ def test_a_run_without_a_checkpoint_and_one_without_a_world_model(begun: Callabl
 def test_ppo_has_no_world_model(begun: Callable, refused: Callable) -> None:
     begun((64,), "exp=ppo", "env=cartpole_balance")
     assert "ppo has no world model" in refused("analyze", "run=mine")
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "step_000000000640_50_episodes_2_worlds"),
+        ({"episodes": 20}, "step_000000000640_20_episodes_2_worlds"),
+        ({"num_envs": 4}, "step_000000000640_50_episodes_4_worlds"),
+        ({"seed": 3}, "step_000000000640_50_episodes_2_worlds_seed_3"),
+        ({"accelerator": "cuda"}, "step_000000000640_50_episodes_2_worlds_cuda"),
+    ],
+)
+def test_what_makes_another_analysis_is_in_its_name(sheeplike: Callable, changed: dict[str, object], name: str) -> None:
+    (run,) = sheeplike(*JOB, "profile=cpu", "fabric.accelerator=cpu", "run_dir=mine").runs
+    asked = AnalyzeOptions(num_envs=2, accelerator="cpu").replace(**changed)
+    assert name_results(640, asked, run.config) == name
+
+
+def test_fewer_episodes_than_a_split_needs_are_refused_before() -> None:
+    assert AnalyzeOptions(episodes=FEWEST).episodes == FEWEST
+    with pytest.raises(ValueError, match="episodes"):
+        AnalyzeOptions(episodes=FEWEST - 1)
 
 
 def test_help_says_every_key(sheeplike: Callable) -> None:

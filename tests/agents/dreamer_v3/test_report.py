@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Prediction
 from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.dreamer_v3.agent import frames_before
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.world_model import open_loop
 
@@ -122,12 +123,14 @@ def test_a_dream_is_what_the_policy_imagines_from_the_end_of_a_sequence(agent: D
     agent.replay.generator.set_state(state[0])
     agent.replay.fresh = state[1]
     batch = {key: value[:, 1:] for key, value in data.items()}
-    assert torch.equal(seen, batch["pixels/wrist"][:, -5:].transpose(0, 1))
+    steps = frames_before(batch["is_first"], batch["is_last"])
+    for row in range(4):
+        assert torch.equal(seen[:, row], batch["pixels/wrist"][row, steps[row]])
     world, critic = agent.world_model, agent.actor_critic
     before = torch.get_rng_state()
     with torch.no_grad():
         posterior, _ = world.observe(agent.context(data), data["action"][:, :-1], batch, batch["is_first"])
-        latent = posterior.map(lambda x: x[:, -1])
+        latent = posterior.map(lambda x: x[range(4), steps[:, -1]])
         for t in range(50):
             latent = world.rssm.imagine(latent, critic.policy(latent.features).sample())
             painted = (world.decoder(latent)["pixels/wrist"] * 255).clamp(0, 255).to(torch.uint8)
@@ -140,6 +143,19 @@ def test_a_dream_is_what_the_policy_imagines_from_the_end_of_a_sequence(agent: D
     again = agent.dream()["wrist"]
     assert torch.equal(again.model, model)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dreams_begin_in_episodes_that_go_on_and_show_no_other_episode() -> None:
+    is_first, is_last = torch.zeros(2, 4, 8, dtype=torch.bool)
+    is_last[1, 7] = True  # ends: from the step before
+    is_last[2, 4], is_first[2, 5] = True, True  # another episode before
+    is_last[3, 5], is_first[3, 6], is_last[3, 6:] = True, True, True
+    assert frames_before(is_first, is_last).tolist() == [
+        [3, 4, 5, 6, 7],
+        [2, 3, 4, 5, 6],
+        [5, 5, 5, 6, 7],
+        [0, 1, 2, 3, 4],
+    ]
 
 
 def test_dreams_need_a_sequence_and_a_camera(make_agent: Callable[..., DreamerV3], play: Callable[..., Any]) -> None:
