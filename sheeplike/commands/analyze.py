@@ -45,9 +45,9 @@ def main(request: Request) -> None:
         return
     asked = load_options(AnalyzeOptions, request.about_run())
     run_dir, config = open_trained(asked.run, asked.checkpoint, "analyze", ANALYSES)
+    path, asked = settle(asked, run_dir, config, ANALYSES)
     if "dreamer_v3" not in registry.lineage(config.agent.name):
         raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
-    path, asked = settle(asked, run_dir, config, ANALYSES)
     info("loading torch and JAX")
     analyze_run(run_dir, path, config, asked)
 
