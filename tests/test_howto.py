@@ -110,6 +110,7 @@ def test_the_program_that_reads_a_world_model(capsys: pytest.CaptureFixture[str]
     assert shape == "torch.Size([4, 48, 48, 3])"
 
 
+@pytest.mark.slow
 def test_the_programs_with_randomized_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """And the picture on the page is the one that its program draws."""
     monkeypatch.chdir(tmp_path)

@@ -123,6 +123,7 @@ def test_they_skip_what_is_not_finite(name, make, play):
     assert not changed(before, agent.modules)
 
 
+@pytest.mark.slow
 def test_the_inverse_model_finds_out_what_was_done(make, play):
     """On states that hold the last action it gets much better than at first, and the states get its gradient."""
     agent = make("inverse", loss_scales={"inverse": 1.0})
@@ -148,6 +149,7 @@ def test_the_patches_are_what_the_model_sees(make, play):
     assert 0 < (difference > 0).sum() <= 4, "one pixel is in one patch"
 
 
+@pytest.mark.slow
 def test_curiosity_is_disagreement_and_fades(make, play):
     agent = make("curious")
     play(agent, 30)

@@ -129,7 +129,9 @@ def make_ppo(worlds: Locks) -> PPO:
     return PPO(worlds.single_observation_space, worlds.single_action_space, config, num_envs=worlds.num_envs)
 
 
-@pytest.mark.parametrize("actions", [ONE, SEVERAL], ids=["one choice", "several choices"])
+@pytest.mark.parametrize(
+    "actions", [ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)], ids=["one choice", "several choices"]
+)
 @pytest.mark.parametrize("make", [make_dreamer, make_ppo], ids=["dreamer_v3", "ppo"])
 def test_the_best_choice_is_learnt(
     make: Callable[[Locks], Agent], actions: gymnasium.spaces.Space, all_finite: Callable[..., bool]

@@ -96,6 +96,7 @@ def test_help_says_every_key(sheeplike: Callable) -> None:
     assert "  analyze " in sheeplike("--help").output
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export_give_the_same_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     main([*JOB, "profile=cpu", "dry_run=true", "env.options.episode_length=9", "eval.every=null", f"run_dir={run_dir}"])

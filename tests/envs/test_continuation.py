@@ -49,7 +49,7 @@ def continued(saved, outputs):
     ("name", "varied", "physics"),
     [
         ("franka_pick", True, "native"),
-        ("cartpole_balance", False, "warp"),
+        pytest.param("cartpole_balance", False, "warp", marks=pytest.mark.slow),
         pytest.param("cartpole_balance", True, "warp", marks=pytest.mark.slow),
         pytest.param("franka_pick", False, "native", marks=pytest.mark.slow),
         pytest.param("franka_pick", True, "warp", marks=pytest.mark.slow),

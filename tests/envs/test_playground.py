@@ -95,6 +95,12 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
     assert env.simulator.compilations == 1
 
 
+@pytest.fixture(scope="module", params=["native", pytest.param("warp", marks=pytest.mark.slow)])
+def physics(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def balance(physics: str) -> MjxVectorEnv:
     made = task("CartpoleBalance", episode_length=LENGTH)
@@ -263,6 +269,7 @@ def trains(arguments: list[str], place: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_ppo_passes_through_every_stage(tmp_path: Path) -> None:
     said = trains(["exp=ppo", "env=playground", "env.id=CartpoleBalance"], tmp_path)
     assert "CartpoleBalance" in said

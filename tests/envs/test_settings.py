@@ -65,6 +65,12 @@ class Stone:
         return {"state": state, "privileged_state": jnp.concatenate([state, jnp.stack([memory.spread, memory.low])])}
 
 
+@pytest.fixture(scope="module", params=["native", pytest.param("warp", marks=pytest.mark.slow)])
+def physics(request: pytest.FixtureRequest) -> str:
+    """Both engines, one after the other."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def stones(physics):
     return MjxVectorEnv(Stone(), num_envs=3, image_size=8, physics=physics)

@@ -19,7 +19,10 @@ TASKS = {
     "cartpole_swingup": {"num_envs": 4, "image_size": 32, "randomization": "cartpole_vision"},
     "franka_pick": {"num_envs": 4, "image_size": 32, "randomization": "franka_vision", "picked_probability": 0.0},
 }
-NAMES = ["cartpole_balance", pytest.param("cartpole_swingup", marks=pytest.mark.slow), "franka_pick"]
+NAMES = [
+    "cartpole_balance",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("cartpole_swingup", "franka_pick")),
+]
 
 
 @functools.cache
