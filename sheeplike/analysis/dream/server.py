@@ -30,6 +30,7 @@ from pydantic import Field
 from sheeplike.analysis.dream import recording
 from sheeplike.analysis.dream.session import MOST_SEED, STRIPS, Driver, Session, Source
 from sheeplike.options import CommandError, InvalidOption, Options, build, nearest
+from sheeplike.run.trained import finite
 from sheeplike.terminal import info, one_line
 
 LOCAL = ("127.0.0.1", "localhost")
@@ -180,7 +181,7 @@ class Server:
     async def _receive(self, text: str) -> None:
         """Do what the page asks for; what cannot be done is one line in it."""
         try:
-            message = json.loads(text)
+            message = parse_message(text)
             if not isinstance(message, dict):
                 raise CommandError("a message that is no object: expected {do: ..., ...}")
             name = message.pop("do", None)
@@ -194,9 +195,7 @@ class Server:
             line = await do(**{key: getattr(asked, key) for key in type(asked).model_fields})
         except CommandError as error:
             line = str(error)
-        except (ValueError, RecursionError):
-            line = "a message that is no JSON"
-        except Exception as error:
+        except Exception as error:  # of somebody else's environment, say
             self.paused, line = True, f"{type(error).__name__}: {error}"
         if line:
             await self._say(line)
@@ -228,9 +227,12 @@ class Server:
         self.rate = rate
 
     async def _go(self, step: int) -> str | None:
-        line = await self._run(self.session.go_to, step)
-        self.paused = True
-        return line
+        before, self.paused = self.paused, True  # at once: a tick from there would cut off what came after
+        try:
+            return await self._run(self.session.go_to, step)
+        except CommandError:
+            self.paused = before
+            raise
 
     async def _save(self) -> str:
         fps = self.session.envs.metadata["render_fps"]
@@ -268,8 +270,14 @@ class Server:
             self._behind = True
             return
         self._behind, self._sent = False, self._sent + 1
+        try:
+            picture = await self._run(self._picture)
+        except Exception as error:  # the play waits, and the next picture may come
+            self.paused, self._sent = True, self._sent - 1
+            await self._say(f"{type(error).__name__}: {error}")
+            return
         with suppress(ConnectionError):
-            await client.send_bytes(await self._run(self._picture))
+            await client.send_bytes(picture)
 
     def _picture(self) -> bytes:
         session, view = self.session, self.session.view()
@@ -305,7 +313,7 @@ class Server:
             "believed": view.believed.tolist(),
         }
         self._strip = session.version, view.last + 1
-        text = json.dumps(header).encode()
+        text = json.dumps(finite(header), allow_nan=False).encode()
         return b"".join([len(text).to_bytes(4, "little"), text, *(frame.tobytes() for frame in frames)])
 
     # --- the play ---------------------------------------------------------------------------------------------------
@@ -344,6 +352,18 @@ class Server:
 
     def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return lambda **arguments: self._run(partial(function, **arguments))
+
+
+def parse_message(text: str) -> Any:
+    """What a page has sent.
+
+    Raises:
+        CommandError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise CommandError("a message that is no JSON") from None
 
 
 async def serve(server: Server, listening: socket.socket) -> None:

@@ -165,10 +165,10 @@ class Session:
     def start(self, seed: int | None = None) -> None:
         """A new start of both sides, from a seed; None: the next one."""
         self.seed = (self.seed + 1) % (MOST_SEED + 1) if seed is None else seed
+        self.forced, self.version, self.salt = {}, self.version + 1, 0  # before anything is drawn
         obs, _ = self.envs.reset(seed=self.seed)
         seen = self._kept(obs)
         belief = self.model.follow(None, None, self._observed(seen), seed=self._noise(0, 0))
-        self.forced, self.version, self.salt = {}, self.version + 1, 0
         self.mark: int | None = None
         self.recording: Recording | None = None
         if self.source == "recorded":
@@ -222,7 +222,7 @@ class Session:
         expected = f"{codec.width} numbers from -1 to 1" if not codec.discrete else str(space)
         try:
             given = np.asarray(action, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidOption("action", action, expected) from None
         if given.shape != space.shape or not np.isfinite(given).all():
             raise InvalidOption("action", action, expected)

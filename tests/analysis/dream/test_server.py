@@ -344,6 +344,25 @@ def test_a_message_that_is_too_long_ends_the_page_alone(served):
     served(play)
 
 
+def test_a_picture_that_fails_pauses_the_play_and_the_next_one_comes(served, monkeypatch):
+    async def play(client: TestClient, server: Server) -> None:
+        page = await come(client, server)
+        await page.picture()
+
+        def fail() -> None:
+            raise RuntimeError("out of colours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.session, "view", fail)
+            assert await page.line() == "RuntimeError: out of colours"
+            assert server.paused
+        await page.do("pause", on=False)
+        step = server.session.now
+        await page.picture(lambda picture: picture["step"] > step)
+
+    served(play)
+
+
 def test_a_world_that_fails_pauses_the_play(served, monkeypatch):
     async def play(client: TestClient, server: Server) -> None:
         page = await come(client, server)

@@ -92,6 +92,12 @@ def test_a_play_is_the_same_again(pick):
     after = ticks(pick, 5), dreamt(pick)
     assert all(np.array_equal(one, other) for one, other in zip(before[0], after[0], strict=True))
     assert np.array_equal(before[1], after[1])
+    pick.branch()  # which draws anew, and leaves nothing of it to the next start
+    ticks(pick, 2)
+    pick.start(1)
+    again = ticks(pick, 5), dreamt(pick)
+    assert all(np.array_equal(one, other) for one, other in zip(before[0], again[0], strict=True))
+    assert np.array_equal(before[1], again[1])
     pick.start()
     assert pick.seed == 2
     ticks(pick, 5)
