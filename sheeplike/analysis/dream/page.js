@@ -469,6 +469,8 @@ function drag(frame, event) {
 }
 
 /** An arrow: the chosen dimension across, the next one up and down; of a choice, the one before or after. */
+const pressed = new Map(); // arrow to [dimension, sign]
+
 function arrow(key, down, shift) {
   const { classes, starts } = play.hello.actions;
   const sign = key === "ArrowRight" || key === "ArrowUp" ? 1 : -1;
@@ -479,11 +481,22 @@ function arrow(key, down, shift) {
     if (next >= 0 && next < classes[chosen]) settle(chosen, starts[chosen] + next);
     return;
   }
+  const was = pressed.get(key);
+  if (!down) {  // what it moved when it went down, whatever is chosen now
+    pressed.delete(key);
+    if (!was) return;
+    const other = [...pressed.values()].find(([dimension]) => dimension === was[0]);
+    if (other) hold(...other);
+    else letGo(was[0]);
+    return;
+  }
   const dimension = sideways ? chosen : chosen + 1;
   if (dimension >= rest.length) return;
-  if (shift && down) settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
-  else if (down) hold(dimension, sign);
-  else letGo(dimension);
+  if (shift) settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
+  else {
+    pressed.set(key, [dimension, sign]);
+    hold(dimension, sign);
+  }
 }
 
 const go = (step) => ask("go", { step: Math.min(Math.max(step, play.now.first), play.now.last) });
@@ -560,6 +573,7 @@ addEventListener("keyup", (event) => {
   if (play.now && event.key.startsWith("Arrow")) arrow(event.key, false, false);
 });
 addEventListener("blur", () => {
+  pressed.clear();
   if (!held.size) return;
   held.clear();
   act();
