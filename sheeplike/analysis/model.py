@@ -198,7 +198,7 @@ class TrainedModel:
             seen, logits = self.world.observe(self.rssm.initial(len(first), self.device), before, flat, first)
         return States(seen.deter, seen.stoch, logits).map(lambda x: x.reshape(*lead, *x.shape[2:]))
 
-    def follow(self, state: States | None, action: Any, frames: Frames, *, seed: int | None = None) -> States:
+    def observe_step(self, state: States | None, action: Any, frames: Frames, *, seed: int | None = None) -> States:
         """The next state ``(...)``, after an action and the frame that it led to.
 
         Args:
@@ -375,10 +375,12 @@ class TrainedModel:
             moved = state.features + torch.as_tensor(amounts, device=self.device)[:, None] * direction
             stoch = moved[:, self.deter :].unflatten(-1, (self.groups, self.classes))
             return States(moved[:, : self.deter], stoch, state.logits.expand_as(stoch))
-        variants = [self.force(state, {group: one}) for one in (range(self.classes) if classes is None else classes)]
+        variants = [
+            self.set_classes(state, {group: one}) for one in (range(self.classes) if classes is None else classes)
+        ]
         return stack(variants, 0)
 
-    def force(self, states: States, classes: Mapping[int, int]) -> States:
+    def set_classes(self, states: States, classes: Mapping[int, int]) -> States:
         """States ``(...)`` with given classes in some groups.
 
         Raises:

@@ -6,9 +6,9 @@ export, or ``run=demo:<name>``, which comes with the program.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from socket import socket
-from typing import Literal
 
 from pydantic import Field
 
@@ -18,29 +18,22 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
-from sheeplike.options import CommandError, Options, explain_keys, keys_of
+from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.run import exported
 from sheeplike.run.exported import is_export
 from sheeplike.run.layout import choose_checkpoint
-from sheeplike.run.trained import choose_accelerator, open_trained, results_of
+from sheeplike.run.trained import AgentOptions, choose_accelerator, open_trained, results_of
 from sheeplike.terminal import echo, info
 
 RECORDINGS = "dream"  # in the directory of a run
 MOST_RATE = 30.0  # steps a second at the start, of a world whose own rate is higher
 
 
-class DreamOptions(Options):
+class DreamOptions(AgentOptions):
     """Keys of this command."""
 
-    run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
-    checkpoint: str = Field(
-        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
-    )
     port: int = Field(8000, ge=0, le=2**16 - 1, description="of this machine's own address; 0: any that is free")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="of the first start")
-    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
-        "auto", description="auto: what the run was trained on, if it is here"
-    )
 
 
 def main(request: Request) -> None:
@@ -102,12 +95,11 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     try:
         points = None
         if overlay.positions_of(world) and not overlay.is_taught(model):
-            with phase(f"playing {overlay.EPISODES} episodes, from which a probe learns where things are"):
-                many = make_envs(config, overlay.EPISODES, fabric.device)
+            many = make_envs(config, overlay.EPISODES, fabric.device)
+            with closing(many), phase(f"a probe learns from {overlay.EPISODES} episodes where things are"):
                 points = overlay.points(overlay.probed(model, many), world)
-                many.close()
         elif overlay.positions_of(world):
-            points = overlay.points(overlay.taught(model), world)
+            points = overlay.points(overlay.taught, world)
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
             session = Session(world, model, seed=asked.seed, points=points)
             session.tick()

@@ -31,13 +31,14 @@ def check_video(video: Tensor, name: str = "video") -> None:
         raise ValueError(f"{name} has shape {tuple(video.shape)}: expected (T, H, W, 3), T at least 1")
 
 
-def encode_gif(video: Tensor, fps: float) -> bytes:
+def encode_gif(video: Tensor, fps: float, enlarged: int = 1) -> bytes:
     """An animated GIF that loops for ever, at the speed of ``fps`` frames per second; above 50 it leaves frames out.
 
     All frames share one palette of 256 colours, so that nothing flickers.
 
     Args:
         video: uint8 ``(T, H, W, 3)``.
+        enlarged: how often each pixel is repeated, across and down.
 
     Raises:
         TypeError, ValueError: another dtype or shape, or ``fps`` not above 0.
@@ -45,8 +46,9 @@ def encode_gif(video: Tensor, fps: float) -> bytes:
     check_video(video)
     if not fps > 0:
         raise ValueError(f"fps={fps}: expected a number above 0")
+    size = video.shape[2] * enlarged, video.shape[1] * enlarged
     stride = math.ceil(fps / MAX_GIF_FPS)
-    images = _to_palette(video[::stride].detach().cpu().numpy())
+    images = [image.resize(size) for image in _to_palette(video[::stride].detach().cpu().numpy())]
     # In units of 10 ms. Rounding the frames' ends, not their lengths, keeps the whole video's length right.
     ends = [round(i * 100 * stride / fps) for i in range(len(images) + 1)]
     durations = [min(10 * (end - start), LONGEST_FRAME) for start, end in itertools.pairwise(ends)]
@@ -64,10 +66,11 @@ def _to_palette(frames: np.ndarray) -> list[Image.Image]:
     levels = np.arange(2, 256, 4, dtype=np.uint8)
     cube = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(512, 512, 3)
     nearest = np.asarray(Image.fromarray(cube).quantize(palette=palette, dither=Image.Dither.NONE)).ravel()
-    red, green, blue = (frames[..., i].astype(np.int32) >> 2 for i in range(3))
-    images = [Image.fromarray(indices) for indices in nearest[red << 12 | green << 6 | blue]]
-    for image in images:
-        image.putpalette(palette.getpalette())
+    images = []
+    for frame in frames:
+        red, green, blue = (frame[..., i].astype(np.int32) >> 2 for i in range(3))
+        images.append(Image.fromarray(nearest[red << 12 | green << 6 | blue]))
+        images[-1].putpalette(palette.getpalette())
     return images
 
 

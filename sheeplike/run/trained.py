@@ -33,22 +33,27 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="TrainedOptions")
 
 
-class TrainedOptions(Options):
-    """Keys of every command that lets a trained agent play; each adds its own, and says how many episodes."""
+class AgentOptions(Options):
+    """Keys that name a trained agent, and where it runs."""
 
     run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
     checkpoint: str = Field(
         "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
     )
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
+        "auto", description="auto: what the run was trained on, if it is here"
+    )
+
+
+class TrainedOptions(AgentOptions):
+    """Keys of every command that plays episodes; each adds its own, and says how many."""
+
     episodes: int
     num_envs: int | None = Field(
         None, ge=1, le=2**16, description="worlds side by side; null: one per episode, at most as many as the run has"
     )
     seed: int = Field(
         0, ge=0, le=2**15 - 1, description="of worlds and actions; 0 is that of the evaluations in training"
-    )
-    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
-        "auto", description="auto: what the run was trained on, if it is here"
     )
 
 

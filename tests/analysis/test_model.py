@@ -95,13 +95,13 @@ def test_an_episode_followed_step_by_step_is_the_one_observed_at_once(played: tu
     torch.manual_seed(5)
     whole = model.observe(obs, actions)
     torch.manual_seed(5)
-    state = model.follow(None, None, {key: value[:, 0] for key, value in obs.items()})
+    state = model.observe_step(None, None, {key: value[:, 0] for key, value in obs.items()})
     for t in range(3):
         assert torch.equal(state.stoch, whole[:, t].stoch)
         torch.testing.assert_close(state.deter, whole[:, t].deter)
         torch.testing.assert_close(state.logits, whole[:, t].logits, atol=1e-5, rtol=1e-5)
         if t < 2:
-            state = model.follow(state, actions[:, t], {key: value[:, t + 1] for key, value in obs.items()})
+            state = model.observe_step(state, actions[:, t], {key: value[:, t + 1] for key, value in obs.items()})
 
 
 def test_one_episode_needs_no_axis_for_several(played: tuple[DreamerV3, list[Step]]) -> None:
@@ -272,7 +272,7 @@ def test_the_demo_foresees_what_it_does(demo: TrainedModel, episode: tuple[Tenso
         (lambda m, f, a: m.observe({"pixels/frnt": f}, a), "pixels/front is missing.*nearest here: pixels/frnt"),
         (lambda m, f, a: m.observe(f, a[:-1]), r"actions \(39, 3\): expected \(40, 3\)"),
         (lambda m, f, a: m.observe(f, a * torch.nan), "actions: expected finite numbers"),
-        (lambda m, f, a: m.follow(m.observe(f, a), a[0], f[0]), r"frames of \(\) beside states \(40,\)"),
+        (lambda m, f, a: m.observe_step(m.observe(f, a), a[0], f[0]), r"frames of \(\) beside states \(40,\)"),
         (lambda m, f, a: m.imagine(m.observe(f, a)[-1]), "steps=None: expected a number above 0"),
         (lambda m, f, a: m.imagine(m.observe(f, a)[-1], a, steps=3), "steps=3 beside 40 actions"),
         (lambda m, f, a: m.traverse(m.observe(f, a), group=0), r"states \(40,\): expected one"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from sheeplike.analysis import probes
 from sheeplike.analysis.dream.session import Point, Points
 from sheeplike.analysis.episodes import play
-from sheeplike.analysis.model import States, TrainedModel
+from sheeplike.analysis.model import Expected, States, TrainedModel
 
 TOLD = "privileged_state"
 EPISODES = 16  # that a probe learns from
@@ -35,12 +35,16 @@ def is_taught(model: TrainedModel) -> bool:
     return TOLD in model.world.decoder.keys.spaces
 
 
-def taught(model: TrainedModel) -> Callable[[States], Tensor]:
-    """What the model itself says: states ``(...)`` to ``privileged_state`` ``(..., N)``."""
-    return lambda states: model.decode(states).frames[TOLD]
+Reader = Callable[[States, Expected], Tensor]
+"""States ``(n,)``, and what is expected in them, to ``privileged_state (n, N)``."""
 
 
-def probed(model: TrainedModel, envs: VectorEnv) -> Callable[[States], Tensor]:
+def taught(states: States, expected: Expected) -> Tensor:
+    """What a model that was taught it says itself; a :data:`Reader`."""
+    return expected.frames[TOLD]
+
+
+def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
     """What a linear probe says that learns from :data:`EPISODES` episodes of the agent's policy in ``envs``."""
     keys = [*model.observations, TOLD]
     played = play(model.agent, envs, episodes=EPISODES, keys=keys, act="policy")
@@ -48,10 +52,10 @@ def probed(model: TrainedModel, envs: VectorEnv) -> Callable[[States], Tensor]:
     number = torch.arange(EPISODES)[:, None].expand(played.valid.shape)[played.valid]
     features = states.features[played.valid].cpu()
     probe = probes.fit_linear(features, played.obs[TOLD][played.valid], number)
-    return lambda states: probe.predict(states.features.cpu())
+    return lambda states, expected: probe.predict(states.features.cpu())
 
 
-def points(read: Callable[[States], Tensor], envs: VectorEnv) -> Points:
+def points(read: Reader, envs: VectorEnv) -> Points:
     """Where ``read`` says that the task's things are, in every camera that is fixed in its scene."""
     positions, task = positions_of(envs), envs.simulator.task
     spaces = envs.single_observation_space.spaces
@@ -60,12 +64,14 @@ def points(read: Callable[[States], Tensor], envs: VectorEnv) -> Points:
         key: one for key, size in sizes.items() if (one := projection(task.model, key.removeprefix("pixels/"), size))
     }
 
-    def found(states: States) -> Mapping[str, list[Point]]:
-        told = read(states).flatten().cpu().double().numpy()
+    def mark(told: np.ndarray) -> Mapping[str, list[Point]]:
         return {
             key: [(name, *place) for name, where in positions.items() if (place := one(told[where])) is not None]
             for key, one in project.items()
         }
+
+    def found(states: States, expected: Expected) -> list[Mapping[str, list[Point]]]:
+        return [mark(told) for told in read(states, expected).cpu().double().numpy()]
 
     return found
 

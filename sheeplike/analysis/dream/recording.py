@@ -1,9 +1,10 @@
 """Episodes that were played, as files: what was seen and dreamt, and what it takes to play them again.
 
-``<name>.npz`` holds, of ``T`` steps: ``seed`` of the start; ``begin``, the first step that is in it; ``action
-(T - 1, ...)``, each chosen after the frame of its step; ``reward``, ``is_first``, ``is_last``, ``is_terminal (T,)``;
-``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``; ``value``, ``continue``, ``surprise``, ``error (T,)``.
-``<name>.gif`` shows both sides.
+``<name>.npz`` holds, of ``T`` frames: ``seed`` of the start; ``begin``, the first step that is in it; ``action
+(T - 1, ...)``, each chosen after the frame of its step; ``reward``, ``is_first``, ``is_last``, ``is_terminal (T,)`` of
+the simulator; ``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``, as they were shown; ``real/value``,
+``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``, ``dream/error (T,)``.
+``<name>.gif`` shows both sides. Of two dreams it is the first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from sheeplike.files import open_regular, write_atomically
 from sheeplike.monitor.video import encode_gif
 from sheeplike.options import CommandError
 
-HEIGHT = 192  # pixels of the film, at least
+HEIGHT = 192  # pixels of each camera in the film, at least
+MOST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Recording:
 
     name: str
     seed: int
-    actions: np.ndarray
+    actions: np.ndarray | torch.Tensor
 
 
 def read(file: Path) -> Recording:
@@ -49,8 +51,10 @@ def read(file: Path) -> Recording:
             recording, begin = Recording(file.stem, int(data["seed"]), data["action"]), int(data["begin"])
     except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise CommandError(f"{file}: is no recorded episode: {type(error).__name__}: {error}") from None
-    if not len(recording.actions):
+    if not np.size(recording.actions):
         raise CommandError(f"{file}: holds no action")
+    if not 0 <= recording.seed <= MOST_SEED:
+        raise CommandError(f"{file}: seed={recording.seed}: expected from 0 to {MOST_SEED}")
     if begin:
         raise CommandError(f"{file}: begins at step {begin}: expected an episode from its first step on")
     return recording
@@ -63,27 +67,28 @@ def write(place: Path, episode: Mapping[str, np.ndarray], fps: float) -> str:
         OSError: it cannot be written.
     """
     place.mkdir(parents=True, exist_ok=True)
-    stem = f"seed_{episode['seed']}_{len(episode['reward'])}_steps"
+    stem = f"seed_{episode['seed']}_{len(episode['action'])}_steps"
     names = itertools.chain([stem], (f"{stem}_{n}" for n in itertools.count(2)))
     name = next(name for name in names if not (place / f"{name}.npz").exists())
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **episode)
-    write_atomically(place / f"{name}.gif", encode_gif(film(episode), fps))
+    video, enlarged = film(episode)
+    write_atomically(place / f"{name}.gif", encode_gif(video, fps, enlarged))
     write_atomically(place / f"{name}.npz", buffer.getvalue())
     return name
 
 
-def film(episode: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """The real side left, the dream right, one camera below the other: uint8 ``(T, H, W, 3)``."""
-    cameras = [key.removeprefix("real/") for key in episode if key.startswith("real/")]
-    rows = []
-    for camera in cameras:
-        row = np.concatenate([episode[f"real/{camera}"], episode[f"dream/{camera}"]], 2)
-        scale = -(-HEIGHT // row.shape[1])
-        rows.append(row.repeat(scale, 1).repeat(scale, 2))
+def film(episode: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, int]:
+    """The real side left, the dream right, one camera below the other.
+
+    Returns:
+        uint8 ``(T, H, W, 3)``, and how much to enlarge it.
+    """
+    cameras = [key.removeprefix("real/") for key in episode if key.startswith("real/") and episode[key].ndim == 4]
+    rows = [np.concatenate([episode[f"real/{camera}"], episode[f"dream/{camera}"]], 2) for camera in cameras]
     widest = max(row.shape[2] for row in rows)
-    rows = [np.pad(row, ((0, 0), (0, 0), (0, widest - row.shape[2]), (0, 0))) for row in rows]
-    return torch.from_numpy(np.concatenate(rows, 1))
+    padded = [np.pad(row, ((0, 0), (0, 0), (0, widest - row.shape[2]), (0, 0))) for row in rows]
+    return torch.from_numpy(np.concatenate(padded, 1)), -(-HEIGHT // min(row.shape[1] for row in rows))
 
 
 def list_names(place: Path) -> list[str]:

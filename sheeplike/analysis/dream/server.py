@@ -19,16 +19,19 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from aiohttp import WSCloseCode, WSMsgType, web
 from pydantic import Field
 
 from sheeplike.analysis.dream import recording
-from sheeplike.analysis.dream.session import MOST_SEED, STRIPS, Driver, Session, Source
+from sheeplike.analysis.dream.recording import MOST_SEED
+from sheeplike.analysis.dream.session import STRIPS, Driver, Session, Source
 from sheeplike.options import CommandError, InvalidOption, Options, build, nearest
 from sheeplike.run.trained import finite
 from sheeplike.terminal import info, one_line
@@ -86,6 +89,24 @@ class _Nothing(Options):
     pass
 
 
+@dataclass(eq=False)
+class _Page:
+    """A page that is open.
+
+    Attributes:
+        sent: pictures that it was sent.
+        shown: pictures of them that it has shown.
+        behind: whether there is a newer one than it was sent.
+        strip: version and step up to which it has the numbers.
+    """
+
+    ws: web.WebSocketResponse
+    sent: int = 0
+    shown: int = 0
+    behind: bool = False
+    strip: tuple[int, int] = (-1, 0)
+
+
 class Server:
     """Serves one session to one page at a time.
 
@@ -105,11 +126,8 @@ class Server:
         self.token = secrets.token_urlsafe(16)
         self.paused = False
         self._thread = ThreadPoolExecutor(1, "dream")
-        self._client: web.WebSocketResponse | None = None
-        self._sent = 0  # pictures
-        self._shown = 0  # of them, by the page
-        self._behind = False  # there is a newer one than the page was sent
-        self._strip = (-1, 0)  # version and step up to which the page has the numbers
+        self._page: _Page | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._does: dict[str, tuple[type[Options], Callable[..., Awaitable[str | None]]]] = {
             "act": (_Act, self._in_thread(session.act)),
             "choose": (_Choose, self._choose),
@@ -133,6 +151,7 @@ class Server:
         for name in FILES:
             app.router.add_get(f"/{self.token}/{name}", partial(_file, name))
         app.cleanup_ctx.append(self._playing)
+        app.on_shutdown.append(self._leave)
         return app
 
     # --- who may come ----------------------------------------------------------------------------------------------
@@ -145,22 +164,22 @@ class Server:
             return _refusal("this page is served to 127.0.0.1 and localhost alone")
         if origin not in (None, f"http://{request.host}"):
             return _refusal("this page is not served to other pages")
-        token = request.path.split("/")[1]
+        token = request.path.removeprefix("/").partition("/")[0]
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return _refusal("the address lacks its token: open the one that the command printed")
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return web.Response(status=error.status, text=f"{error.status}: there is nothing here\n")
+            return _refusal(f"{error.status}: there is nothing here", error.status)
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)
         await ws.prepare(request)
-        if self._client is not None:
+        if self._page is not None:
             await ws.send_json({"kind": "refused", "line": TAKEN})
             await ws.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return ws
-        self._client, self._sent, self._shown, self._behind, self._strip = ws, 0, 0, False, (-1, 0)
+        self._page = _Page(ws)
         try:
             await self._run(self.session.choose, self.session.source)
             await ws.send_json(self._hello())
@@ -173,7 +192,7 @@ class Server:
         except ConnectionError:
             pass
         finally:
-            self._client = None
+            self._page = None
         return ws
 
     # --- what it says -----------------------------------------------------------------------------------------------
@@ -193,19 +212,19 @@ class Server:
             options, do = self._does[name]
             asked = build(options, message)
             line = await do(**{key: getattr(asked, key) for key in type(asked).model_fields})
-        except CommandError as error:
-            line = str(error)
-        except Exception as error:  # of somebody else's environment, say
-            self.paused, line = True, f"{type(error).__name__}: {error}"
+        except Exception as error:
+            # What the page may not do goes on; a fault of somebody else's environment, say, stops the play.
+            self.paused, line = self.paused or not isinstance(error, CommandError), _told(error)
         if line:
             await self._say(line)
         await self._show()
 
     async def _acknowledge(self, picture: Any) -> None:
-        if not isinstance(picture, int) or not self._shown <= picture <= self._sent:
-            raise InvalidOption("picture", picture, f"from {self._shown} to {self._sent}")
-        self._shown = picture
-        if self._behind:
+        page = self._page
+        if not isinstance(picture, int) or not page.shown <= picture <= page.sent:
+            raise InvalidOption("picture", picture, f"from {page.shown} to {page.sent}")
+        page.shown = picture
+        if page.behind:
             await self._show()
 
     async def _choose(self, source: Source, name: str | None) -> str | None:
@@ -234,11 +253,22 @@ class Server:
             self.paused = before
             raise
 
-    async def _save(self) -> str:
+    async def _save(self) -> str | None:
+        if self._saving is not None and not self._saving.done():
+            return "an episode is being saved: wait for its line"
+        self._saving = asyncio.create_task(self._write(await self._run(self.session.episode)))
+        return None
+
+    async def _write(self, episode: Mapping[str, np.ndarray]) -> None:
+        """Write an episode beside the play."""
         fps = self.session.envs.metadata["render_fps"]
-        name = await self._run(lambda: recording.write(self.place, self.session.episode(), fps))
-        await self._client.send_json({"kind": "recordings", "names": recording.list_names(self.place)})
-        return f"saved: {self.place / name}.npz and .gif"
+        try:
+            name = await asyncio.to_thread(recording.write, self.place, episode, fps)
+        except Exception as error:  # a disk that is full, say
+            await self._say(_told(error))
+            return
+        await self._send({"kind": "recordings", "names": recording.list_names(self.place)})
+        await self._say(f"saved: {self.place / name}.npz and .gif")
 
     # --- what it is shown -------------------------------------------------------------------------------------------
 
@@ -253,46 +283,48 @@ class Server:
             "strips": STRIPS,
             "exact": session.exact,
             "recordings": recording.list_names(self.place),
-            "fps": session.envs.metadata["render_fps"],
         }
 
     async def _say(self, line: str) -> None:
+        await self._send({"kind": "line", "line": one_line(line)})
+
+    async def _send(self, message: dict[str, Any]) -> None:
         with suppress(ConnectionError):
-            if self._client is not None:
-                await self._client.send_json({"kind": "line", "line": one_line(line)})
+            if self._page is not None:
+                await self._page.ws.send_json(message)
 
     async def _show(self) -> None:
         """Send the present picture, if the page has shown the one before."""
-        client = self._client
-        if client is None or client.closed:
+        page = self._page
+        if page is None or page.ws.closed:
             return
-        if self._sent > self._shown:
-            self._behind = True
+        if page.sent > page.shown:
+            page.behind = True
             return
-        self._behind, self._sent = False, self._sent + 1
+        page.behind, page.sent = False, page.sent + 1
         try:
-            picture = await self._run(self._picture)
+            picture = await self._run(self._picture, page)
         except Exception as error:  # the play waits, and the next picture may come
-            self.paused, self._sent = True, self._sent - 1
-            await self._say(f"{type(error).__name__}: {error}")
+            self.paused, page.sent = True, page.sent - 1
+            await self._say(_told(error))
             return
         with suppress(ConnectionError):
-            await client.send_bytes(picture)
+            await page.ws.send_bytes(picture)
 
-    def _picture(self) -> bytes:
+    def _picture(self, page: _Page) -> bytes:
         session, view = self.session, self.session.view()
-        version, upto = self._strip
+        version, upto = page.strip
         start = upto if version == session.version else view.first
         frames = [frame for panel in view.panels for frame in panel.frames.values()]
         header = {
-            "picture": self._sent,
+            "picture": page.sent,
             "step": view.step,
             "last": view.last,
             "first": view.first,
             "paused": self.paused,
             "rate": self.rate,
             "seed": session.seed,
-            "mark": session.mark,
+            "mark": view.branched,
             "source": session.source,
             "action": session.action,
             "psnr": view.psnr,
@@ -307,12 +339,12 @@ class Server:
                 for panel in view.panels
             ],
             "strip": {"start": start, **session.strip(start)},
-            "forced": sorted(session.forced.items()),
+            "forced": sorted(view.forced.items()),
             "expected": (view.expected * 255).round().astype(int).ravel().tolist(),
             "drawn": view.drawn.tolist(),
             "believed": view.believed.tolist(),
         }
-        self._strip = session.version, view.last + 1
+        page.strip = session.version, view.last + 1
         text = json.dumps(finite(header), allow_nan=False).encode()
         return b"".join([len(text).to_bytes(4, "little"), text, *(frame.tobytes() for frame in frames)])
 
@@ -324,9 +356,14 @@ class Server:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        if self._client is not None:
-            await self._client.close(code=WSCloseCode.GOING_AWAY)
+        if self._saving is not None:
+            await self._saving
         self._thread.shutdown()
+
+    async def _leave(self, app: web.Application) -> None:
+        """Tell the page, before its connection is cut."""
+        if self._page is not None:
+            await self._page.ws.close(code=WSCloseCode.GOING_AWAY)
 
     async def _play(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -334,17 +371,13 @@ class Server:
         while True:
             due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # more than one late tick is not made up for
             await asyncio.sleep(max(due - clock(), 0))
-            if self._client is None or self.paused:
+            if self._page is None or self.paused:
                 continue
             try:
-                if self.session.finished:
-                    self.paused = True
-                    await self._say("the recorded episode is over")
-                else:
-                    await self._run(self.session.tick)
-            except Exception as error:  # of somebody else's environment, say
+                await self._run(self.session.tick)
+            except Exception as error:  # a recorded episode is over, or somebody else's environment failed
                 self.paused = True
-                await self._say(f"{type(error).__name__}: {error}")
+                await self._say(_told(error))
             await self._show()
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -421,5 +454,9 @@ async def _file(name: str, request: web.Request) -> web.Response:
     return web.Response(text=text, content_type=mimetypes.guess_type(FILES[name])[0], headers=HEADERS)
 
 
-def _refusal(line: str) -> web.Response:
-    return web.Response(status=403, text=f"{line}\n", headers=HEADERS)
+def _refusal(line: str, status: int = 403) -> web.Response:
+    return web.Response(status=status, text=f"{line}\n", headers=HEADERS)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.analysis.dream.recording import Recording
+from sheeplike.analysis.dream.recording import MOST_SEED, Recording
 from sheeplike.analysis.model import Expected, States, TrainedModel
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
@@ -35,15 +35,32 @@ from sheeplike.options import CommandError, InvalidOption
 Source = Literal["keys", "policy", "sample", "recorded"]
 Driver = Literal["same", "policy", "random"]
 Point = tuple[str, float, float]
-Points = Callable[[States], Mapping[str, Sequence[Point]]]
-"""Labelled points ``(label, x, y)`` by camera, in pixels of its frame from the top left corner, of states ``()``."""
+Points = Callable[[States, Expected], Sequence[Mapping[str, Sequence[Point]]]]
+"""Of states ``(n,)`` and what is expected in them, for each: labelled points ``(label, x, y)`` by camera, in pixels of
+its frame from the top left corner."""
 
 MOST_STEPS = 4000  # moments kept; the oldest go first
-BATCH = 64  # moments decoded at once
-MOST_SEED = 2**31 - 1
+MOST_BYTES = 2**30  # of them
 MOST_PSNR = 99.0  # dB, of pictures that are equal
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
 DREAMS = ("dream", "dream B")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the dreams go on from a moment; the next one has the same.
+
+    Attributes:
+        drivers: who chooses the actions of each dream.
+        forced: group to class, held in the first dream.
+        branched: the step at which the second dream began, if there is one.
+        salt: of the noise: each branch draws anew.
+    """
+
+    drivers: tuple[Driver, ...] = ("same",)
+    forced: Mapping[int, int] = field(default_factory=dict)
+    branched: int | None = None
+    salt: int = 0
 
 
 @dataclass(eq=False)
@@ -51,15 +68,16 @@ class Moment:
     """One step of the play.
 
     Attributes:
-        seen: observation to ``(1, ...)``, of the real side.
+        seen: camera to ``(1, H, W, C)``, of the real side.
         reward: for arriving here, of the real side.
         is_first, is_last, is_terminal: of the real side's episode.
         belief: ``(1,)``, what the model believes, having seen all up to here.
-        dreams: ``(n,)``, of each dream.
-        drivers: of each dream.
+        dreams: ``(n,)``, of each dream, before classes are forced.
         env: the real side's state, or None where it cannot be saved.
-        numbers: what the strips show; see :data:`STRIPS`.
         action: ``(1, ...)`` as the environment takes it, chosen here; None: nothing was, yet.
+        numbers: what the strips show; see :data:`STRIPS`.
+        pictures: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``.
+        points: of the same: camera to labelled points over its frame.
     """
 
     seen: dict[str, Tensor]
@@ -69,10 +87,12 @@ class Moment:
     is_terminal: bool
     belief: States
     dreams: States
-    drivers: tuple[Driver, ...]
+    settings: Settings
     env: dict[str, Tensor] | None
-    numbers: dict[str, list[float]] = field(default_factory=dict)
     action: Tensor | None = None
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+    pictures: list[dict[str, np.ndarray]] = field(default_factory=list)
+    points: list[Mapping[str, Sequence[Point]]] = field(default_factory=list)
 
 
 STRIPS = {
@@ -83,6 +103,7 @@ STRIPS = {
     "error": "squared difference of the two pictures, in [0, 1]",
 }
 """Numbers of a moment: of the real side, of each dream; ``surprise`` has the first alone, ``error`` lacks it."""
+RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "value", "continue", "error")}
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,7 @@ class Panel:
 
     name: str
     frames: dict[str, np.ndarray]
-    points: dict[str, list[Point]]
+    points: Mapping[str, Sequence[Point]]
     driver: Driver | None
     end: str
 
@@ -111,19 +132,23 @@ class View:
         step, last: the moment shown, and the newest.
         first: the oldest that is kept.
         panels: the real side, then the dreams.
+        branched: the step at which the second dream began, if there is one.
         psnr: of each dream's pictures to the real ones, dB.
-        expected: ``(S, K)``, probabilities of the first dream's classes.
+        expected: ``(S, K)``, probabilities of the first dream's classes, before one was drawn.
         drawn: ``(S,)``, those that were drawn, or are forced.
+        forced: group to class, of those that are.
         believed: ``(S,)``, those of the real side.
     """
 
     step: int
     last: int
     first: int
+    branched: int | None
     panels: list[Panel]
     psnr: list[float]
     expected: np.ndarray
     drawn: np.ndarray
+    forced: Mapping[int, int]
     believed: np.ndarray
 
 
@@ -138,7 +163,6 @@ class Session:
 
     Attributes:
         source: who chooses the actions.
-        forced: group to class, held in the first dream.
         now: the moment that is shown, and that the play goes on from.
         version: grows when moments were cut off or replaced.
         exact: whether the real side can go back.
@@ -154,10 +178,7 @@ class Session:
         self._pressed = self.neutral()
         self.exact: bool = getattr(envs, "exact_resume", False)
         self.source: Source = "policy"
-        self.salt = 0  # of the noise; a branch draws anew
-        self.forced: dict[int, int] = {}
         self.version = 0
-        self._last_decoded: tuple[Moment, dict[int, int], Expected] | None = None
         self.start(seed)
 
     # --- what one can do --------------------------------------------------------------------------------------------
@@ -165,52 +186,50 @@ class Session:
     def start(self, seed: int | None = None) -> None:
         """A new start of both sides, from a seed; None: the next one."""
         self.seed = (self.seed + 1) % (MOST_SEED + 1) if seed is None else seed
-        self.forced, self.version, self.salt = {}, self.version + 1, 0  # before anything is drawn
-        obs, _ = self.envs.reset(seed=self.seed)
-        seen = self._kept(obs)
-        belief = self.model.follow(None, None, self._observed(seen), seed=self._noise(0, 0))
-        self.mark: int | None = None
+        self.version += 1
         self.recording: Recording | None = None
         if self.source == "recorded":
             self.source = "policy"
-        self.first = self.now = 0
-        first = Moment(seen, 0.0, True, False, False, belief, belief, ("same",), self._saved())
+        self._branches = 0
+        obs, _ = self.envs.reset(seed=self.seed)
+        belief = self.model.observe_step(None, None, self._observed(obs), seed=self._noise(0, 0))
+        first = Moment(self._shown(obs), 0.0, True, False, False, belief, belief, Settings(), self._saved())
         self.moments = [self._judged(first)]
+        self.first = self.now = 0
+        self._most = min(MOST_STEPS, max(MOST_BYTES // size(first), 2))
 
     def tick(self) -> None:
-        """One step of both sides, from the moment shown."""
-        past = self.now < self.last
+        """One step of both sides, from the moment shown.
+
+        Raises:
+            CommandError: a recorded episode has no further action.
+        """
         dreamt = self.here
-        if past and self.exact:
-            self.envs.load_state_dict(self.here.env)
-            del self.moments[self.now - self.first + 1 :]
-            self.version += 1
+        self._cut_off()
         before = self.moments[-1]  # of a real side that cannot go back, the newest
         action = self._choose(before)
         before.action = action
         obs, reward, terminated, truncated, _ = self.envs.step(action)
-        seen, step, began = self._kept(obs), self.last + 1, before.is_last
+        step, began = self.last + 1, before.is_last
         followed = (None, None) if began else (before.belief, action)
-        belief = self.model.follow(*followed, self._observed(seen), seed=self._noise(step, 0))
-        # The dreams begin with a new episode too.
-        dreams = repeat(belief, len(dreamt.drivers)) if began else self._dream(dreamt, action, step)
+        belief = self.model.observe_step(*followed, self._observed(obs), seed=self._noise(step, 0))
         moment = Moment(
-            seen,
+            self._shown(obs),
             float(reward),
             began,
             bool(terminated | truncated),
             bool(terminated),
             belief,
-            dreams,
-            dreamt.drivers,
+            # The dreams begin with a new episode too.
+            repeat(belief, len(dreamt.dreams)) if began else self._dream(dreamt, action, step),
+            dreamt.settings,
             self._saved(),
         )
-        self.moments.append(moment)
-        if len(self.moments) > MOST_STEPS:
+        self.moments.append(self._judged(moment))
+        if len(self.moments) > self._most:
             del self.moments[0]
             self.first += 1
         self.now = self.last
-        self._judged(moment)
 
     def act(self, action: Any) -> None:
         """The action of ``source="keys"``, from now on.
@@ -218,23 +237,11 @@ class Session:
         Raises:
             InvalidOption: it is none of the environment's.
         """
-        space, codec = self.envs.single_action_space, self.model.codec
-        expected = f"{codec.width} numbers from -1 to 1" if not codec.discrete else str(space)
-        try:
-            given = np.asarray(action, np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidOption("action", action, expected) from None
-        if given.shape != space.shape or not np.isfinite(given).all():
-            raise InvalidOption("action", action, expected)
-        low = np.asarray(codec.starts if codec.discrete else -1.0)
-        high = low + np.asarray(codec.classes) - 1 if codec.discrete else np.asarray(1.0)
-        if codec.discrete and not space.shape:
-            low, high = low[0], high[0]
-        nearest = np.clip(np.round(given) if codec.discrete else given, low, high)
-        if not np.array_equal(nearest, given):
-            raise InvalidOption("action", action, expected, nearest.astype(int if codec.discrete else float).tolist())
-        dtype = torch.int64 if codec.discrete else torch.float32
-        self._given.append(torch.as_tensor(given, device=self.envs.device).to(dtype)[None])
+        given, codec = self._checked(action, ()), self.model.codec
+        if not codec.discrete and (given.abs() > 1).any():
+            nearest = given[0].clamp(-1, 1).tolist()
+            raise InvalidOption("action", action, f"{codec.width} numbers from -1 to 1", nearest)
+        self._given.append(given)
 
     def neutral(self) -> Tensor:
         """``(1, ...)``: no action where there is such a thing, or else the first."""
@@ -255,25 +262,24 @@ class Session:
         Raises:
             InvalidOption: there is no such dream.
         """
-        drivers = list(self.here.drivers)
+        drivers = list(self.here.settings.drivers)
         if dream >= len(drivers):
             raise InvalidOption("dream", dream, f"at most {len(drivers) - 1}; branch makes a second", len(drivers) - 1)
         drivers[dream] = driver
-        self.here.drivers = tuple(drivers)
+        self._change(drivers=tuple(drivers))
 
     def branch(self) -> None:
         """Two futures of the present dream, with noise of their own; a second call ends the second."""
-        here = self.here
-        if len(here.drivers) > 1:
-            self._replace(here, dreams=here.dreams[:1], drivers=here.drivers[:1])
+        first = self.here.settings.drivers[:1]
+        if len(self.here.dreams) > 1:
+            self._change(self.here.dreams[:1], drivers=first, branched=None)
             return
-        self.salt += 1
-        self.mark = self.now
-        self._replace(here, dreams=repeat(here.dreams, 2), drivers=(here.drivers[0], "same"))
+        self._branches += 1
+        self._change(repeat(self.here.dreams, 2), drivers=(*first, "same"), branched=self.now, salt=self._branches)
 
     def check_reality(self) -> None:
         """The dreams become what is believed now, having seen the real side."""
-        self._replace(self.here, dreams=repeat(self.here.belief, len(self.here.drivers)))
+        self._change(repeat(self.here.belief, len(self.here.dreams)))
 
     def go_to(self, step: int) -> str | None:
         """Look at a moment, and go on from there; returns what to say about it.
@@ -299,15 +305,12 @@ class Session:
         for name, value, count in (("group", group, self.model.groups), ("class", one, self.model.classes)):
             if value is not None and not 0 <= value < count:
                 raise InvalidOption(name, value, f"from 0 to {count - 1}", min(max(value, 0), count - 1))
-        self.forced.pop(group, None)
-        if one is not None:
-            self.forced[group] = one
-        self._replace(self.here)
+        forced = {key: held for key, held in self.here.settings.forced.items() if key != group}
+        self._change(forced=forced if one is None else {**forced, group: one})
 
     def release(self) -> None:
         """Let go of all classes that are held."""
-        self.forced = {}
-        self._replace(self.here)
+        self._change(forced={})
 
     def replay(self, recording: Recording) -> None:
         """A new start from the seed of a recorded episode, whose actions are played again.
@@ -315,13 +318,13 @@ class Session:
         Raises:
             CommandError: its actions are of another environment.
         """
-        shape = self.envs.single_action_space.shape
-        if recording.actions.shape[1:] != shape:
-            raise CommandError(
-                f"{recording.name}: actions {recording.actions.shape[1:]}; expected those of {self.envs.name}, {shape}"
-            )
+        try:
+            actions = self._checked(recording.actions, recording.actions.shape[:1])
+        except InvalidOption as error:
+            expected = f"expected those of {self.envs.name}, {error.expected}"
+            raise CommandError(f"{recording.name}: actions {recording.actions.shape[1:]}; {expected}") from None
         self.start(recording.seed)
-        self.source, self.recording = "recorded", recording
+        self.source, self.recording = "recorded", replace(recording, actions=actions)
 
     # --- what there is to see ---------------------------------------------------------------------------------------
 
@@ -334,12 +337,6 @@ class Session:
     def last(self) -> int:
         """The newest moment."""
         return self.first + len(self.moments) - 1
-
-    @property
-    def finished(self) -> bool:
-        """Whether a recorded episode has no further action."""
-        step = self.now if self.exact else self.last
-        return self.recording is not None and self.source == "recorded" and step >= len(self.recording.actions)
 
     @property
     def action(self) -> list[float] | list[int] | int:
@@ -356,47 +353,37 @@ class Session:
     def view(self) -> View:
         """What there is to see at the present moment."""
         here, model = self.here, self.model
-        shown = self._held(here.dreams)
-        frames = self._decoded(here).frames
-        real = {key: here.seen[key][0] for key in model.cameras}
-        end = "the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""
-        panels = [Panel("real", picture(real), self._points(here.belief), None, end)]
-        for n, driver in enumerate(here.drivers):
-            dreamt = {key: frames[key][1 + n] for key in model.cameras}
-            end = "expects the end" if here.numbers["continue"][1 + n] < 0.5 else ""
-            panels.append(Panel(DREAMS[n], picture(dreamt), self._points(shown[n : n + 1]), driver, end))
+        ends = ["the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""]
+        ends += ["expects the end" if goes_on < 0.5 else "" for goes_on in here.numbers["continue"][1:]]
+        sides = zip(("real", *DREAMS), here.pictures, here.points, (None, *here.settings.drivers), ends, strict=False)
         return View(
             self.now,
             self.last,
             self.first,
-            panels,
+            here.settings.branched,
+            [Panel(*side) for side in sides],
             [psnr(error) for error in here.numbers["error"]],
-            model.probabilities(here.dreams[:1])[0].cpu().numpy(),
-            shown.stoch[0].argmax(-1).cpu().numpy(),
+            model.probabilities(replace(here.dreams, logits=model.prior(here.dreams)))[0].cpu().numpy(),
+            self._held(here).stoch[0].argmax(-1).cpu().numpy(),
+            here.settings.forced,
             here.belief.stoch[0].argmax(-1).cpu().numpy(),
         )
 
     def episode(self) -> dict[str, np.ndarray]:
-        """All that was played, as :mod:`~sheeplike.analysis.dream.recording` writes it; without what is held."""
-        moments, cameras = self.moments, self.model.cameras
-        arrays = {
-            "seed": np.array(self.seed),
-            "begin": np.array(self.first),
-            "action": np.concatenate([moment.action.cpu().numpy() for moment in moments[:-1]] or [self._none()]),
-            "reward": np.array([moment.reward for moment in moments], np.float32),
-        }
-        for flag in ("is_first", "is_last", "is_terminal"):
-            arrays[flag] = np.array([getattr(moment, flag) for moment in moments])
-        for name in ("value", "continue", "surprise", "error"):
-            arrays[name] = np.array([moment.numbers[name][0] for moment in moments], np.float32)
-        seen = [picture({key: moment.seen[key][0] for key in cameras}) for moment in moments]
-        dreamt = []
-        for some in (moments[n : n + BATCH] for n in range(0, len(moments), BATCH)):
-            frames = self.model.decode(join([moment.dreams[:1] for moment in some])).frames
-            dreamt += [picture({key: frames[key][n] for key in cameras}) for n in range(len(some))]
-        for key in cameras:
-            arrays[f"real/{key}"] = np.stack([frames[key] for frames in seen])
-            arrays[f"dream/{key}"] = np.stack([frames[key] for frames in dreamt])
+        """All that was played, as :mod:`~sheeplike.analysis.dream.recording` writes it."""
+        moments = self.moments
+        actions = [moment.action.cpu().numpy() for moment in moments[:-1]] or [self.neutral()[:0].cpu().numpy()]
+        arrays = {"seed": np.array(self.seed), "begin": np.array(self.first), "action": np.concatenate(actions)}
+        for name in ("reward", "is_first", "is_last", "is_terminal"):
+            found = np.array([getattr(moment, name) for moment in moments])
+            arrays[name] = found.astype(np.float32) if name == "reward" else found
+        for n, side in enumerate(("real", "dream")):
+            for key in self.model.cameras:
+                arrays[f"{side}/{key}"] = np.stack([moment.pictures[n][key] for moment in moments])
+            for name in RECORDED[side]:
+                # Errors are of dreams alone.
+                found = [moment.numbers[name][0 if name == "error" else n] for moment in moments]
+                arrays[f"{side}/{name}"] = np.array(found, np.float32)
         return arrays
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -407,15 +394,16 @@ class Session:
             self._pressed = self._given.popleft() if self._given else self._pressed
             return self._pressed
         if self.source == "recorded":
-            recorded = self.recording.actions[min(self.last, len(self.recording.actions) - 1)]
-            return torch.as_tensor(recorded, device=self.envs.device)[None]
+            if self.last >= len(self.recording.actions):
+                raise CommandError("the recorded episode is over")
+            return self.recording.actions[self.last][None]
         return self.model.act(here.belief, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
 
     def _dream(self, before: Moment, action: Tensor, step: int) -> States:
         """The dreams ``(n,)``, one step on."""
-        start, actions = self._held(before.dreams), []
-        for n, driver in enumerate(before.drivers):
-            seed = self._noise(step, 2 + n)
+        start, actions, salt = self._held(before), [], before.settings.salt
+        for n, driver in enumerate(before.settings.drivers):
+            seed = self._noise(step, 2 + n, salt)
             if driver == "policy":
                 actions.append(self.model.act(start[n : n + 1], seed=seed))
             elif driver == "random":
@@ -423,70 +411,92 @@ class Session:
             else:
                 actions.append(action)
         chosen = torch.cat(actions)[:, None].to(self.model.device)
-        return self.model.imagine(start, chosen, seed=self._noise(step, 9)).map(lambda x: x[:, 0])
-
-    def _none(self) -> np.ndarray:
-        """No actions, ``(0, ...)``."""
-        return self.neutral()[:0].cpu().numpy()
+        return self.model.imagine(start, chosen, seed=self._noise(step, 9, salt)).map(lambda x: x[:, 0])
 
     def _random(self, seed: int) -> Tensor:
         space = self.envs.single_action_space
         space.seed(seed)
         return torch.as_tensor(np.asarray(space.sample()), device=self.envs.device)[None]
 
-    def _held(self, dreams: States) -> States:
-        """With the classes that are held in the first dream."""
-        if not self.forced:
-            return dreams
-        return join([self.model.force(dreams[:1], self.forced), dreams[1:]])
+    def _held(self, moment: Moment) -> States:
+        """Its dreams ``(n,)``, with the classes that are held in the first."""
+        if not moment.settings.forced:
+            return moment.dreams
+        return join([self.model.set_classes(moment.dreams[:1], moment.settings.forced), moment.dreams[1:]])
 
-    def _replace(self, moment: Moment, **changed: Any) -> None:
-        """The present moment with other dreams; what came after it is cut off when the play goes on."""
-        self.moments[self.now - self.first] = self._judged(replace(moment, **changed))
+    def _change(self, dreams: States | None = None, **settings: Any) -> None:
+        """Other dreams, or other settings, at the present moment."""
+        self._cut_off()
+        here = self.here
+        changed = replace(here, dreams=dreams or here.dreams, settings=replace(here.settings, **settings))
+        self.moments[self.now - self.first] = self._judged(changed)
         self.version += 1
 
+    def _cut_off(self) -> None:
+        """Forget what came after the present moment, where the real side can go back to it."""
+        if self.now < self.last and self.exact:
+            self.envs.load_state_dict(self.here.env)
+            del self.moments[self.now - self.first + 1 :]
+            self.version += 1
+
     def _judged(self, moment: Moment) -> Moment:
-        """Fill in what the strips show."""
-        found = self._decoded(moment)
-        cameras = self.model.cameras
+        """Fill in what there is to see."""
+        model, states = self.model, join([moment.belief, self._held(moment)])
+        found = model.decode(states)
         errors = sum(
-            (to_unit(found.frames[key][1:]) - to_unit(moment.seen[key])).square().flatten(1).mean(1) for key in cameras
-        ) / len(cameras)
+            (to_unit(found.frames[key][1:]) - to_unit(moment.seen[key])).square().flatten(1).mean(1)
+            for key in model.cameras
+        ) / len(model.cameras)
         moment.numbers = {
             "reward": [moment.reward, *found.reward[1:].tolist()],
             "value": found.value.tolist(),
             "continue": found.cont.tolist(),
-            "surprise": self.model.kl(moment.belief).tolist(),
+            "surprise": model.kl(moment.belief).tolist(),
             "error": errors.tolist(),
         }
+        moment.pictures = [picture({key: frame[0] for key, frame in moment.seen.items()})]
+        for n in range(1, len(states)):
+            moment.pictures.append(picture({key: found.frames[key][n] for key in model.cameras}))
+        moment.points = list(self.points(states, found)) if self.points else [{} for _ in moment.pictures]
         return moment
 
-    def _decoded(self, moment: Moment) -> Expected:
-        """What is expected where the real side is believed to be, and in each dream: ``(1 + n,)``; once computed."""
-        forced = dict(self.forced)
-        if self._last_decoded is None or self._last_decoded[:2] != (moment, forced):
-            found = self.model.decode(join([moment.belief, self._held(moment.dreams)]))
-            self._last_decoded = moment, forced, found
-        return self._last_decoded[2]
+    def _checked(self, given: Any, lead: tuple[int, ...]) -> Tensor:
+        """Actions ``(*lead, ...)`` as the environment takes them; one action without ``lead`` becomes ``(1, ...)``.
 
-    def _points(self, states: States) -> dict[str, list[Point]]:
-        return {} if self.points is None else {key: list(found) for key, found in self.points(states[0]).items()}
+        Continuous ones may be out of range, as samples of a policy are: the environment clips them.
 
-    def _kept(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of what the model sees or shows: the environment may use its memory again."""
-        keys = {*self.model.observations, *self.model.cameras}
-        return {key: obs[key].clone().to(self.model.device) for key in sorted(keys)}
+        Raises:
+            InvalidOption: they are none of its actions.
+        """
+        space, codec = self.envs.single_action_space, self.model.codec
+        expected = f"{codec.width} numbers from -1 to 1" if not codec.discrete else str(space)
+        try:
+            actions = np.asarray(given, np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidOption("action", given, expected) from None
+        if actions.shape != (*lead, *space.shape) or not np.isfinite(actions).all():
+            raise InvalidOption("action", given, expected)
+        if codec.discrete:
+            low = np.asarray(codec.starts).reshape(space.shape)
+            possible = np.clip(np.round(actions), low, low + np.asarray(codec.classes).reshape(space.shape) - 1)
+            if not np.array_equal(possible, actions):
+                raise InvalidOption("action", given, expected, possible.astype(int).tolist())
+        dtype = torch.int64 if codec.discrete else torch.float32
+        return torch.as_tensor(actions, device=self.envs.device).to(dtype).reshape(-1, *space.shape)
 
-    def _observed(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key: seen[key] for key in self.model.observations}
+    def _observed(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: obs[key].to(self.model.device) for key in self.model.observations}
+
+    def _shown(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of the images: the environment may use its memory again."""
+        return {key: obs[key].clone().to(self.model.device) for key in self.model.cameras}
 
     def _saved(self) -> dict[str, Tensor] | None:
         return self.envs.state_dict() if self.exact else None
 
-    def _noise(self, step: int, use: int) -> int:
-        """A seed for what is drawn at a step: the same play draws the same, a branch draws anew."""
-        words = (self.seed, step, use, self.salt)
-        return int(np.random.SeedSequence(words).generate_state(1)[0])
+    def _noise(self, step: int, use: int, salt: int = 0) -> int:
+        """A seed for what is drawn at a step: the same play draws the same."""
+        return int(np.random.SeedSequence((self.seed, step, use, salt)).generate_state(1)[0])
 
 
 def check(envs: VectorEnv, model: TrainedModel) -> None:
@@ -535,3 +545,12 @@ def repeat(states: States, count: int) -> States:
 def join(parts: Sequence[States]) -> States:
     """States one behind the other along the first axis."""
     return States(*(torch.cat([getattr(part, name) for part in parts]) for name in ("deter", "stoch", "logits")))
+
+
+def size(moment: Moment) -> int:
+    """Bytes that it takes in memory."""
+    states = [tensor for one in (moment.belief, moment.dreams) for tensor in (one.deter, one.stoch, one.logits)]
+    tensors = [*states, *moment.seen.values(), *(moment.env or {}).values()]
+    return sum(tensor.nbytes for tensor in tensors) + sum(
+        frame.nbytes for side in moment.pictures for frame in side.values()
+    )

@@ -47,12 +47,10 @@ def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
 
 def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedModel) -> None:
     obs, _ = worlds.reset(seed=5)
-    states = model.follow(None, None, {CAMERA: obs[CAMERA]}, seed=0)
-    read = overlay.points(overlay.taught(model), worlds)
+    states = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)
     assert overlay.is_taught(model)
     hits = 0
-    for number in range(worlds.num_envs):
-        found = read(states[number])
+    for number, found in enumerate(overlay.points(overlay.taught, worlds)(states, model.decode(states))):
         assert found.keys() == {CAMERA}
         assert [label for label, *_ in found[CAMERA]] == ["tip", "box"]
         hits += is_red(obs[CAMERA][number], *found[CAMERA][1][1:])
@@ -63,10 +61,12 @@ def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: Trained
     """The same latents, read by a probe that has learnt from episodes of its own."""
     read = overlay.probed(model, worlds)
     obs, _ = worlds.reset(seed=6)
-    states: States = model.follow(None, None, {CAMERA: obs[CAMERA]}, seed=0)
+    states: States = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)
     box = FrankaPick.positions["box"]
     truth = obs["privileged_state"][:, box]
-    assert (read(states)[:, box] - truth).abs().mean() < 0.02  # metres; the boxes are spread over 10 cm
+    assert (
+        read(states, model.decode(states))[:, box] - truth
+    ).abs().mean() < 0.02  # metres; the boxes are spread over 10 cm
 
 
 def test_tasks_without_places_have_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def visit(browser: playwright.Browser) -> Iterator[Callable[..., playwright.Page
 
     def call(url: str, **options: object) -> playwright.Page:
         # What a test asks of the page is a program in a text, which the page's own policy refuses.
-        page = browser.new_page(bypass_csp=True, **options)
+        page = browser.new_page(**{"bypass_csp": True} | options)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(url)
@@ -129,7 +130,7 @@ def test_a_visit(dots, recordings, visit):
         one = (page.evaluate("play.now.drawn[0]") + 1) % 4
         click_class(page, 0, one)
         until(page, "play.now.forced.length === 1")
-        assert session.forced == {0: one}
+        assert session.here.settings.forced == {0: one}
         assert pixels(page, 1) != shown
         click_class(page, 0, one)
         until(page, "play.now.forced.length === 0")
@@ -195,6 +196,19 @@ def test_nothing_is_wider_than_the_screen(dots, recordings, visit, width, scheme
             assert page.evaluate("document.getElementById('strips').getBoundingClientRect().bottom") <= 800
 
 
+def test_the_page_lives_with_its_own_policy(dots, recordings, visit):
+    """As a user's browser shows it: nothing that it does is refused."""
+    with serving(dots(), recordings) as url:
+        page = visit(url, bypass_csp=False)
+        page.locator("#pace", has_text="frames/s").wait_for()
+        page.keyboard.press("b")
+        page.locator(".panel").nth(2).wait_for()
+        page.keyboard.press("Space")
+        page.locator("#pace", has_text="paused").wait_for()
+        page.keyboard.press("s")
+        page.locator("#line", has_text="saved: ").wait_for()
+
+
 @pytest.mark.slow
 def test_the_demo_at_twenty_frames_a_second(demo, recordings, visit):
     session = Session(*demo)
@@ -203,11 +217,11 @@ def test_the_demo_at_twenty_frames_a_second(demo, recordings, visit):
         page = visit(url)
         until(page, "window.play && play.drawn > 20")
         rates = []
-        for _ in range(4):  # whatever else the machine does meanwhile
+        for _ in range(5):
             begun, before = time.monotonic(), page.evaluate("play.drawn")
             time.sleep(2)
             rates.append((page.evaluate("play.drawn") - before) / (time.monotonic() - begun))
-        assert max(rates) >= 20, rates
+        assert statistics.median(rates) >= 20, rates
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from sheeplike.analysis.dream.server import TAKEN, Server, bind
 from sheeplike.options import InvalidOption
@@ -98,7 +99,11 @@ def test_the_page_and_what_it_loads(served):
             assert response.headers["Referrer-Policy"] == "no-referrer"
             assert "default-src 'self'" in response.headers["Content-Security-Policy"]
         assert (await client.get(f"/{server.token}/other")).status == 404
-        assert (await client.get(f"/{server.token}/../session.py")).status in (403, 404)
+        for above in ("%2e%2e%2fsession.py", "..%2fsession.py", "page.js%2f..%2f..%2fserver.py"):
+            url = URL(f"{client.make_url(f'/{server.token}/')}{above}", encoded=True)  # sent as it is
+            response = await client.session.get(url)
+            assert response.status == 404
+            assert "nosniff" in response.headers["X-Content-Type-Options"]
 
     served(play)
 
@@ -139,7 +144,7 @@ def test_foreign_pages_and_names_are_refused(served, header, value):
             assert response.status in (400, 403)
         with pytest.raises(WSServerHandshakeError):
             await client.ws_connect(f"/{server.token}/ws", headers={header: value})
-        assert server._client is None
+        assert server._page is None
 
     served(play)
 
@@ -164,7 +169,7 @@ def test_a_second_page_is_refused_and_the_first_goes_on(served):
         step = (await first.picture())["step"]
         assert (await first.picture(lambda picture: picture["step"] > step + 3))["last"] > step
         await first.ws.close()
-        while server._client is not None:
+        while server._page is not None:
             await asyncio.sleep(0.01)
         third = await come(client, server)
         await third.picture()
@@ -177,7 +182,7 @@ def test_nobody_there_is_a_pause(served):
         page = await come(client, server)
         await page.picture(lambda picture: picture["step"] > 3)
         page.ws._writer.transport.abort()  # without a word, as when a computer is shut
-        while server._client is not None:
+        while server._page is not None:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # a step may have been under way
         step = server.session.now
@@ -230,7 +235,7 @@ def test_no_picture_is_sent_before_the_last_was_shown(served):
         page = await come(client, server)
         first = await page.next()
         await asyncio.sleep(0.5)
-        assert server._sent == first["picture"] == 1
+        assert server._page.sent == first["picture"] == 1
         await page.do("shown", picture=1)
         newest = await page.next()
         assert newest["picture"] == 2
@@ -337,7 +342,7 @@ def test_a_message_that_is_too_long_ends_the_page_alone(served):
         await page.ws.send_str("x" * 100_000)
         while await page.next() is not None:
             pass
-        while server._client is not None:
+        while server._page is not None:
             await asyncio.sleep(0.01)
         await (await come(client, server)).picture()
 

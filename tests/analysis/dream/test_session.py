@@ -11,7 +11,7 @@ from sheeplike import envs
 from sheeplike.analysis.dream import recording
 from sheeplike.analysis.dream import session as sessions
 from sheeplike.analysis.dream.session import MOST_PSNR, Session, psnr
-from sheeplike.analysis.model import States
+from sheeplike.analysis.model import Expected, States
 from sheeplike.options import CommandError, InvalidOption
 
 
@@ -120,8 +120,10 @@ def test_the_next_episode_begins_on_both_sides(dots):
     assert session.strip(0)["begins"] == [0, 13, 26]
 
 
-def test_the_oldest_steps_go(dots, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST_STEPS", 5)
+@pytest.mark.parametrize("limit", [("MOST_STEPS", 5), ("MOST_BYTES", 5)])
+def test_the_oldest_steps_go(dots, monkeypatch, limit):
+    bound, most = limit
+    monkeypatch.setattr(sessions, bound, most if bound == "MOST_STEPS" else most * sessions.size(dots().here))
     session = dots()
     ticks_, version = 9, session.version
     for _ in range(ticks_):
@@ -266,7 +268,7 @@ def test_a_branch_shows_two_futures(pick):
     pick.branch()
     assert [panel.name for panel in pick.view().panels] == ["real", "dream", "dream B"]
     assert np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
-    assert pick.mark == 5
+    assert pick.view().branched == 5
     ticks(pick, 5)
     assert not same(pick.here.dreams[:1], pick.here.dreams[1:])  # by their noise alone
     pick.drive(1, "random")
@@ -276,6 +278,7 @@ def test_a_branch_shows_two_futures(pick):
     assert len(pick.view().psnr) == 2
     pick.branch()
     assert len(pick.view().panels) == 2
+    assert pick.view().branched is None
     with pytest.raises(InvalidOption, match="dream=1: expected at most 0"):
         pick.drive(1, "policy")
 
@@ -311,13 +314,16 @@ def test_a_forced_class_changes_the_picture_and_is_released(pick):
     for group in range(8):
         pick.force(group, (int(drawn[group]) + 1) % pick.model.classes)
     assert not np.array_equal(dreamt(pick), before)
-    assert pick.forced == {group: (drawn[group] + 1) % pick.model.classes for group in range(8)}
+    assert pick.view().forced == {group: (drawn[group] + 1) % pick.model.classes for group in range(8)}
     ticks(pick, 3)
-    assert all(pick.view().drawn[group] == one for group, one in pick.forced.items())
+    assert all(pick.view().drawn[group] == one for group, one in pick.view().forced.items())
+    pick.go_to(4)  # where nothing was forced yet
+    assert pick.view().forced == {}
+    pick.go_to(5)
+    assert len(pick.view().forced) == 8
     for group in range(8):
         pick.force(group, None)
-    assert pick.forced == {}
-    pick.go_to(5)
+    assert pick.view().forced == {}
     assert np.array_equal(dreamt(pick), before)
 
 
@@ -332,6 +338,43 @@ def test_what_is_forced_holds_in_the_first_dream_alone(pick):
     assert np.array_equal(dreamt(pick, 1), other)
 
 
+def test_what_the_model_expected_is_not_what_it_saw(pick):
+    """The shade is the prior, at the start and after a reality check too."""
+    ticks(pick, 8)
+    expected = pick.view().expected
+    pick.check_reality()
+    belief = pick.here.belief
+    prior = pick.model.rssm.distribution(pick.model.prior(belief)).probs[0].numpy()
+    np.testing.assert_array_equal(pick.view().expected, prior)
+    assert np.abs(prior - pick.model.probabilities(belief)[0].numpy()).max() > 0.1
+    assert not np.array_equal(pick.view().expected, expected)
+
+
+def test_a_change_in_the_past_forgets_what_came_after(pick):
+    frames = ticks(pick, 8)
+    pick.go_to(4)
+    assert pick.last == 8
+    pick.check_reality()
+    assert (pick.now, pick.last) == (4, 4)
+    assert np.array_equal(ticks(pick, 1)[0], frames[4])
+    pick.go_to(2)
+    pick.tick()
+    assert (pick.now, pick.last) == (3, 3)
+
+
+def test_a_branch_changes_nothing_of_the_real_side(pick):
+    pick.choose("sample")
+    frames = ticks(pick, 8)
+    belief = pick.here.belief
+    pick.go_to(3)
+    pick.branch()
+    assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 5), frames[3:], strict=True))
+    assert same(pick.here.belief, belief)
+    pick.go_to(2)  # before the branch, which is forgotten
+    pick.tick()
+    assert pick.view().branched is None
+
+
 @pytest.mark.parametrize(
     ("group", "one", "line"),
     [(32, 0, "group=32: expected from 0 to 31; nearest: group=31"), (0, -1, "class=-1: expected from 0 to 3")],
@@ -343,16 +386,14 @@ def test_classes_that_are_not_there(pick, group, one, line):
 
 
 def test_points_over_the_frames(demo):
-    asked = []
-
-    def points(states: States) -> dict[str, list[tuple[str, float, float]]]:
-        asked.append(states.lead)
-        return {"pixels/front": [("box", 24.0, 30.5)]}
+    def points(states: States, expected: Expected) -> list[dict[str, list[tuple[str, float, float]]]]:
+        assert expected.reward.shape == states.lead
+        return [{"pixels/front": [("box", 24.0, float(n))]} for n in range(len(states))]
 
     session = Session(*demo, points=points)
     session.branch()
-    assert [panel.points for panel in session.view().panels] == 3 * [{"pixels/front": [("box", 24.0, 30.5)]}]
-    assert asked == 3 * [torch.Size([])]
+    found = [panel.points["pixels/front"] for panel in session.view().panels]
+    assert found == [[("box", 24.0, float(n))] for n in range(3)]
 
 
 # Recorded episodes
@@ -369,20 +410,66 @@ def test_a_recorded_episode_is_played_again(pick, recordings):
             "begin": (),
             "action": (6, 3),
             **dict.fromkeys(("reward", "is_first", "is_last", "is_terminal"), (7,)),
-            **dict.fromkeys(("value", "continue", "surprise", "error"), (7,)),
+            **dict.fromkeys(("real/value", "real/continue", "real/surprise"), (7,)),
+            **dict.fromkeys(("dream/reward", "dream/value", "dream/continue", "dream/error"), (7,)),
             "real/pixels/front": (7, 48, 48, 3),
             "dream/pixels/front": (7, 48, 48, 3),
         }
         assert np.array_equal(saved["real/pixels/front"][1:], frames)
         assert np.array_equal(saved["dream/pixels/front"][-1], dreamt(pick))
         assert saved["is_first"].tolist() == [True] + 6 * [False]
+    assert name == "seed_1_6_steps"
     pick.start(7)
     pick.replay(recording.read(recordings / f"{name}.npz"))
     assert pick.source == "recorded"
     again = ticks(pick, 6)
-    assert pick.finished
+    with pytest.raises(CommandError, match="the recorded episode is over"):
+        pick.tick()
+    assert (pick.now, pick.last) == (6, 6)
     assert all(np.array_equal(one, other) for one, other in zip(again, frames, strict=True))
     assert recording.write(recordings, pick.episode(), 20.0) == f"{name}_2"
+
+
+def test_what_was_shown_is_saved_and_what_was_played_is_played_again(pick, recordings):
+    """After a forced class, a step back, a branch and a reality check."""
+    ticks(pick, 6)
+    pick.force(0, (int(pick.view().drawn[0]) + 1) % pick.model.classes)
+    forced = dreamt(pick)
+    ticks(pick, 4)
+    pick.go_to(8)
+    pick.branch()
+    pick.choose("keys")
+    pick.act([1.0, 0.0, -1.0])
+    shown = {8: dreamt(pick)}
+    for step in (9, 10, 11):
+        pick.tick()
+        shown[step] = dreamt(pick)
+    pick.check_reality()
+    shown[11] = dreamt(pick)
+    real = [moment.pictures[0]["pixels/front"] for moment in pick.moments]
+    name = recording.write(recordings, pick.episode(), 20.0)
+    with np.load(recordings / f"{name}.npz") as saved:
+        assert np.array_equal(saved["dream/pixels/front"][6], forced)
+        assert all(np.array_equal(saved["dream/pixels/front"][step], frame) for step, frame in shown.items())
+        assert saved["dream/error"][11] == pytest.approx(pick.here.numbers["error"][0])
+        assert saved["action"][8:].tolist() == 3 * [[1.0, 0.0, -1.0]]
+    pick.replay(recording.read(recordings / f"{name}.npz"))
+    assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 11), real[1:], strict=True))
+
+
+def test_an_episode_end_is_saved_and_played_again(dots, recordings):
+    session = dots()
+    session.choose("sample")
+    for _ in range(20):
+        session.tick()
+    seen = [moment.pictures[0] for moment in session.moments]
+    name = recording.write(recordings, session.episode(), 20.0)
+    session.replay(recording.read(recordings / f"{name}.npz"))
+    for _ in range(20):
+        session.tick()
+    again = [moment.pictures[0] for moment in session.moments]
+    assert sum(moment.is_first for moment in session.moments) == 2
+    assert all(np.array_equal(one[key], other[key]) for one, other in zip(seen, again, strict=True) for key in one)
 
 
 def test_what_is_no_recording(dots, recordings):
@@ -398,10 +485,16 @@ def test_what_is_no_recording(dots, recordings):
     np.savez(recordings / "late.npz", seed=0, begin=3, action=np.zeros((2, 2), np.float32))
     with pytest.raises(CommandError, match="begins at step 3"):
         recording.read(recordings / "late.npz")
-    np.savez(recordings / "other.npz", seed=0, begin=0, action=np.zeros((2, 5), np.float32))
+    np.savez(recordings / "seed.npz", seed=2**40, begin=0, action=np.zeros((2, 2), np.float32))
+    with pytest.raises(CommandError, match=r"seed=1099511627776: expected from 0 to 2147483647"):
+        recording.read(recordings / "seed.npz")
     session = dots()
-    with pytest.raises(CommandError, match=r"other: actions \(5,\); expected those of Dot-continuous-v0, \(2,\)"):
-        session.replay(recording.read(recordings / "other.npz"))
+    for number, action in enumerate((np.zeros((2, 5)), np.full((2, 2), np.nan), np.array(1.0), np.array([["a", "b"]]))):
+        np.savez(recordings / f"other_{number}.npz", seed=0, begin=0, action=action)
+        before = session.moments
+        with pytest.raises(CommandError, match=rf"other_{number}: .*expected those of Dot-continuous-v0, 2 numbers"):
+            session.replay(recording.read(recordings / f"other_{number}.npz"))
+        assert session.moments is before
 
 
 # What cannot be played
