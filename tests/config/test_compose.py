@@ -134,7 +134,7 @@ def test_every_value_has_its_file(tmp_path, monkeypatch):
     assert composed.sources["agent.rollout_length"] == composed.sources["log_every"] == "profile/cpu.yaml"
     assert composed.sources["agent.frame_stack"] == "env/cartpole_balance.yaml"
     assert composed.sources["seed"] == "command line"
-    assert "total_steps" not in composed.sources
+    assert composed.config.total_steps == 200_000  # and not the 5 million of a GPU
     assert "agent.replay_ratio" not in composed.sources
     assert composed.files == ["profile/cpu.yaml", "env/cartpole_balance.yaml", "command line"]
     on_gpu = compose.load(["exp=ppo", "env=cartpole_balance", "profile=gpu"], BUILT_IN)
