@@ -18,9 +18,8 @@ from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
 from sheeplike.analysis import likelihood, probes
-from sheeplike.analysis.batches import at_once, batched
 from sheeplike.analysis.episodes import FEWEST, Episodes
-from sheeplike.analysis.model import DETER, States, TrainedModel, stack
+from sheeplike.analysis.model import DETER, States, TrainedModel, psnr, stack
 
 AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
 HORIZON = max(AHEAD)
@@ -31,7 +30,7 @@ DEAD_KL = 0.01  # nats, below which a group says nothing that the recurrent stat
 SAME_CLASS = 0.99  # share of the steps at which a constant group's likeliest class is one and the same
 ABLATED = 256  # states
 FILM = (1, 2, 5, 10, 15, 25, 50)  # steps ahead that a film strip shows
-PROBED = "privileged_state"
+PRIVILEGED_STATE = "privileged_state"
 LEAST_ROWS = 30  # imagined states that a probe is tested on: an R^2 of fewer says little
 Numbers = dict[str, Any]
 
@@ -109,7 +108,7 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
         "effects": lambda kind: effects(model, played[kind], states[kind], seed=seed),
     }
     found.numbers = {name: {kind: measure(kind) for kind in played} for name, measure in parts.items()}
-    if all(PROBED in episodes.obs for episodes in played.values()):
+    if all(PRIVILEGED_STATE in episodes.obs for episodes in played.values()):
         found.linear, found.numbers["probes"] = probe(model, played, states, ahead, seed=seed)
         found.numbers["probes"]["groups"] = probe_groups(model, played, states, seed=seed)
     found.numbers["notes"] = notes(model, played)
@@ -120,7 +119,7 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
 
 def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States:
     """Posterior states ``(E, T)``, on the model's device."""
-    batch = max(at_once(model) // episodes.steps, 1)
+    batch = max(model.batch_size // episodes.steps, 1)
     parts = []
     with own_randomness(model.device):
         torch.manual_seed(seed)
@@ -134,8 +133,8 @@ def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States
 def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
     """What is missing among the numbers, a sentence each."""
     found = []
-    if not all(PROBED in episodes.obs for episodes in played.values()):
-        found.append(f"No probes: the environment has no {PROBED}.")
+    if not all(PRIVILEGED_STATE in episodes.obs for episodes in played.values()):
+        found.append(f"No probes: the environment has no {PRIVILEGED_STATE}.")
     if math.isinf(likelihood.variance(model)):
         found.append("No likelihood: the model does not learn to predict observations.")
     for kind, episodes in played.items():
@@ -183,7 +182,7 @@ def _imagine(
     names = list(model.world.decoder.keys.spaces)
     errors: dict[str, list[Tensor]] = {key: [] for key in names}
     still: dict[str, list[Tensor]] = {key: [] for key in names}
-    known = {key: model.as_learnt(key, episodes.obs[key][rows, times]) for key in names}
+    known = {key: model.decoder_target(key, episodes.obs[key][rows, times]) for key in names}
     valid, reward, kept = [], [], {}
     with own_randomness(model.device):
         torch.manual_seed(seed)
@@ -194,7 +193,7 @@ def _imagine(
             kept |= {step: state} if step in (*AHEAD, *FILM) else {}
             predicted = model.predict(state)
             for key in names:
-                truth = model.as_learnt(key, episodes.obs[key][rows, now])
+                truth = model.decoder_target(key, episodes.obs[key][rows, now])
                 errors[key].append((predicted[key] - truth).square().flatten(1).mean(1).cpu())
                 still[key].append((known[key] - truth).square().flatten(1).mean(1).cpu())
             reward.append((model.reward(state).pred().cpu() - episodes.reward[rows, now]).abs())
@@ -223,23 +222,20 @@ def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States,
     found |= {"steps": steps, "count": [int(counts[step - 1]) for step in steps]}
     for key, error in ahead.errors.items():
         mean, idle = (_mean_over(values, ahead.valid) for values in (error, ahead.still[key]))
-        one: Numbers = {"mse": mean[: len(steps)], "still_mse": idle[: len(steps)], "seen_mse": seen[key]}
-        worse = [model_error >= still for model_error, still in zip(one["mse"], one["still_mse"], strict=True)]
+        one: Numbers = {"mse": mean[: len(steps)], "copy_last_mse": idle[: len(steps)], "reconstruction_mse": seen[key]}
+        worse = [model_error >= still for model_error, still in zip(one["mse"], one["copy_last_mse"], strict=True)]
         last_good = max((n for n, is_worse in enumerate(worse) if not is_worse), default=-1)
         if last_good + 1 < len(worse):
             one["breaks_at"] = steps[last_good + 1]
         at = {step: one["mse"][step - 1] for step in AHEAD if step in steps}
         one |= {f"mse@{step}": value for step, value in at.items()}
         if key in model.cameras:
-            one |= {f"psnr@{step}": psnr(value) for step, value in at.items()} | {"seen_psnr": psnr(seen[key])}
+            one |= {f"psnr@{step}": psnr(value) for step, value in at.items()} | {
+                "reconstruction_psnr": psnr(seen[key])
+            }
         found[key] = one
     found["reward"] = {"absolute_error": _mean_over(ahead.reward, ahead.valid)[: len(steps)]}
     return found
-
-
-def psnr(mse: float) -> float:
-    """Peak signal-to-noise ratio in dB of values in [0, 1]."""
-    return -10 * math.log10(max(mse, 1e-12))
 
 
 def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> dict[str, Tensor]:
@@ -248,10 +244,10 @@ def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> 
 
     def errors(rows: Tensor, times: Tensor) -> Tensor:
         predicted = model.predict(states[rows, times])
-        known = {key: model.as_learnt(key, episodes.obs[key][rows, times]) for key in names}
+        known = {key: model.decoder_target(key, episodes.obs[key][rows, times]) for key in names}
         return torch.stack([(predicted[key] - known[key]).square().flatten(1).mean(1) for key in names], 1)
 
-    means = batched(model, errors, *episodes.valid.nonzero().unbind(1)).mean(0)
+    means = model.in_batches(errors, *episodes.valid.nonzero().unbind(1)).mean(0)
     return dict(zip(names, means, strict=True))
 
 
@@ -273,7 +269,7 @@ def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed
             row = int(rows[chosen])
             steps = [step for step in FILM if whole.valid[chosen, step - 1]]
             painted = model.predict(stack([whole.kept[step][chosen] for step in steps], 0))[camera]
-            truth = model.as_learnt(camera, episodes.obs[camera][row, context - 1 + torch.tensor(steps)])
+            truth = model.decoder_target(camera, episodes.obs[camera][row, context - 1 + torch.tensor(steps)])
             shown = ((x.cpu() * 255).round().clamp(0, 255).to(torch.uint8) for x in (truth, painted))
             error = f"mean squared error {mean[chosen].item():.2g} over {int(whole.valid[chosen].sum())} steps"
             label = f"{title} of {len(order)} episodes (number {row}), {error}"
@@ -295,7 +291,7 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
         head = model.reward(some)
         return torch.stack([-head.loss(came.to(model.device)), head.pred()], 1)
 
-    log_likelihood, expected = batched(model, judged, states, reward).unbind(1)
+    log_likelihood, expected = model.in_batches(judged, states, reward).unbind(1)
     found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "count": {}, "log_likelihood_by_sign": {}}
     for sign, name in ((-1, "negative"), (0, "zero"), (1, "positive")):
         chosen = reward.sign() == sign
@@ -320,9 +316,9 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
     target = (1 - ended.float()) * (1 - 1 / model.world.horizon)
 
     def judged(some: States, learnt: Tensor) -> Tensor:
-        return torch.stack([-model.cont(some).loss(learnt.to(model.device)), 1 - model.goes_on(some)], 1)
+        return torch.stack([-model.cont(some).loss(learnt.to(model.device)), 1 - model.continue_prob(some)], 1)
 
-    log_likelihood, ends = batched(model, judged, states, target).unbind(1)
+    log_likelihood, ends = model.in_batches(judged, states, target).unbind(1)
     best = (target * target.clamp_min(1e-12).log() + (1 - target) * (1 - target).clamp_min(1e-12).log()).mean()
     found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "best": best.item(), "count": {}, "by_end": {}}
     for name, chosen in (("goes_on", ~ended), ("ends", ended)):
@@ -364,7 +360,7 @@ def surprise(model: TrainedModel, episodes: Episodes, states: States) -> Numbers
     The first step of an episode stands apart: nothing could be expected of it.
     """
     kl = torch.zeros(episodes.valid.shape)
-    kl[episodes.valid] = batched(model, model.kl, _flat(episodes, states))
+    kl[episodes.valid] = model.in_batches(model.kl, _flat(episodes, states))
     later = episodes.valid.clone()
     later[:, 0] = False
     values = kl[later].double()
@@ -390,7 +386,7 @@ def groups(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
     later = episodes.valid.clone()
     later[:, 0] = False
     states = states[later]
-    kl = batched(model, lambda some: model.kl(some, per_group=True), states).mean(0)
+    kl = model.in_batches(lambda some: model.kl(some, per_group=True), states).mean(0)
     likeliest = states.logits.argmax(-1)
     share = torch.nn.functional.one_hot(likeliest, model.classes).float().mean(0).cpu()  # (S, K)
     entropy = -(share * share.clamp_min(1e-12).log()).sum(-1)
@@ -437,7 +433,7 @@ def probe(
     linear = probes.fit_linear(features, target, episode, seed=seed)
     mlp = probes.fit_mlp(features, target, episode, seed=seed)
     spread = target.std(0, correction=0)
-    found: Numbers = {"target": PROBED, "predicted": PROBED in model.world.decoder.keys.spaces}
+    found: Numbers = {"target": PRIVILEGED_STATE, "predicted": PRIVILEGED_STATE in model.world.decoder.keys.spaces}
     found["constant"] = probes.constant(target).nonzero()[:, 0].tolist()
     for kind, (_, held_out) in splits.items():
         features, target, _ = _rows_of(played, states, {kind: held_out})
@@ -447,7 +443,7 @@ def probe(
             chosen = torch.isin(one.rows, held_out) & one.valid[:, step - 1]
             if int(chosen.sum()) >= LEAST_ROWS:
                 rows, times = one.rows[chosen], one.times[chosen] + step
-                truth = played[kind].obs[PROBED][rows, times]
+                truth = played[kind].obs[PRIVILEGED_STATE][rows, times]
                 pair = {"imagined": one.kept[step][chosen], "seen": states[kind][rows, times]}
                 found[kind][str(step)] = {
                     name: _scores(linear, mlp, some.features.cpu(), truth, spread) for name, some in pair.items()
@@ -503,7 +499,7 @@ def _rows_of(
     for kind, rows in chosen.items():
         valid = played[kind].valid[rows]
         features.append(states[kind][rows][valid].features.cpu())
-        targets.append(played[kind].obs[PROBED][rows][valid])
+        targets.append(played[kind].obs[PRIVILEGED_STATE][rows][valid])
         numbers.append((rows[:, None] + before).expand_as(valid)[valid])
         before += len(played[kind])
     return torch.cat(features), torch.cat(targets), torch.cat(numbers)

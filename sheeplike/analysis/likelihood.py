@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
-from sheeplike.analysis.batches import batched
 from sheeplike.analysis.episodes import Episodes
 from sheeplike.analysis.model import States, TrainedModel
 
@@ -58,14 +57,14 @@ def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) 
     def of_some(some: States, *seen: Tensor) -> Tensor:
         predicted, found = model.predict(some), torch.zeros((), device=model.device)
         for key, value in zip(model.observations, seen, strict=True):
-            error = (predicted[key] - model.as_learnt(key, value)).flatten(1)
+            error = (predicted[key] - model.decoder_target(key, value)).flatten(1)
             constant = 0.5 * math.log(2 * math.pi * width) * error.shape[1]
             found = found - error.square().sum(1) / (2 * width) - constant
         return found
 
     flat = states.map(lambda x: x.flatten(0, lead - 1))
     seen = (obs[key].flatten(0, lead - 1) for key in model.observations)
-    return batched(model, of_some, flat, *seen).reshape(states.lead)
+    return model.in_batches(of_some, flat, *seen).reshape(states.lead)
 
 
 def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> Tensor:
@@ -77,7 +76,7 @@ def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> 
 
     flat = states.map(lambda x: x.flatten(0, len(states.lead) - 1))
     with torch.no_grad():
-        return log_likelihood(model, states, obs) + batched(model, ratio, flat).reshape(states.lead)
+        return log_likelihood(model, states, obs) + model.in_batches(ratio, flat).reshape(states.lead)
 
 
 def bounds(
@@ -123,7 +122,7 @@ def bounds(
                 obs = {key: episodes.obs[key][rows, :WINDOW] for key in model.observations}
                 return log_weights(model, model.observe(obs, episodes.action[rows, :WINDOW]), obs).sum(-1)
 
-            sums.append(batched(model, of_samples, torch.full((most,), row), states=WINDOW))
+            sums.append(model.in_batches(of_samples, torch.full((most,), row), states=WINDOW))
         if sums:
             found |= _summary("window", torch.stack(sums, 1), dimensions * WINDOW)
             found |= {"window_steps": WINDOW, "window_episodes": len(sums)}

@@ -38,7 +38,8 @@ from sheeplike.options import CommandError, nearest
 from sheeplike.run.exported import load_agent
 
 Frames = Tensor | np.ndarray | Mapping[str, Any]
-DECODED = 2**22  # numbers that are predicted at once
+BATCH_NUMBERS = 2**22  # in a batch of states, with all that is seen and predicted there
+MOST_PSNR = 120.0  # dB, of pictures that are equal
 DETER = "deter"  # the recurrent part of the state, beside the groups of the categorical one
 
 
@@ -149,6 +150,7 @@ class TrainedModel:
         observations: what it sees, key to space.
         cameras: keys of the images that it predicts.
         deter, groups, classes: ``D``, ``S`` and ``K``.
+        batch_size: states that are computed together, so that they fit into memory.
 
     Raises:
         CommandError: the agent has no world model.
@@ -164,8 +166,9 @@ class TrainedModel:
         self.observations = dict(agent.keys.spaces)
         self.cameras = list(self.world.decoder.keys.images)
         self.deter, self.groups, self.classes = self.rssm.deter, self.rssm.stoch, self.rssm.classes
-        numbers = sum(math.prod(space.shape) for space in self.world.decoder.keys.spaces.values())
-        self._batch = max(DECODED // numbers, 1)
+        spaces = {**self.world.decoder.keys.spaces, **self.observations}
+        numbers = sum(math.prod(space.shape) for space in spaces.values()) + self.deter + self.groups * self.classes
+        self.batch_size = max(BATCH_NUMBERS // numbers, 1)
 
     # --- following what happened ------------------------------------------------------------------------------------
 
@@ -266,6 +269,8 @@ class TrainedModel:
         steps = None if steps is None else operator.index(steps)
         if given is None and (steps is None or steps <= 0):
             raise ValueError(f"steps={steps}: expected a number above 0, how many to imagine")
+        if given is not None and not given.shape[-2]:
+            raise ValueError("no actions: expected at least one step of them")
         if given is not None and steps not in (None, given.shape[-2]):
             raise ValueError(f"steps={steps} beside {given.shape[-2]} actions: expected one of the two")
         found, state = [], start
@@ -298,14 +303,14 @@ class TrainedModel:
     def decode(self, states: States) -> Expected:
         """What the model expects to see and to get in states ``(...)``."""
         frames = {key: self._shown(key, value) for key, value in self.predict(states).items()}
-        return Expected(frames, self.reward(states).pred(), self.goes_on(states), self._value(states))
+        return Expected(frames, self.reward(states).pred(), self.continue_prob(states), self._value(states))
 
     def predict(self, states: States) -> dict[str, Tensor]:
-        """Observations ``(...)`` as the decoder learns them, by key: :meth:`as_learnt` says in which units."""
+        """Observations ``(...)`` as the decoder learns them, by key: :meth:`decoder_target` says in which units."""
         latent, parts = states.latent, []
         with self._computing(None):
-            for start in range(0, len(latent.deter), self._batch):
-                rows = slice(start, start + self._batch)
+            for start in range(0, max(len(latent.deter), 1), self.batch_size):
+                rows = slice(start, start + self.batch_size)
                 parts.append(self.world.decoder(latent.map(lambda x, rows=rows: x[rows])))
         joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
         return {key: value.reshape(*states.lead, *value.shape[1:]) for key, value in joined.items()}
@@ -320,17 +325,17 @@ class TrainedModel:
         with self._computing(None):
             return self.world.cont(states.features)
 
-    def goes_on(self, states: States) -> Tensor:
+    def continue_prob(self, states: States) -> Tensor:
         """Probability ``(...)`` that the episode goes on, without the horizon."""
         with self._computing(None):
-            return self.world.goes_on(states.features)
+            return self.world.continue_prob(states.features)
 
     def prior(self, states: States) -> Tensor:
         """Logits ``(..., S, K)`` of what the groups are expected to hold, from the recurrent part alone."""
         with self._computing(None):
             return self.rssm.prior(states.deter).float()
 
-    def as_learnt(self, key: str, observed: Any) -> Tensor:
+    def decoder_target(self, key: str, observed: Any) -> Tensor:
         """An observation ``(...)`` as the decoder learns it, in the units of :meth:`predict`: images in [0, 1],
         vectors in symlog space, targets whitened before."""
         value = self._tensor(observed)
@@ -434,6 +439,19 @@ class TrainedModel:
             ]
             rows.append(torch.stack(effects))
         return Effects(parts, *torch.stack(rows, 1))
+
+    def in_batches(self, function: Callable[..., Tensor], *rows: States | Tensor, states: int = 1) -> Tensor:
+        """``function`` of ``rows``, ``(M, ...)`` each and in step with one another, a batch at a time.
+
+        Args:
+            states: that one row stands for.
+
+        Returns:
+            ``(M, ...)``, on the CPU.
+        """
+        size = max(self.batch_size // states, 1)
+        starts = range(0, len(rows[0]), size)
+        return torch.cat([function(*(one[start : start + size] for one in rows)).cpu() for start in starts])
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -542,3 +560,8 @@ def stack(states: Sequence[States], axis: int) -> States:
 def group_kl(one: OneHotCategorical, other: OneHotCategorical) -> Tensor:
     """KL of each group, ``(..., S)`` in nats."""
     return (one.probs * (one.log_probs - other.log_probs)).sum(-1)
+
+
+def psnr(mse: float) -> float:
+    """Peak signal-to-noise ratio in dB of a mean squared error of values in [0, 1], at most :data:`MOST_PSNR`."""
+    return min(-10 * math.log10(mse), MOST_PSNR) if mse else MOST_PSNR

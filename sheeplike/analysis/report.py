@@ -72,6 +72,9 @@ def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
         old.unlink()
     events = EventFile(place)
     events.add_scalars({f"{TAG}/{name}": value for name, value in scalars(found.numbers).items()}, about["step"])
+    for name, values in curves(found.numbers).items():
+        for step, value in enumerate(values, 1 if "/open_loop/" in name else 0):
+            events.add_scalars({name: value}, step)
     for name, png in (figures | strips).items():
         events.add_image(f"{TAG}/{name}", png, about["step"])
     events.close()
@@ -86,6 +89,19 @@ def scalars(numbers: Numbers, prefix: str = "") -> dict[str, float]:
             found |= scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[prefix + name] = float(value)
+    return found
+
+
+def curves(numbers: Numbers) -> dict[str, list[float]]:
+    """Errors over imagined steps and surprise over the steps of an episode, by TensorBoard's tag."""
+    found = {}
+    for kind, parts in numbers["open_loop"].items():
+        for key, one in parts.items():
+            if isinstance(one, Mapping):
+                lists = {name: values for name, values in one.items() if isinstance(values, list)}
+                found |= {f"{TAG}_curves/open_loop/{kind}/{key}/{name}": values for name, values in lists.items()}
+    for kind, one in numbers["surprise"].items():
+        found[f"{TAG}_curves/surprise/{kind}"] = one["over_time"]
     return found
 
 
@@ -143,10 +159,15 @@ def _open_loop(numbers: Numbers) -> Figure:
     for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for kind, colour in _kinds(numbers):
             one = found[kind][name]
-            axis.plot(found[kind]["steps"], one.get("mse", one.get("absolute_error")), color=colour, label=kind)
-            if "still_mse" in one:
-                axis.plot(found[kind]["steps"], one["still_mse"], ":", color=colour, label=f"{kind}, nothing changes")
-                axis.axhline(one["seen_mse"], color=colour, linewidth=0.8, linestyle="--", label=f"{kind}, while seen")
+            steps = found[kind]["steps"]
+            axis.plot(steps, one.get("mse", one.get("absolute_error")), color=colour, label=kind)
+            if "copy_last_mse" in one:
+                axis.plot(
+                    found[kind]["steps"], one["copy_last_mse"], ":", color=colour, label=f"{kind}, nothing changes"
+                )
+                axis.axhline(
+                    one["reconstruction_mse"], color=colour, linewidth=0.8, linestyle="--", label=f"{kind}, while seen"
+                )
         _tidy(axis, "imagined steps", "absolute error" if name == "reward" else "mean squared error", _plain(name))
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=7, frameon=False)
@@ -190,7 +211,7 @@ def _groups(numbers: Numbers) -> Figure:
         lower.bar(at, one["usage_entropy"], 0.38, color=colour)
     upper.axhline(DEAD_KL, color="0.4", linewidth=0.8, linestyle=":")
     _tidy(upper, "", "KL to the prior, nats")
-    _tidy(lower, "group", "entropy of its classes, nats")
+    _tidy(lower, "group", "entropy of its\nlikeliest class, nats")
     upper.legend(frameon=False)
     return figure
 
@@ -391,7 +412,7 @@ def summarize(numbers: Numbers) -> dict[str, str]:
         for key, values in of["open_loop"].items():
             if isinstance(values, Mapping) and "mse" in values:
                 ahead = ", ".join(f"{values[name]:.3g} after {name[4:]}" for name in values if name.startswith("mse@"))
-                text = f"{kind}: {values['seen_mse']:.3g} seen, {ahead}"
+                text = f"{kind}: {values['reconstruction_mse']:.3g} seen, {ahead}"
                 lines.setdefault(f"error of {key}", []).append(text)
         lines.setdefault("surprise", []).append(f"{kind}: {of['surprise']['mean']:.3g} nats a step")
         lines.setdefault("dead groups", []).append(f"{kind}: {_listed(of['groups']['dead'])}")

@@ -192,6 +192,6 @@ def finite(value: Any) -> Any:
     """``value`` with null in place of numbers that JSON does not have."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ import torch
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.analysis import dissect as dissecting
 from sheeplike.analysis.dissect import (
-    PROBED,
+    PRIVILEGED_STATE,
     calibration,
     dissect,
     film_strips,
@@ -32,7 +32,7 @@ SPACE = gymnasium.spaces.Dict(
     {
         CAMERA: gymnasium.spaces.Box(0, 255, (48, 48, 3), np.uint8),
         "state": gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32),
-        PROBED: gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
+        PRIVILEGED_STATE: gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
     }
 )
 ACTIONS = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
@@ -43,7 +43,7 @@ def model() -> TrainedModel:
     config = DreamerV3Config(
         size=Size(deter=64, hidden=16, classes=4, depth=2, units=16),
         observations=("pixels/*", "state"),
-        targets=(PROBED,),
+        targets=(PRIVILEGED_STATE,),
         horizon=20,
     )
     agent = DreamerV3(SPACE, ACTIONS, config.acting_only(2), num_envs=2)
@@ -51,7 +51,7 @@ def model() -> TrainedModel:
     with torch.no_grad():
         for p in agent.modules.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
-    agent.world_model.update_norms({PROBED: 3 + 2 * torch.randn(100, 4, generator=generator)})
+    agent.world_model.update_norms({PRIVILEGED_STATE: 3 + 2 * torch.randn(100, 4, generator=generator)})
     return TrainedModel(agent)
 
 
@@ -65,7 +65,7 @@ def episodes() -> Episodes:
     terminal = torch.zeros(EPISODES, STEPS, dtype=torch.bool)
     terminal[2::4, 19:] = True
     action = 2 * torch.rand(EPISODES, STEPS, 2, generator=generator) - 1
-    return Episodes({CAMERA: image, "state": state, PROBED: hidden}, action, reward, terminal, lengths)
+    return Episodes({CAMERA: image, "state": state, PRIVILEGED_STATE: hidden}, action, reward, terminal, lengths)
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def states(model: TrainedModel, episodes: Episodes) -> States:
 
 
 def test_everything_is_a_finite_number(model: TrainedModel, episodes: Episodes) -> None:
-    still = replace(episodes, obs=episodes.obs | {PROBED: episodes.obs[PROBED].clone()})
-    still.obs[PROBED][..., 1] = 0.25
+    still = replace(episodes, obs=episodes.obs | {PRIVILEGED_STATE: episodes.obs[PRIVILEGED_STATE].clone()})
+    still.obs[PRIVILEGED_STATE][..., 1] = 0.25
     before = torch.get_rng_state()
     found = dissect(model, {"policy": still})
     assert torch.equal(torch.get_rng_state(), before)
@@ -120,9 +120,9 @@ def test_open_loop_errors_are_those_of_dreams_with_the_recorded_actions(
         assert found.still[CAMERA][0, step - 1].item() == pytest.approx(idle, rel=1e-4)
         reward = expected_reward[step - 1] - episodes.reward[1, 7 + step]
         assert found.reward[0, step - 1].item() == pytest.approx(abs(reward.item()), rel=1e-4)
-    norm = model.world.norms[0](episodes.obs[PROBED][1, 12])
-    error = (predicted[PROBED][4] - norm.sign() * norm.abs().log1p()).square().mean().item()
-    assert found.errors[PROBED][0, 4].item() == pytest.approx(error, rel=1e-4)
+    norm = model.world.norms[0](episodes.obs[PRIVILEGED_STATE][1, 12])
+    error = (predicted[PRIVILEGED_STATE][4] - norm.sign() * norm.abs().log1p()).square().mean().item()
+    assert found.errors[PRIVILEGED_STATE][0, 4].item() == pytest.approx(error, rel=1e-4)
     torch.testing.assert_close(found.kept[15].features[0], dream.features[14])
     # The episode has 35 observations: 27 steps from the eighth on.
     assert found.valid[0].tolist() == [True] * 27 + [False] * 23
@@ -141,8 +141,10 @@ def test_means_by_steps_ahead(model: TrainedModel, episodes: Episodes, states: S
     assert found["state"]["mse@15"] == pytest.approx(chosen.mean().item(), rel=1e-4)
     assert found[CAMERA]["psnr@15"] == pytest.approx(-10 * math.log10(found[CAMERA]["mse@15"]))
     assert "psnr@15" not in found["state"]
-    predicted = model.predict(states)["state"] - model.as_learnt("state", episodes.obs["state"])
-    assert found["state"]["seen_mse"] == pytest.approx(predicted[episodes.valid].square().mean().item(), rel=1e-4)
+    predicted = model.predict(states)["state"] - model.decoder_target("state", episodes.obs["state"])
+    assert found["state"]["reconstruction_mse"] == pytest.approx(
+        predicted[episodes.valid].square().mean().item(), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_probes_read_what_the_latents_hold_and_where(model: TrainedModel, episod
     hidden[..., 0] = features @ torch.randn(features.shape[-1], generator=torch.Generator().manual_seed(3))
     hidden[..., 1] = states.stoch[..., 7, 2]
     hidden[..., 2] = 0.5
-    episodes = replace(episodes, obs=episodes.obs | {PROBED: hidden})
+    episodes = replace(episodes, obs=episodes.obs | {PRIVILEGED_STATE: hidden})
     played, all_states = {"policy": episodes}, {"policy": states}
     ahead = {"policy": open_loop(model, episodes, states)}
     linear, found = dissecting.probe(model, played, all_states, ahead, seed=0)
@@ -316,7 +318,7 @@ def test_a_window_is_the_sum_over_its_steps(model: TrainedModel, episodes: Episo
     states = observe(model, episodes)
     found = dissecting.likelihood.bounds(model, episodes, states, steps=16, windows=2)
     seen = {key: value[:2, :16] for key, value in episodes.obs.items()}
-    image, state = (model.as_learnt(key, seen[key]) for key in (CAMERA, "state"))
+    image, state = (model.decoder_target(key, seen[key]) for key in (CAMERA, "state"))
     said = model.predict(states[0, 0])
     error = (image - said[CAMERA]).square().sum() + (state - said["state"]).square().sum()
     expected = -error.item() / 2 - 16 * found["dimensions"] * 0.5 * math.log(math.pi)
@@ -370,8 +372,8 @@ def test_a_film_strip_shows_the_dream_that_its_title_judges(
 
 
 def test_no_probes_and_why(model: TrainedModel, episodes: Episodes, states: States) -> None:
-    unknown = replace(episodes, obs={key: value for key, value in episodes.obs.items() if key != PROBED})
-    assert dissecting.notes(model, {"policy": unknown}) == [f"No probes: the environment has no {PROBED}."]
+    unknown = replace(episodes, obs={key: value for key, value in episodes.obs.items() if key != PRIVILEGED_STATE})
+    assert dissecting.notes(model, {"policy": unknown}) == [f"No probes: the environment has no {PRIVILEGED_STATE}."]
 
 
 def test_batches_are_bounded_and_change_nothing(
@@ -381,7 +383,7 @@ def test_batches_are_bounded_and_change_nothing(
     sizes = []
     kl = model.kl
     monkeypatch.setattr(model, "kl", lambda some, **how: sizes.append(len(some)) or kl(some, **how))
-    monkeypatch.setattr("sheeplike.analysis.batches.DECODED", 10 * (48 * 48 * 3 + 3 + 4 + 64 + 32 * 4))
+    monkeypatch.setattr(model, "batch_size", 10)
     again = dissecting.surprise(model, episodes, states), dissecting.groups(model, episodes, states)
     assert max(sizes) == 10
     assert again[0]["mean"] == pytest.approx(whole[0]["mean"], rel=1e-5)

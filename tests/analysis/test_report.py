@@ -28,9 +28,9 @@ def numbers(*, probes: bool) -> dict[str, Any]:
     """Of two kinds of episodes and one camera with a name that no page and no formula may take at its word."""
     line = {
         "mse": [0.1, 0.2],
-        "still_mse": [0.1, 0.3],
-        "seen_mse": 0.05,
-        "seen_psnr": 13.0,
+        "copy_last_mse": [0.1, 0.3],
+        "reconstruction_mse": 0.05,
+        "reconstruction_psnr": 13.0,
         "mse@1": 0.1,
         "psnr@1": 10.0,
     }
@@ -125,6 +125,9 @@ def test_tensorboard_has_the_scalars_and_the_pictures_of_the_last_analysis_alone
     events.Reload()
     (point,) = events.Scalars("analyze/open_loop/policy/pixels/<$x>/psnr@1")
     assert (point.step, point.value) == (640, 10.0)
+    errors = events.Scalars("analyze_curves/open_loop/policy/pixels/<$x>/mse")
+    assert [(point.step, round(point.value, 3)) for point in errors] == [(1, 0.1), (2, 0.2)]
+    assert [point.step for point in events.Scalars("analyze_curves/surprise/policy")][:2] == [0, 1]
     names = events.Tags()["images"]
     assert len(names) == 8
     assert all(events.Images(name)[0].encoded_image_string.startswith(b"\x89PNG") for name in names)

@@ -136,4 +136,4 @@ def test_the_demo_knows_where_its_box_is(tmp_path: Path, monkeypatch: pytest.Mon
     read = found["probes"]["policy"]["0"]["seen"]["linear"]["r2"]
     assert read[8] > 0.95, "the box along y"
     dream = found["open_loop"]["policy"]["pixels/front"]
-    assert dream["mse@15"] < 0.5 * dream["still_mse"][14]
+    assert dream["mse@15"] < 0.5 * dream["copy_last_mse"][14]

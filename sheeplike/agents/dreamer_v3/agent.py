@@ -308,7 +308,7 @@ class DreamerV3(Agent):
             traces = {
                 "reward": world.reward(features).pred(),
                 "value": critic.value(features).pred(),
-                "continue": world.goes_on(features),
+                "continue": world.continue_prob(features),
             }
             painted = world.decoder(world.rssm.split(features.flatten(0, 1)))
         films = {}

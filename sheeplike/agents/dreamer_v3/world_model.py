@@ -163,7 +163,7 @@ class WorldModel(nn.Module):
         embed = self.encoder({key: obs[key].flatten(0, 1) for key in self.encoder.keys.spaces})
         return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
 
-    def goes_on(self, features: Tensor) -> Tensor:
+    def continue_prob(self, features: Tensor) -> Tensor:
         """Probability ``(...)`` that the episode goes on; that of the head has the horizon in it."""
         return (self.cont(features).prob() / (1 - 1 / self.horizon)).clamp(max=1)
 

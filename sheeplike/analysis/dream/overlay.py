@@ -6,6 +6,7 @@ taught ``privileged_state`` is asked for them; in the latents of another one a l
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 
@@ -15,12 +16,12 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from sheeplike.analysis import probes
+from sheeplike.analysis import dissect, probes
+from sheeplike.analysis.dissect import PRIVILEGED_STATE
 from sheeplike.analysis.dream.session import Point, Points
 from sheeplike.analysis.episodes import play
 from sheeplike.analysis.model import Expected, States, TrainedModel
 
-TOLD = "privileged_state"
 EPISODES = 16  # that a probe learns from
 
 
@@ -32,7 +33,7 @@ def positions_of(envs: VectorEnv) -> dict[str, slice]:
 
 def is_taught(model: TrainedModel) -> bool:
     """Whether the model predicts where things are."""
-    return TOLD in model.world.decoder.keys.spaces
+    return PRIVILEGED_STATE in model.world.decoder.keys.spaces
 
 
 Reader = Callable[[States, Expected], Tensor]
@@ -41,37 +42,39 @@ Reader = Callable[[States, Expected], Tensor]
 
 def taught(states: States, expected: Expected) -> Tensor:
     """What a model that was taught it says itself; a :data:`Reader`."""
-    return expected.frames[TOLD]
+    return expected.frames[PRIVILEGED_STATE]
 
 
 def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
     """What a linear probe says that learns from :data:`EPISODES` episodes of the agent's policy in ``envs``."""
-    keys = [*model.observations, TOLD]
+    keys = [*model.observations, PRIVILEGED_STATE]
     played = play(model.agent, envs, episodes=EPISODES, keys=keys, act="policy")
-    states = model.observe({key: played.obs[key] for key in model.observations}, played.action, seed=0)
+    states = dissect.observe(model, played)
     number = torch.arange(EPISODES)[:, None].expand(played.valid.shape)[played.valid]
     features = states.features[played.valid].cpu()
-    probe = probes.fit_linear(features, played.obs[TOLD][played.valid], number)
+    probe = probes.fit_linear(features, played.obs[PRIVILEGED_STATE][played.valid], number)
     return lambda states, expected: probe.predict(states.features.cpu())
 
 
 def points(read: Reader, envs: VectorEnv) -> Points:
-    """Where ``read`` says that the task's things are, in every camera that is fixed in its scene."""
-    positions, task = positions_of(envs), envs.simulator.task
+    """Where ``read`` says that the things of the one world are, in every camera that is fixed in its scene."""
+    positions, model = positions_of(envs), copy.copy(envs.simulator.task.model)
     spaces = envs.single_observation_space.spaces
     sizes = {key: spaces[key].shape[:2] for key in spaces if key.startswith("pixels/")}
-    project = {
-        key: one for key, size in sizes.items() if (one := projection(task.model, key.removeprefix("pixels/"), size))
-    }
-
-    def mark(told: np.ndarray) -> Mapping[str, list[Point]]:
-        return {
-            key: [(name, *place) for name, where in positions.items() if (place := one(told[where])) is not None]
-            for key, one in project.items()
-        }
 
     def found(states: States, expected: Expected) -> list[Mapping[str, list[Point]]]:
-        return [mark(told) for told in read(states, expected).cpu().double().numpy()]
+        for name, values in envs.varied_fields.items():  # cameras may be randomized
+            if name.startswith("cam_"):
+                getattr(model, name)[:] = values[0].cpu().numpy()
+        cameras = {key: projection(model, key.removeprefix("pixels/"), size) for key, size in sizes.items()}
+        return [
+            {
+                key: [(name, *at) for name, where in positions.items() if (at := project(place[where])) is not None]
+                for key, project in cameras.items()
+                if project is not None
+            }
+            for place in read(states, expected).cpu().double().numpy()
+        ]
 
     return found
 

@@ -7,7 +7,7 @@ const NUDGE = 0.25;      // by which Shift and an arrow move a slider
 const LINE = 7000;       // ms that a line stays
 const HUES = ["--real", "--dream", "--other"];
 const TITLES = { real: "Real", dream: "Dream", "dream B": "Dream B" };
-const DRIVERS = { same: "same", policy: "policy", random: "random" };
+const DRIVERS = ["same", "policy", "random"];
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -33,7 +33,13 @@ function connect() {
   let refused = false;
   socket.onmessage = ({ data }) => {
     if (data instanceof ArrayBuffer) {
-      show(data);
+      const length = new DataView(data).getUint32(0, true);
+      play.now = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+      try {
+        show(play.now, data, 4 + length);
+      } finally { // whatever a picture holds, the next one may come
+        ask("shown", { picture: play.now.picture });
+      }
       return;
     }
     const message = JSON.parse(data);
@@ -150,14 +156,14 @@ function makeStage(panels) {
       points.setAttribute("viewBox", `0 0 ${width} ${height}`);
       const frame = make("div", { className: "frame", title: key }, make("canvas", { width, height }), points);
       frame.style.setProperty("--ratio", width / height);
-      frame.onpointerdown = (event) => drag(frame, event);
+      frame.onpointerdown = drag;
       cameras.append(frame);
     }
     const head = make("div", { className: "head" }, make("span", { className: "name", textContent: TITLES[panel.name] }), make("span", { className: "what" }));
     const element = make("div", { className: "panel" }, head, cameras);
     if (n > 0) {
-      const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
-      const select = make("select", { title: "Its actions: the same as the real side's, its own policy's, or random ones" }, ...options);
+      const options = DRIVERS.map((value) => make("option", { value, textContent: value }));
+      const select = make("select", { title: "Its actions: the same as the real side's, the policy's most likely ones in this dream, or random ones" }, ...options);
       select.onchange = () => {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
@@ -175,13 +181,9 @@ function makeStage(panels) {
 
 // --- showing ---------------------------------------------------------------------------------------------------------
 
-function show(buffer) {
-  const length = new DataView(buffer).getUint32(0, true);
-  const now = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
-  play.now = now;
+function show(now, buffer, at) {
   if (now.source === play.asked) play.asked = null;
   if ($("stage").children.length !== now.panels.length) makeStage(now.panels);
-  let at = 4 + length;
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
     Object.entries(panel.cameras).forEach(([key, [height, width]], c) => {
@@ -190,7 +192,7 @@ function show(buffer) {
       mark(frame.lastChild, panel.points[key] || []);
       at += height * width * 3;
     });
-    element.querySelector(".what").textContent = n ? `${now.psnr[n - 1].toFixed(1)} dB` : `step ${now.step}`;
+    element.querySelector(".what").textContent = n ? `${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB` : `step ${now.step}`;
     const first = element.querySelector(".frame");
     first.classList.toggle("over", Boolean(panel.end));
     first.dataset.end = panel.end;
@@ -205,7 +207,6 @@ function show(buffer) {
   play.times = [...play.times.filter((time) => time > performance.now() - 2000), performance.now()];
   const rate = (play.times.length - 1) / ((play.times.at(-1) - play.times[0]) / 1000);
   $("pace").textContent = now.paused || !Number.isFinite(rate) ? (now.paused ? "paused" : "") : `${rate.toFixed(0)} frames/s`;
-  ask("shown", { picture: now.picture });
 }
 
 function paint(canvas, rgb, width, height) {
@@ -250,7 +251,7 @@ function showControls(now) {
     const slider = row.querySelector("input");
     if (slider) {
       if (document.activeElement !== slider || source() !== "keys") slider.value = held.get(n) ?? value;
-      row.querySelector("output").textContent = play.hello.actions.classes.length ? value : (held.get(n) ?? value).toFixed(2);
+      row.querySelector("output").textContent = play.hello.actions.classes.length ? value : (held.get(n) ?? value ?? NaN).toFixed(2);
     }
     for (const button of row.querySelectorAll(".options button")) button.classList.toggle("on", Number(button.value) === value);
   });
@@ -325,7 +326,7 @@ function drawStrips() {
         let down = false;
         for (let k = Math.max(first, 0); k <= Math.min(last, steps.length - 1); k++) {
           const value = steps[k][name][n];
-          if (value === undefined) down = false;
+          if (value == null) down = false; // not a number, or no such dream
           else if (down) pen.lineTo(x(k), y(value));
           else {
             pen.moveTo(x(k), y(value));
@@ -358,6 +359,7 @@ function line(pen, x, height) {
 }
 
 const short = (value) => {
+  if (value === null) return "none";
   const size = Math.abs(value);
   if (size === 0) return "0";
   return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : size >= 0.1 ? value.toFixed(2) : size >= 0.0005 ? value.toFixed(3) : "0.000";
@@ -449,20 +451,19 @@ function letGo(dimension) {
   if (held.delete(dimension)) act();
 }
 
-function drag(frame, event) {
+function drag(event) {
   if (play.hello.actions.classes.length) return;
   const [x, y] = [event.clientX, event.clientY];
   const clip = (value) => Math.min(Math.max(value / DRAG, -1), 1);
   const [across, up] = [chosen, chosen + 1];
-  frame.setPointerCapture(event.pointerId);
   takeOver();
-  frame.onpointermove = (moved) => {
+  window.onpointermove = (moved) => { // of the window: a branch replaces the pictures
     held.set(across, clip(moved.clientX - x));
     if (up < rest.length) held.set(up, clip(y - moved.clientY));
     act();
   };
-  frame.onpointerup = frame.onpointercancel = () => {
-    frame.onpointermove = frame.onpointerup = frame.onpointercancel = null;
+  window.onpointerup = window.onpointercancel = () => {
+    window.onpointermove = window.onpointerup = window.onpointercancel = null;
     held.clear();
     act();
   };
@@ -477,6 +478,7 @@ function arrow(key, down, shift) {
   const sideways = key === "ArrowLeft" || key === "ArrowRight";
   if (classes.length) {
     if (!down) return;
+    takeOver();
     const next = rest[chosen] - starts[chosen] + sign;
     if (next >= 0 && next < classes[chosen]) settle(chosen, starts[chosen] + next);
     return;
@@ -492,6 +494,7 @@ function arrow(key, down, shift) {
   }
   const dimension = sideways ? chosen : chosen + 1;
   if (dimension >= rest.length) return;
+  if (shift) takeOver();
   if (shift) settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
   else {
     pressed.set(key, [dimension, sign]);

@@ -1,20 +1,22 @@
 """Episodes that were played, as files: what was seen and dreamt, and what it takes to play them again.
 
-``<name>.npz`` holds, of ``T`` frames: ``seed`` of the start; ``begin``, the first step that is in it; ``action
-(T - 1, ...)``, each chosen after the frame of its step; ``reward``, ``is_first``, ``is_last``, ``is_terminal (T,)`` of
-the simulator; ``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``, as they were shown; ``real/value``,
-``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``, ``dream/error (T,)``.
-``<name>.gif`` shows both sides. Of two dreams it is the first.
+``<name>.npz`` holds the ``seed`` of the start and every ``action (A, ...)`` since then, each chosen after the frame of
+its step. The rest is of the ``T`` frames that were kept, the first of which is that of step ``begin`` (0, unless the
+play was very long): ``reward``, ``is_first``, ``is_last``, ``is_terminal (T,)`` of the simulator; ``real/<camera>`` and
+``dream/<camera>``, uint8 ``(T, H, W, 3)``, as they were shown; ``real/value``, ``real/continue``, ``real/surprise``,
+``dream/reward``, ``dream/value``, ``dream/continue``, ``dream/error (T,)``. Of two dreams it is the first.
+``<name>.gif`` shows both sides.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ class Recording:
     """What it takes to play an episode again.
 
     Attributes:
-        actions: ``(T - 1, ...)``, as the environment takes them.
+        actions: ``(A, ...)``, as the environment takes them.
     """
 
     name: str
@@ -48,15 +50,13 @@ def read(file: Path) -> Recording:
     """
     try:
         with open_regular(file) as opened, np.load(io.BytesIO(opened.read()), allow_pickle=False) as data:
-            recording, begin = Recording(file.stem, int(data["seed"]), data["action"]), int(data["begin"])
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            recording = Recording(file.stem, int(data["seed"]), data["action"])
+    except (OSError, KeyError, ValueError, TypeError, OverflowError, EOFError, BadZipFile, zlib.error) as error:
         raise CommandError(f"{file}: is no recorded episode: {type(error).__name__}: {error}") from None
     if not np.size(recording.actions):
         raise CommandError(f"{file}: holds no action")
     if not 0 <= recording.seed <= MOST_SEED:
         raise CommandError(f"{file}: seed={recording.seed}: expected from 0 to {MOST_SEED}")
-    if begin:
-        raise CommandError(f"{file}: begins at step {begin}: expected an episode from its first step on")
     return recording
 
 

@@ -188,7 +188,7 @@ class Server:
                 if message.type == WSMsgType.TEXT:
                     await self._receive(message.data)
                 elif message.type == WSMsgType.BINARY:
-                    await self._say("a message of bytes: expected JSON")
+                    await self._send_line("a message of bytes: expected JSON")
         except ConnectionError:
             pass
         finally:
@@ -214,9 +214,9 @@ class Server:
             line = await do(**{key: getattr(asked, key) for key in type(asked).model_fields})
         except Exception as error:
             # What the page may not do goes on; a fault of somebody else's environment, say, stops the play.
-            self.paused, line = self.paused or not isinstance(error, CommandError), _told(error)
+            self.paused, line = self.paused or not isinstance(error, CommandError), _line(error)
         if line:
-            await self._say(line)
+            await self._send_line(line)
         await self._show()
 
     async def _acknowledge(self, picture: Any) -> None:
@@ -240,7 +240,7 @@ class Server:
 
     async def _step(self) -> None:
         self.paused = True
-        await self._run(self.session.tick)
+        await self._run(partial(self.session.tick, newest=True))
 
     async def _change_rate(self, rate: float) -> None:
         self.rate = rate
@@ -265,10 +265,10 @@ class Server:
         try:
             name = await asyncio.to_thread(recording.write, self.place, episode, fps)
         except Exception as error:  # a disk that is full, say
-            await self._say(_told(error))
+            await self._send_line(_line(error))
             return
         await self._send({"kind": "recordings", "names": recording.list_names(self.place)})
-        await self._say(f"saved: {self.place / name}.npz and .gif")
+        await self._send_line(f"saved: {self.place / name}.npz and .gif")
 
     # --- what it is shown -------------------------------------------------------------------------------------------
 
@@ -281,11 +281,10 @@ class Server:
             "groups": session.model.groups,
             "classes": session.model.classes,
             "strips": STRIPS,
-            "exact": session.exact,
             "recordings": recording.list_names(self.place),
         }
 
-    async def _say(self, line: str) -> None:
+    async def _send_line(self, line: str) -> None:
         await self._send({"kind": "line", "line": one_line(line)})
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -306,7 +305,7 @@ class Server:
             picture = await self._run(self._picture, page)
         except Exception as error:  # the play waits, and the next picture may come
             self.paused, page.sent = True, page.sent - 1
-            await self._say(_told(error))
+            await self._send_line(_line(error))
             return
         with suppress(ConnectionError):
             await page.ws.send_bytes(picture)
@@ -377,7 +376,7 @@ class Server:
                 await self._run(self.session.tick)
             except Exception as error:  # a recorded episode is over, or somebody else's environment failed
                 self.paused = True
-                await self._say(_told(error))
+                await self._send_line(_line(error))
             await self._show()
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -458,5 +457,5 @@ def _refusal(line: str, status: int = 403) -> web.Response:
     return web.Response(status=status, text=f"{line}\n", headers=HEADERS)
 
 
-def _told(error: Exception) -> str:
+def _line(error: Exception) -> str:
     return str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"

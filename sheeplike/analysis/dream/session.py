@@ -14,7 +14,6 @@ Nothing here knows of the web. A session is used by one thread.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.analysis.dream.recording import MOST_SEED, Recording
-from sheeplike.analysis.model import Expected, States, TrainedModel
+from sheeplike.analysis.model import Expected, States, TrainedModel, psnr
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
@@ -41,7 +40,6 @@ its frame from the top left corner."""
 
 MOST_STEPS = 4000  # moments kept; the oldest go first
 MOST_BYTES = 2**30  # of them
-MOST_PSNR = 99.0  # dB, of pictures that are equal
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
 DREAMS = ("dream", "dream B")
 
@@ -71,7 +69,7 @@ class Moment:
         seen: camera to ``(1, H, W, C)``, of the real side.
         reward: for arriving here, of the real side.
         is_first, is_last, is_terminal: of the real side's episode.
-        belief: ``(1,)``, what the model believes, having seen all up to here.
+        posterior: ``(1,)``, what the model believes, having seen all up to here.
         dreams: ``(n,)``, of each dream, before classes are forced.
         env: the real side's state, or None where it cannot be saved.
         action: ``(1, ...)`` as the environment takes it, chosen here; None: nothing was, yet.
@@ -85,7 +83,7 @@ class Moment:
     is_first: bool
     is_last: bool
     is_terminal: bool
-    belief: States
+    posterior: States
     dreams: States
     settings: Settings
     env: dict[str, Tensor] | None
@@ -191,43 +189,39 @@ class Session:
         if self.source == "recorded":
             self.source = "policy"
         self._branches = 0
+        self._dropped: list[Tensor] = []  # actions of moments that are kept no more
         obs, _ = self.envs.reset(seed=self.seed)
-        belief = self.model.observe_step(None, None, self._observed(obs), seed=self._noise(0, 0))
-        first = Moment(self._shown(obs), 0.0, True, False, False, belief, belief, Settings(), self._saved())
-        self.moments = [self._judged(first)]
+        posterior = self.model.observe_step(None, None, self._observed(obs), seed=self._noise(0, 0))
+        first = Moment(self._shown(obs), 0.0, True, False, False, posterior, posterior, Settings(), self._saved())
+        self.moments = [self._decode(first)]
         self.first = self.now = 0
-        self._most = min(MOST_STEPS, max(MOST_BYTES // size(first), 2))
 
-    def tick(self) -> None:
+    def tick(self, *, newest: bool = False) -> None:
         """One step of both sides, from the moment shown.
+
+        Args:
+            newest: of several actions that were given since the last step, take the newest, and forget the others.
 
         Raises:
             CommandError: a recorded episode has no further action.
         """
         dreamt = self.here
         self._cut_off()
+        if newest:
+            self._given = deque([*self._given][-1:], maxlen=2)
         before = self.moments[-1]  # of a real side that cannot go back, the newest
         action = self._choose(before)
-        before.action = action
         obs, reward, terminated, truncated, _ = self.envs.step(action)
-        step, began = self.last + 1, before.is_last
-        followed = (None, None) if began else (before.belief, action)
-        belief = self.model.observe_step(*followed, self._observed(obs), seed=self._noise(step, 0))
-        moment = Moment(
-            self._shown(obs),
-            float(reward),
-            began,
-            bool(terminated | truncated),
-            bool(terminated),
-            belief,
-            # The dreams begin with a new episode too.
-            repeat(belief, len(dreamt.dreams)) if began else self._dream(dreamt, action, step),
-            dreamt.settings,
-            self._saved(),
-        )
-        self.moments.append(self._judged(moment))
-        if len(self.moments) > self._most:
-            del self.moments[0]
+        try:
+            moment = self._arrive(dreamt, before, action, obs, float(reward), bool(terminated), bool(truncated))
+        except Exception:
+            if self.exact:  # both sides stay where they were
+                self.envs.load_state_dict(before.env)
+            raise
+        before.action = action
+        self.moments.append(moment)
+        while len(self.moments) > min(MOST_STEPS, max(MOST_BYTES // size(moment), 2)):
+            self._dropped.append(self.moments.pop(0).action)
             self.first += 1
         self.now = self.last
 
@@ -279,7 +273,7 @@ class Session:
 
     def check_reality(self) -> None:
         """The dreams become what is believed now, having seen the real side."""
-        self._change(repeat(self.here.belief, len(self.here.dreams)))
+        self._change(repeat(self.here.posterior, len(self.here.dreams)))
 
     def go_to(self, step: int) -> str | None:
         """Look at a moment, and go on from there; returns what to say about it.
@@ -366,13 +360,14 @@ class Session:
             model.probabilities(replace(here.dreams, logits=model.prior(here.dreams)))[0].cpu().numpy(),
             self._held(here).stoch[0].argmax(-1).cpu().numpy(),
             here.settings.forced,
-            here.belief.stoch[0].argmax(-1).cpu().numpy(),
+            here.posterior.stoch[0].argmax(-1).cpu().numpy(),
         )
 
     def episode(self) -> dict[str, np.ndarray]:
         """All that was played, as :mod:`~sheeplike.analysis.dream.recording` writes it."""
         moments = self.moments
-        actions = [moment.action.cpu().numpy() for moment in moments[:-1]] or [self.neutral()[:0].cpu().numpy()]
+        chosen = [*self._dropped, *(moment.action for moment in moments[:-1])]
+        actions = [action.cpu().numpy() for action in chosen] or [self.neutral()[:0].cpu().numpy()]
         arrays = {"seed": np.array(self.seed), "begin": np.array(self.first), "action": np.concatenate(actions)}
         for name in ("reward", "is_first", "is_last", "is_terminal"):
             found = np.array([getattr(moment, name) for moment in moments])
@@ -388,6 +383,35 @@ class Session:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
+    def _arrive(
+        self,
+        dreamt: Moment,
+        before: Moment,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+    ) -> Moment:
+        """The moment after an action: ``before`` on the real side, ``dreamt`` in the dreams."""
+        step, began = self.last + 1, before.is_last
+        followed = (None, None) if began else (before.posterior, action)
+        posterior = self.model.observe_step(*followed, self._observed(obs), seed=self._noise(step, 0))
+        return self._decode(
+            Moment(
+                self._shown(obs),
+                reward,
+                began,
+                terminated or truncated,
+                terminated,
+                posterior,
+                # The dreams begin with a new episode too.
+                repeat(posterior, len(dreamt.dreams)) if began else self._dream(dreamt, action, step),
+                dreamt.settings,
+                self._saved(),
+            )
+        )
+
     def _choose(self, here: Moment) -> Tensor:
         """``(1, ...)``: the next action of the real side."""
         if self.source == "keys":
@@ -397,7 +421,7 @@ class Session:
             if self.last >= len(self.recording.actions):
                 raise CommandError("the recorded episode is over")
             return self.recording.actions[self.last][None]
-        return self.model.act(here.belief, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
+        return self.model.act(here.posterior, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
 
     def _dream(self, before: Moment, action: Tensor, step: int) -> States:
         """The dreams ``(n,)``, one step on."""
@@ -405,7 +429,7 @@ class Session:
         for n, driver in enumerate(before.settings.drivers):
             seed = self._noise(step, 2 + n, salt)
             if driver == "policy":
-                actions.append(self.model.act(start[n : n + 1], seed=seed))
+                actions.append(self.model.act(start[n : n + 1], sample=False))
             elif driver == "random":
                 actions.append(self._random(seed))
             else:
@@ -429,7 +453,7 @@ class Session:
         self._cut_off()
         here = self.here
         changed = replace(here, dreams=dreams or here.dreams, settings=replace(here.settings, **settings))
-        self.moments[self.now - self.first] = self._judged(changed)
+        self.moments[self.now - self.first] = self._decode(changed)
         self.version += 1
 
     def _cut_off(self) -> None:
@@ -439,9 +463,9 @@ class Session:
             del self.moments[self.now - self.first + 1 :]
             self.version += 1
 
-    def _judged(self, moment: Moment) -> Moment:
+    def _decode(self, moment: Moment) -> Moment:
         """Fill in what there is to see."""
-        model, states = self.model, join([moment.belief, self._held(moment)])
+        model, states = self.model, join([moment.posterior, self._held(moment)])
         found = model.decode(states)
         errors = sum(
             (to_unit(found.frames[key][1:]) - to_unit(moment.seen[key])).square().flatten(1).mean(1)
@@ -451,7 +475,7 @@ class Session:
             "reward": [moment.reward, *found.reward[1:].tolist()],
             "value": found.value.tolist(),
             "continue": found.cont.tolist(),
-            "surprise": model.kl(moment.belief).tolist(),
+            "surprise": model.kl(moment.posterior).tolist(),
             "error": errors.tolist(),
         }
         moment.pictures = [picture({key: frame[0] for key, frame in moment.seen.items()})]
@@ -532,11 +556,6 @@ def picture(frames: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return shown
 
 
-def psnr(error: float) -> float:
-    """Peak signal-to-noise ratio in dB, of a mean squared error of pixels in [0, 1]."""
-    return MOST_PSNR if error <= 0 else min(-10 * math.log10(error), MOST_PSNR)
-
-
 def repeat(states: States, count: int) -> States:
     """States ``(1,)`` as ``(count,)``."""
     return states[:1].map(lambda x: x.expand(count, *x.shape[1:]).clone())
@@ -549,7 +568,7 @@ def join(parts: Sequence[States]) -> States:
 
 def size(moment: Moment) -> int:
     """Bytes that it takes in memory."""
-    states = [tensor for one in (moment.belief, moment.dreams) for tensor in (one.deter, one.stoch, one.logits)]
+    states = [tensor for one in (moment.posterior, moment.dreams) for tensor in (one.deter, one.stoch, one.logits)]
     tensors = [*states, *moment.seen.values(), *(moment.env or {}).values()]
     return sum(tensor.nbytes for tensor in tensors) + sum(
         frame.nbytes for side in moment.pictures for frame in side.values()

@@ -45,6 +45,26 @@ def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
     assert project(np.array([100.0, 0.0, 0.0])) is None  # behind it
 
 
+def test_places_are_where_a_moved_camera_shows_them() -> None:
+    """Cameras are randomized for each episode: what is projected with the compiled one misses the box."""
+    moved = {"field": "cam_pos", "of": "front", "operation": "add", "distribution": {"uniform": [-0.1, 0.1]}}
+    turned = {"field": "cam_quat", "of": "front", "operation": "rotate", "distribution": {"uniform": [0, 10]}}
+    made = envs.make("franka_pick", num_envs=1, image_size=48, randomization={"moved": moved, "turned": turned})
+    state: dict[str, torch.Tensor] = {}
+    read = overlay.points(lambda states, expected: state["now"], made)
+    missed = 0
+    for seed in range(4):
+        obs, _ = made.reset(seed=seed)
+        state["now"] = obs["privileged_state"]
+        _, (_, x, y) = read(None, None)[0][CAMERA]
+        assert is_red(obs[CAMERA][0], x, y)
+        compiled = overlay.projection(FrankaPick().model, "front", (48, 48))
+        place = obs["privileged_state"][0, FrankaPick.positions["box"]].double().numpy()
+        missed += not is_red(obs[CAMERA][0], *compiled(place))
+    assert missed
+    made.close()
+
+
 def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedModel) -> None:
     obs, _ = worlds.reset(seed=5)
     states = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)

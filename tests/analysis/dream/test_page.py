@@ -113,8 +113,11 @@ def test_a_visit(dots, recordings, visit):
         page = visit(url)
         until(page, "window.play && play.drawn > 3")
         # Keys move both sides.
+        before = pixels(page, 0), pixels(page, 1)
         page.keyboard.down("ArrowRight")
         until(page, "play.now.source === 'keys' && play.now.action[0] === 1")
+        assert pixels(page, 0) != before[0]
+        assert pixels(page, 1) != before[1]
         page.keyboard.up("ArrowRight")
         until(page, "play.now.action[0] === 0")
         # A pause holds.

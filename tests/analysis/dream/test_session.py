@@ -10,8 +10,8 @@ from gymnasium import spaces
 from sheeplike import envs
 from sheeplike.analysis.dream import recording
 from sheeplike.analysis.dream import session as sessions
-from sheeplike.analysis.dream.session import MOST_PSNR, Session, psnr
-from sheeplike.analysis.model import Expected, States
+from sheeplike.analysis.dream.session import Session
+from sheeplike.analysis.model import MOST_PSNR, Expected, States, psnr
 from sheeplike.options import CommandError, InvalidOption
 
 
@@ -46,7 +46,7 @@ def test_a_play_begins_with_what_is_seen(pick):
     assert (view.step, view.first, view.last) == (0, 0, 0)
     assert [panel.name for panel in view.panels] == ["real", "dream"]
     assert all(panel.frames["pixels/front"].shape == (48, 48, 3) for panel in view.panels)
-    assert same(pick.here.dreams, pick.here.belief)
+    assert same(pick.here.dreams, pick.here.posterior)
     assert np.array_equal(view.drawn, view.believed)
     assert view.expected.shape == (pick.model.groups, pick.model.classes)
     np.testing.assert_allclose(view.expected.sum(-1), 1, atol=1e-5)
@@ -61,7 +61,7 @@ def test_both_sides_follow_the_same_action(pick):
     assert np.square(dream - real).mean() < 0.5 * np.square(dream - first).mean()
     assert pick.view().psnr[0] > 18
     # Its dream is not what it believes: that has seen the frames.
-    assert not same(pick.here.dreams, pick.here.belief)
+    assert not same(pick.here.dreams, pick.here.posterior)
 
 
 def test_the_numbers_of_a_step(pick):
@@ -78,9 +78,9 @@ def test_the_numbers_of_a_step(pick):
     assert 0 <= numbers["continue"][1] <= 1
     real, dream = (panel.frames["pixels/front"] / 255 for panel in pick.view().panels)
     assert numbers["error"][0] == pytest.approx(np.square(real - dream).mean(), rel=1e-4)
-    expected = pick.model.decode(pick.here.belief)
+    expected = pick.model.decode(pick.here.posterior)
     assert numbers["value"][0] == pytest.approx(float(expected.value), rel=1e-4)
-    assert numbers["surprise"][0] == pytest.approx(float(pick.model.kl(pick.here.belief)), rel=1e-4)
+    assert numbers["surprise"][0] == pytest.approx(float(pick.model.kl(pick.here.posterior)), rel=1e-4)
     strip = pick.strip(2)
     assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": []}
     assert pick.strip(0)["begins"] == [0]
@@ -116,7 +116,7 @@ def test_the_next_episode_begins_on_both_sides(dots):
     begun = session.moments[13]
     assert begun.is_first
     assert begun.reward == 0
-    assert same(begun.dreams, begun.belief)
+    assert same(begun.dreams, begun.posterior)
     assert session.strip(0)["begins"] == [0, 13, 26]
 
 
@@ -145,9 +145,42 @@ def test_keys(pick):
     pick.choose("keys")
     pick.act([1.0, 0.0, 1.0])
     moved = ticks(pick, 6)[-1]
-    assert pick.here is pick.moments[-1]
     assert pick.action == [1.0, 0.0, 1.0]
     assert not np.array_equal(still, moved)
+
+
+def test_a_single_step_takes_the_newest_action(dots):
+    session = dots()
+    session.choose("keys")
+    session.act([1.0, 0.0])
+    session.act([0.0, 0.0])
+    session.act([-1.0, 0.0])
+    session.tick(newest=True)
+    session.tick()
+    assert [moment.reward for moment in session.moments] == [0, -1, -1]
+
+
+def test_who_drives_a_dream(dots, monkeypatch):
+    session = dots()
+    session.choose("keys")
+    session.act([1.0, -1.0])
+    session.branch()
+    given = []
+    imagine = session.model.imagine
+    monkeypatch.setattr(
+        session.model, "imagine", lambda start, actions, **kw: given.append(actions) or imagine(start, actions, **kw)
+    )
+    for drivers in (("same", "same"), ("policy", "same"), ("random", "policy")):
+        for dream, driver in enumerate(drivers):
+            session.drive(dream, driver)
+        start = session.here.dreams
+        session.tick()
+        policy = session.model.act(start, sample=False)
+        for dream, driver in enumerate(drivers):
+            action = given[-1][dream, 0]
+            assert torch.equal(action, torch.tensor([1.0, -1.0])) == (driver == "same")
+            assert torch.allclose(action, policy[dream], atol=1e-5) == (driver == "policy")
+            assert action.abs().max() <= 1
 
 
 def test_a_key_that_was_down_for_less_than_a_step_counts(dots):
@@ -215,7 +248,7 @@ def test_an_action_that_is_none_is_refused(dots, kind, action, line):
 
 def test_back_to_a_step_on_both_sides(pick):
     frames = ticks(pick, 8)
-    states = [moment.belief for moment in pick.moments]
+    states = [moment.posterior for moment in pick.moments]
     assert pick.go_to(4) is None
     view = pick.view()
     assert (view.step, view.last) == (4, 8)
@@ -224,7 +257,7 @@ def test_back_to_a_step_on_both_sides(pick):
     again = ticks(pick, 4)  # the policy and the noise are the same
     assert pick.version > version
     assert all(np.array_equal(one, other) for one, other in zip(again, frames[4:], strict=True))
-    assert same(pick.here.belief, states[8])
+    assert same(pick.here.posterior, states[8])
     pick.go_to(4)
     pick.choose("keys")
     pick.act([-1.0, 1.0, 1.0])
@@ -297,10 +330,10 @@ def test_a_branch_from_the_same_moment_draws_anew(pick):
 
 def test_a_reality_check(pick):
     ticks(pick, 12)
-    assert not same(pick.here.dreams, pick.here.belief)
+    assert not same(pick.here.dreams, pick.here.posterior)
     before = pick.here.numbers["error"][0]
     pick.check_reality()
-    assert same(pick.here.dreams, pick.here.belief)
+    assert same(pick.here.dreams, pick.here.posterior)
     assert pick.here.numbers["error"][0] != before
     assert np.array_equal(pick.view().drawn, pick.view().believed)
 
@@ -343,10 +376,10 @@ def test_what_the_model_expected_is_not_what_it_saw(pick):
     ticks(pick, 8)
     expected = pick.view().expected
     pick.check_reality()
-    belief = pick.here.belief
-    prior = pick.model.rssm.distribution(pick.model.prior(belief)).probs[0].numpy()
+    posterior = pick.here.posterior
+    prior = pick.model.rssm.distribution(pick.model.prior(posterior)).probs[0].numpy()
     np.testing.assert_array_equal(pick.view().expected, prior)
-    assert np.abs(prior - pick.model.probabilities(belief)[0].numpy()).max() > 0.1
+    assert np.abs(prior - pick.model.probabilities(posterior)[0].numpy()).max() > 0.1
     assert not np.array_equal(pick.view().expected, expected)
 
 
@@ -365,11 +398,11 @@ def test_a_change_in_the_past_forgets_what_came_after(pick):
 def test_a_branch_changes_nothing_of_the_real_side(pick):
     pick.choose("sample")
     frames = ticks(pick, 8)
-    belief = pick.here.belief
+    posterior = pick.here.posterior
     pick.go_to(3)
     pick.branch()
     assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 5), frames[3:], strict=True))
-    assert same(pick.here.belief, belief)
+    assert same(pick.here.posterior, posterior)
     pick.go_to(2)  # before the branch, which is forgotten
     pick.tick()
     assert pick.view().branched is None
@@ -457,6 +490,32 @@ def test_what_was_shown_is_saved_and_what_was_played_is_played_again(pick, recor
     assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 11), real[1:], strict=True))
 
 
+def test_a_long_play_is_played_again_from_its_start(pick, recordings, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_STEPS", 5)
+    pick.choose("sample")
+    frames = ticks(pick, 12)
+    name = recording.write(recordings, pick.episode(), 20.0)
+    with np.load(recordings / f"{name}.npz") as saved:
+        assert (int(saved["begin"]), saved["action"].shape, saved["reward"].shape) == (8, (12, 3), (5,))
+    pick.replay(recording.read(recordings / f"{name}.npz"))
+    assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 12), frames, strict=True))
+
+
+def test_a_step_that_fails_leaves_both_sides_where_they_were(pick, monkeypatch):
+    frames = ticks(pick, 6)
+    pick.go_to(3)
+
+    def fail(*given: object, **more: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pick.model, "decode", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            pick.tick()
+    assert (pick.now, pick.last) == (3, 3)
+    assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 3), frames[3:], strict=True))
+
+
 def test_an_episode_end_is_saved_and_played_again(dots, recordings):
     session = dots()
     session.choose("sample")
@@ -482,9 +541,9 @@ def test_what_is_no_recording(dots, recordings):
     np.savez(recordings / "object.npz", seed=0, begin=0, action=np.array([{}], object))
     with pytest.raises(CommandError, match="is no recorded episode"):
         recording.read(recordings / "object.npz")
-    np.savez(recordings / "late.npz", seed=0, begin=3, action=np.zeros((2, 2), np.float32))
-    with pytest.raises(CommandError, match="begins at step 3"):
-        recording.read(recordings / "late.npz")
+    np.savez(recordings / "infinite.npz", seed=np.inf, action=np.zeros((2, 2), np.float32))
+    with pytest.raises(CommandError, match="is no recorded episode"):
+        recording.read(recordings / "infinite.npz")
     np.savez(recordings / "seed.npz", seed=2**40, begin=0, action=np.zeros((2, 2), np.float32))
     with pytest.raises(CommandError, match=r"seed=1099511627776: expected from 0 to 2147483647"):
         recording.read(recordings / "seed.npz")
