@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,11 +20,13 @@ HERE = os.getpid()
 
 
 @pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Statuses with which the process would have ended at once."""
     statuses: list[int] = []
     monkeypatch.setattr(signals.os, "_exit", statuses.append)
-    return statuses
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
+    yield statuses
+    signal.signal(signal.SIGHUP, hangup)
 
 
 def send(signum: int) -> None:

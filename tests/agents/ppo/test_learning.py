@@ -102,7 +102,7 @@ def test_a_trivial_task_is_solved_to_its_known_best_return(distribution: str, op
         minibatches=4,
         epochs=4,
         discount=0.9,
-        learning_rate=3e-3,
+        learning_rate=1e-3,  # with 3e-3 the deviation collapses for some seeds
         clip=0.2,
         entropy_scale=0.0,
         **options,
