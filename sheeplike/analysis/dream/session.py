@@ -427,11 +427,10 @@ class Session:
         """The dreams ``(n,)``, one step on."""
         start, actions, salt = self._held(before), [], before.settings.salt
         for n, driver in enumerate(before.settings.drivers):
-            seed = self._noise(step, 2 + n, salt)
             if driver == "policy":
                 actions.append(self.model.act(start[n : n + 1], sample=False))
             elif driver == "random":
-                actions.append(self._random(seed))
+                actions.append(self._random(self._noise(step, 2 + n, salt)))
             else:
                 actions.append(action)
         chosen = torch.cat(actions)[:, None].to(self.model.device)
