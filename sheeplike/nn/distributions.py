@@ -8,7 +8,6 @@ Shape letters: ``B`` any leading axes, ``S`` groups, ``K`` classes, ``A`` action
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 
@@ -60,7 +59,7 @@ class OneHotCategorical:
 
     def detach(self) -> OneHotCategorical:
         """The same distribution, through which no gradient flows."""
-        other = copy.copy(self)
+        other = object.__new__(OneHotCategorical)
         other.probs, other.log_probs = self.probs.detach(), self.log_probs.detach()
         return other
 

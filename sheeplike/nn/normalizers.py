@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -15,15 +17,17 @@ class PercentileScale(nn.Module):
 
     def __init__(self, low: float = 0.05, high: float = 0.95, rate: float = 0.01, limit: float = 1.0) -> None:
         super().__init__()
-        self.rate, self.limit = rate, limit
-        self.register_buffer("percentiles", torch.tensor([low, high]), persistent=False)
+        self.percentiles, self.rate, self.limit = (low, high), rate, limit
         self.register_buffer("range", torch.zeros(2))
 
     @torch.no_grad()
     def update(self, x: Tensor) -> Tensor:
         """Take in a batch of any shape; return the scale, a 0-dim float32 tensor of at least ``limit``."""
-        # In float32: torch.quantile rejects bfloat16.
-        self.range.lerp_(torch.quantile(x.float().flatten(), self.percentiles), self.rate)
+        # torch.quantile cannot be compiled with torch 2.11.
+        ordered = x.float().flatten().sort().values
+        places = [percentile * (len(ordered) - 1) for percentile in self.percentiles]
+        found = [ordered[math.floor(place)].lerp(ordered[math.ceil(place)], place % 1) for place in places]
+        self.range.lerp_(torch.stack(found), self.rate)
         return (self.range[1] - self.range[0]).clamp_min(self.limit)
 
 

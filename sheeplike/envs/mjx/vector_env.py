@@ -274,8 +274,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Lets go of the worlds and of all that crossed the bridge."""
-        self._state, self._variation = None, NOMINAL
-        self._in_flight.clear()
+        self._state, self._variation, self._in_flight = None, NOMINAL, deque()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All worlds as CPU tensors, by name: a copy, from which stepping goes on exactly as it would have.
