@@ -147,13 +147,15 @@ def evaluate(
         player = agent.player(envs.num_envs)
         obs, info = envs.reset(seed=seed + start)
         step = first_step(obs, envs.num_envs)
-        over = no = torch.zeros_like(step.is_last)
+        over = over_before = no = torch.zeros_like(step.is_last)
         final = info["episode"]
         while True:
             if start == 0 and video_envs:
                 seen = {key.removeprefix("pixels/"): obs[key][:video_envs].clone() for key in obs if "pixels/" in key}
                 for camera, frames in (seen | film()).items():
-                    videos.setdefault(camera, []).append(frames)
+                    before = videos.setdefault(camera, [])
+                    ended = over_before[: len(frames)].view(-1, 1, 1, 1)  # what is over stays as it ended
+                    before.append(torch.where(ended, before[-1], frames) if before else frames)
             if bool(over.all()):
                 break
             action = player.act(obs, step.is_first, sample=sample)
@@ -162,7 +164,7 @@ def evaluate(
             step.is_last = terminated | truncated
             whole = step.is_last & ~info.get("restarted", no)
             final = _select(whole & ~over, info["episode"], final)
-            over = over | whole
+            over_before, over = over, over | whole
         rounds.append(final)
     merged = _concatenate(rounds, episodes)
     frames = {camera: torch.stack(images) for camera, images in videos.items()}

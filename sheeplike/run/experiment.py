@@ -305,12 +305,14 @@ class Experiment:
             **({"randomized": ", ".join(config.randomization)} if config.randomization else {}),
             "device": describe_device(config, self.envs.device),
             **({"sees": self._describe_sight(keys)} if keys else {}),
-            **({"predicts": f"{_describe_observations(predicted, targets)}, unseen"} if targets else {}),
+            **(
+                {"predicts": f"{_describe_observations(predicted, targets)}, not seen by the policy"} if targets else {}
+            ),
             **({"probes": _describe_observations(agent.stored, probes.names)} if probes else {}),
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
-            "time": f"{acting} for acting, at {speed}; learning is timed when it is compiled",
+            "time": f"{acting} for acting, at {speed}; learning comes on top, and is timed once it is compiled",
         }
 
     def _describe_sight(self, keys: ObservationKeys) -> str:

@@ -7,7 +7,7 @@ const NUDGE = 0.25;      // by which Shift and an arrow move a slider
 const LINE = 7000;       // ms that a line stays
 const HUES = ["--real", "--dream", "--other"];
 const TITLES = { real: "Real", dream: "Dream", "dream B": "Dream B" };
-const DRIVERS = ["same", "policy", "random"];
+const DRIVERS = { same: "same actions", policy: "its policy", random: "random actions" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -96,7 +96,7 @@ function fillRecordings(names) {
   document.querySelector('[data-source="recorded"]').disabled = !names.length;
 }
 
-function makeActions({ width, classes, starts }) {
+function makeActions({ width, classes, starts, names }) {
   const discrete = classes.length > 0;
   chosen = 0;
   held.clear();
@@ -104,7 +104,7 @@ function makeActions({ width, classes, starts }) {
   const rows = rest.map((_, n) => {
     const row = make("div", { className: "action" });
     if (rest.length > 1 || !discrete) {
-      row.append(make("button", { textContent: n + 1, title: `Arrow keys move ${n + 1}`, onclick: () => pick(n) }));
+      row.append(make("button", { textContent: names[n] ?? n + 1, title: `Arrow keys move this one (${n + 1})`, onclick: () => pick(n) }));
     } else row.classList.add("alone");
     if (discrete && classes[n] <= 24) {
       const options = make("div", { className: "options" });
@@ -124,6 +124,7 @@ function makeActions({ width, classes, starts }) {
     return row;
   });
   $("actions").replaceChildren(...rows);
+  $("actions").classList.toggle("named", names.length > 0);
   pick(0);
 }
 
@@ -162,7 +163,7 @@ function makeStage(panels) {
     const head = make("div", { className: "head" }, make("span", { className: "name", textContent: TITLES[panel.name] }), make("span", { className: "what" }));
     const element = make("div", { className: "panel" }, head, cameras);
     if (n > 0) {
-      const options = DRIVERS.map((value) => make("option", { value, textContent: value }));
+      const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
       const select = make("select", { title: "Its actions: the same as the real side's, the policy's most likely ones in this dream, or random ones" }, ...options);
       select.onchange = () => {
         ask("drive", { dream: n - 1, driver: select.value });
@@ -192,7 +193,7 @@ function show(now, buffer, at) {
       mark(frame.lastChild, panel.points[key] || []);
       at += height * width * 3;
     });
-    element.querySelector(".what").textContent = n ? `${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB` : `step ${now.step}`;
+    element.querySelector(".what").textContent = n ? `${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB` : `step ${now.step}, seed ${now.seed}`;
     const first = element.querySelector(".frame");
     first.classList.toggle("over", Boolean(panel.end));
     first.dataset.end = panel.end;
@@ -224,7 +225,7 @@ function mark(svg, points) {
   svg.replaceChildren();
   for (const [n, [label, x, y]] of points.entries()) {
     const dot = document.createElementNS(svg.namespaceURI, "circle");
-    for (const [name, value] of Object.entries({ cx: x, cy: y, r: 2 })) dot.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ cx: x, cy: y, r: 1.5 })) dot.setAttribute(name, value);
     const text = document.createElementNS(svg.namespaceURI, "text");
     const left = n % 2 === 0; // so that the names of two things at one place can be read
     text.setAttribute("text-anchor", left ? "end" : "start");
@@ -532,7 +533,7 @@ const KEYS = {
   m: ["M", "you, policy, sampled policy", cycle],
   c: ["C", "reality check: the dream becomes what the real side sees now", () => ask("check")],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
-  s: ["S", "save the episode", () => ask("save")],
+  s: ["S", "save all steps since the last start", () => ask("save")],
   p: ["P", "show or hide where the model believes things to be", () => document.body.classList.toggle("no-points")],
   Escape: ["Esc", "release all forced classes", () => ask("release")],
   "?": ["?", "this list", () => $("help").showModal()],

@@ -32,11 +32,13 @@ from pydantic import Field
 from sheeplike.analysis.dream import recording
 from sheeplike.analysis.dream.recording import MOST_SEED
 from sheeplike.analysis.dream.session import STRIPS, Driver, Session, Source
+from sheeplike.analysis.model import psnr
 from sheeplike.options import CommandError, InvalidOption, Options, build, nearest
 from sheeplike.run.trained import finite
 from sheeplike.terminal import info, one_line
 
 LOCAL = ("127.0.0.1", "localhost")
+PANELS = ("real", "dream", "dream B")
 FILES = {"": "page.html", "page.js": "page.js", "page.css": "page.css"}
 LONGEST_MESSAGE = 2**16  # bytes
 HEARTBEAT = 10.0  # seconds after which a client that does not answer has gone
@@ -256,8 +258,9 @@ class Server:
     async def _save(self) -> str | None:
         if self._saving is not None and not self._saving.done():
             return "an episode is being saved: wait for its line"
-        self._saving = asyncio.create_task(self._write(await self._run(self.session.episode)))
-        return None
+        episode = await self._run(self.session.episode)
+        self._saving = asyncio.create_task(self._write(episode))
+        return f"saving {len(episode['action'])} steps, since the last start"
 
     async def _write(self, episode: Mapping[str, np.ndarray]) -> None:
         """Write an episode beside the play."""
@@ -274,10 +277,17 @@ class Server:
 
     def _hello(self) -> dict[str, Any]:
         session, codec = self.session, self.session.model.codec
+        task = getattr(getattr(session.envs, "simulator", None), "task", None)
         return {
             "kind": "hello",
             "about": self.about,
-            "actions": {"width": codec.width, "classes": codec.classes, "starts": codec.starts, "joint": codec.joint},
+            "actions": {
+                "width": codec.width,
+                "classes": codec.classes,
+                "starts": codec.starts,
+                "joint": codec.joint,
+                "names": getattr(task, "action_names", ()),
+            },
             "groups": session.model.groups,
             "classes": session.model.classes,
             "strips": STRIPS,
@@ -311,41 +321,43 @@ class Server:
             await page.ws.send_bytes(picture)
 
     def _picture(self, page: _Page) -> bytes:
-        session, view = self.session, self.session.view()
+        session, here = self.session, self.session.here
         version, upto = page.strip
-        start = upto if version == session.version else view.first
-        frames = [frame for panel in view.panels for frame in panel.frames.values()]
+        start = upto if version == session.version else session.first
+        sides = zip(PANELS, here.pictures, here.points, (None, *here.settings.drivers), session.ends, strict=False)
+        real, dream = session.classes
         header = {
             "picture": page.sent,
-            "step": view.step,
-            "last": view.last,
-            "first": view.first,
+            "step": session.now,
+            "last": session.last,
+            "first": session.first,
             "paused": self.paused,
             "rate": self.rate,
             "seed": session.seed,
-            "mark": view.branched,
+            "mark": here.settings.branched,
             "source": session.source,
             "action": session.action,
-            "psnr": view.psnr,
+            "psnr": [psnr(error) for error in here.numbers["error"]],
             "panels": [
                 {
-                    "name": panel.name,
-                    "driver": panel.driver,
-                    "end": panel.end,
-                    "cameras": {key: frame.shape[:2] for key, frame in panel.frames.items()},
-                    "points": panel.points,
+                    "name": name,
+                    "driver": driver,
+                    "end": end,
+                    "cameras": {key: frame.shape[:2] for key, frame in frames.items()},
+                    "points": points,
                 }
-                for panel in view.panels
+                for name, frames, points, driver, end in sides
             ],
             "strip": {"start": start, **session.strip(start)},
-            "forced": sorted(view.forced.items()),
-            "expected": (view.expected * 255).round().astype(int).ravel().tolist(),
-            "drawn": view.drawn.tolist(),
-            "believed": view.believed.tolist(),
+            "forced": sorted(here.settings.forced.items()),
+            "expected": (session.expected * 255).round().astype(int).ravel().tolist(),
+            "drawn": dream.tolist(),
+            "believed": real.tolist(),
         }
-        page.strip = session.version, view.last + 1
+        page.strip = session.version, session.last + 1
         text = json.dumps(finite(header), allow_nan=False).encode()
-        return b"".join([len(text).to_bytes(4, "little"), text, *(frame.tobytes() for frame in frames)])
+        pixels = (frame.tobytes() for frames in here.pictures for frame in frames.values())
+        return b"".join([len(text).to_bytes(4, "little"), text, *pixels])
 
     # --- the play ---------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.analysis.dream.recording import MOST_SEED, Recording
-from sheeplike.analysis.model import Expected, States, TrainedModel, psnr
+from sheeplike.analysis.model import Expected, States, TrainedModel
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
@@ -41,7 +41,6 @@ its frame from the top left corner."""
 MOST_STEPS = 4000  # moments kept; the oldest go first
 MOST_BYTES = 2**30  # of them
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
-DREAMS = ("dream", "dream B")
 
 
 @dataclass(frozen=True)
@@ -102,52 +101,6 @@ STRIPS = {
 }
 """Numbers of a moment: of the real side, of each dream; ``surprise`` has the first alone, ``error`` lacks it."""
 RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "value", "continue", "error")}
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One side as it is shown.
-
-    Attributes:
-        frames: camera to uint8 ``(H, W, 3)``.
-        points: camera to labelled points over its frame.
-        driver: of a dream, who chooses its actions.
-        end: what to say of the end of an episode, or nothing.
-    """
-
-    name: str
-    frames: dict[str, np.ndarray]
-    points: Mapping[str, Sequence[Point]]
-    driver: Driver | None
-    end: str
-
-
-@dataclass(frozen=True)
-class View:
-    """What there is to see now.
-
-    Attributes:
-        step, last: the moment shown, and the newest.
-        first: the oldest that is kept.
-        panels: the real side, then the dreams.
-        branched: the step at which the second dream began, if there is one.
-        psnr: of each dream's pictures to the real ones, dB.
-        expected: ``(S, K)``, probabilities of the first dream's classes, before one was drawn.
-        drawn: ``(S,)``, those that were drawn, or are forced.
-        forced: group to class, of those that are.
-        believed: ``(S,)``, those of the real side.
-    """
-
-    step: int
-    last: int
-    first: int
-    branched: int | None
-    panels: list[Panel]
-    psnr: list[float]
-    expected: np.ndarray
-    drawn: np.ndarray
-    forced: Mapping[int, int]
-    believed: np.ndarray
 
 
 class Session:
@@ -344,24 +297,26 @@ class Session:
         begins = [self.last + 1 - len(moments) + n for n, moment in enumerate(moments) if moment.is_first]
         return {"numbers": [moment.numbers for moment in moments], "begins": begins}
 
-    def view(self) -> View:
-        """What there is to see at the present moment."""
-        here, model = self.here, self.model
-        ends = ["the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""]
-        ends += ["expects the end" if goes_on < 0.5 else "" for goes_on in here.numbers["continue"][1:]]
-        sides = zip(("real", *DREAMS), here.pictures, here.points, (None, *here.settings.drivers), ends, strict=False)
-        return View(
-            self.now,
-            self.last,
-            self.first,
-            here.settings.branched,
-            [Panel(*side) for side in sides],
-            [psnr(error) for error in here.numbers["error"]],
-            model.probabilities(replace(here.dreams, logits=model.prior(here.dreams)))[0].cpu().numpy(),
-            self._held(here).stoch[0].argmax(-1).cpu().numpy(),
-            here.settings.forced,
-            here.posterior.stoch[0].argmax(-1).cpu().numpy(),
+    @property
+    def ends(self) -> list[str]:
+        """What to say of an episode's end, of the real side and of each dream; empty where it goes on."""
+        here = self.here
+        real = "the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""
+        return [real, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
+
+    @property
+    def expected(self) -> np.ndarray:
+        """``(S, K)``, probabilities of the first dream's classes, before one was drawn."""
+        dreams = replace(self.here.dreams, logits=self.model.prior(self.here.dreams))
+        return self.model.probabilities(dreams)[0].cpu().numpy()
+
+    @property
+    def classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """``(S,)`` twice: those of the real side, and of the first dream, drawn or forced."""
+        real, dream = (
+            states.stoch[0].argmax(-1).cpu().numpy() for states in (self.here.posterior, self._held(self.here))
         )
+        return real, dream
 
     def episode(self) -> dict[str, np.ndarray]:
         """All that was played, as :mod:`~sheeplike.analysis.dream.recording` writes it."""

@@ -76,7 +76,8 @@ class Task(World, Protocol):
     It may also say how it is rendered if nothing else is asked for: ``default_cameras``, names of cameras in place of
     all; ``textures``, True to draw those of the scene's materials; and ``film_camera``, one that is rendered for films
     alone, larger and with shadows. ``positions`` names places in the world, in metres, by where in
-    ``privileged_state`` they are: ``{"box": slice(7, 10)}``; ``dream`` draws where the model believes them to be.
+    ``privileged_state`` they are: ``{"box": slice(7, 10)}``; ``dream`` draws where the model believes them to be, and
+    labels its sliders with ``action_names``, one for each entry of the action.
     """
 
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:

@@ -207,9 +207,9 @@ def test_pictures(served):
         (camera,) = picture["panels"][0]["cameras"]
         assert picture["panels"][0]["cameras"][camera] == [48, 48]
         assert len(picture.pixels) == 2 * 48 * 48 * 3
-        view = server.session.view()
-        assert picture.pixels == b"".join(panel.frames[camera].tobytes() for panel in view.panels)
-        assert picture["drawn"] == view.drawn.tolist()
+        session = server.session
+        assert picture.pixels == b"".join(frames[camera].tobytes() for frames in session.here.pictures)
+        assert [picture["believed"], picture["drawn"]] == [classes.tolist() for classes in session.classes]
 
     served(play)
 
@@ -285,8 +285,8 @@ def test_what_one_can_do(served):
         await page.do("check")
         picture = await page.picture(lambda picture: picture["drawn"] == picture["believed"])
         await page.do("save")
-        line = await page.line()
-        assert line.startswith("saved: ")
+        assert (await page.line()).startswith("saving ")
+        assert (await page.line()).startswith("saved: ")
         (file,) = server.place.glob("*.npz")
         await page.do("choose", source="recorded", name=file.stem)
         await page.picture(lambda picture: picture["source"] == "recorded" and picture["step"] == 0)
@@ -354,11 +354,11 @@ def test_a_picture_that_fails_pauses_the_play_and_the_next_one_comes(served, mon
         page = await come(client, server)
         await page.picture()
 
-        def fail() -> None:
+        def fail(*given: object) -> None:
             raise RuntimeError("out of colours")
 
         with monkeypatch.context() as patch:
-            patch.setattr(server.session, "view", fail)
+            patch.setattr(server.session, "strip", fail)
             assert await page.line() == "RuntimeError: out of colours"
             assert server.paused
         await page.do("pause", on=False)

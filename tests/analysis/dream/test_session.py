@@ -25,13 +25,13 @@ def ticks(session: Session, count: int) -> list[np.ndarray]:
     frames = []
     for _ in range(count):
         session.tick()
-        frames.append(session.view().panels[0].frames["pixels/front"])
+        frames.append(session.here.pictures[0]["pixels/front"])
     return frames
 
 
 def dreamt(session: Session, n: int = 1) -> np.ndarray:
     """The first camera of a dream as it is shown."""
-    return next(iter(session.view().panels[n].frames.values()))
+    return next(iter(session.here.pictures[n].values()))
 
 
 def same(one: States, other: States) -> bool:
@@ -42,14 +42,12 @@ def same(one: States, other: States) -> bool:
 
 
 def test_a_play_begins_with_what_is_seen(pick):
-    view = pick.view()
-    assert (view.step, view.first, view.last) == (0, 0, 0)
-    assert [panel.name for panel in view.panels] == ["real", "dream"]
-    assert all(panel.frames["pixels/front"].shape == (48, 48, 3) for panel in view.panels)
+    assert (pick.now, pick.first, pick.last) == (0, 0, 0)
+    assert [frames["pixels/front"].shape for frames in pick.here.pictures] == 2 * [(48, 48, 3)]
     assert same(pick.here.dreams, pick.here.posterior)
-    assert np.array_equal(view.drawn, view.believed)
-    assert view.expected.shape == (pick.model.groups, pick.model.classes)
-    np.testing.assert_allclose(view.expected.sum(-1), 1, atol=1e-5)
+    assert np.array_equal(*pick.classes)
+    assert pick.expected.shape == (pick.model.groups, pick.model.classes)
+    np.testing.assert_allclose(pick.expected.sum(-1), 1, atol=1e-5)
 
 
 def test_both_sides_follow_the_same_action(pick):
@@ -57,9 +55,9 @@ def test_both_sides_follow_the_same_action(pick):
     assert pick.moments[5].action.abs().sum() > 0
     # The demo knows its world: twenty steps of dream look like the simulator, and not like a frame of the start.
     first = pick.moments[0].seen["pixels/front"][0].numpy()
-    dream, real = dreamt(pick).astype(float), pick.view().panels[0].frames["pixels/front"]
+    dream, real = dreamt(pick).astype(float), pick.here.pictures[0]["pixels/front"]
     assert np.square(dream - real).mean() < 0.5 * np.square(dream - first).mean()
-    assert pick.view().psnr[0] > 18
+    assert psnr(pick.here.numbers["error"][0]) > 18
     # Its dream is not what it believes: that has seen the frames.
     assert not same(pick.here.dreams, pick.here.posterior)
 
@@ -76,7 +74,7 @@ def test_the_numbers_of_a_step(pick):
     }
     assert numbers["reward"][0] == pick.here.reward
     assert 0 <= numbers["continue"][1] <= 1
-    real, dream = (panel.frames["pixels/front"] / 255 for panel in pick.view().panels)
+    real, dream = (frames["pixels/front"] / 255 for frames in pick.here.pictures)
     assert numbers["error"][0] == pytest.approx(np.square(real - dream).mean(), rel=1e-4)
     expected = pick.model.decode(pick.here.posterior)
     assert numbers["value"][0] == pytest.approx(float(expected.value), rel=1e-4)
@@ -110,8 +108,7 @@ def test_the_next_episode_begins_on_both_sides(dots):
     for _ in range(30):
         session.tick()
         ends.append(session.here.is_last)
-        panel = session.view().panels[0]
-        assert panel.end == ("the episode has ended" if session.here.is_last else "")
+        assert session.ends[0] == ("the episode has ended" if session.here.is_last else "")
     assert [n for n, end in enumerate(ends) if end] == [11, 24]  # a step between them shows the first frame
     begun = session.moments[13]
     assert begun.is_first
@@ -215,7 +212,7 @@ def test_every_kind_of_action(dots, kind, action, neutral):
     session.tick()
     session.drive(0, "policy")
     session.tick()
-    assert session.view().panels[1].driver == "policy"
+    assert session.here.settings.drivers == ("policy",)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +247,8 @@ def test_back_to_a_step_on_both_sides(pick):
     frames = ticks(pick, 8)
     states = [moment.posterior for moment in pick.moments]
     assert pick.go_to(4) is None
-    view = pick.view()
-    assert (view.step, view.last) == (4, 8)
-    assert np.array_equal(view.panels[0].frames["pixels/front"], frames[3])
+    assert (pick.now, pick.last) == (4, 8)
+    assert np.array_equal(pick.here.pictures[0]["pixels/front"], frames[3])
     version = pick.version
     again = ticks(pick, 4)  # the policy and the noise are the same
     assert pick.version > version
@@ -271,7 +267,7 @@ def test_looking_back_changes_nothing(pick):
     shown, action = dreamt(pick), pick.action
     for step in (0, 3, 5):
         pick.go_to(step)
-        pick.view()
+        assert pick.expected.shape == (pick.model.groups, pick.model.classes)
     pick.go_to(6)
     assert np.array_equal(dreamt(pick), shown)
     assert pick.action == action
@@ -299,19 +295,19 @@ def test_where_the_world_cannot_be_saved_the_dream_goes_back_alone(dots):
 def test_a_branch_shows_two_futures(pick):
     ticks(pick, 5)
     pick.branch()
-    assert [panel.name for panel in pick.view().panels] == ["real", "dream", "dream B"]
+    assert len(pick.here.pictures) == 3
     assert np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
-    assert pick.view().branched == 5
+    assert pick.here.settings.branched == 5
     ticks(pick, 5)
     assert not same(pick.here.dreams[:1], pick.here.dreams[1:])  # by their noise alone
     pick.drive(1, "random")
     ticks(pick, 10)
     assert not np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
     assert len(pick.here.numbers["value"]) == 3
-    assert len(pick.view().psnr) == 2
+    assert len(pick.here.numbers["error"]) == 2
     pick.branch()
-    assert len(pick.view().panels) == 2
-    assert pick.view().branched is None
+    assert len(pick.here.pictures) == 2
+    assert pick.here.settings.branched is None
     with pytest.raises(InvalidOption, match="dream=1: expected at most 0"):
         pick.drive(1, "policy")
 
@@ -335,7 +331,7 @@ def test_a_reality_check(pick):
     pick.check_reality()
     assert same(pick.here.dreams, pick.here.posterior)
     assert pick.here.numbers["error"][0] != before
-    assert np.array_equal(pick.view().drawn, pick.view().believed)
+    assert np.array_equal(*pick.classes)
 
 
 # The latent
@@ -343,20 +339,20 @@ def test_a_reality_check(pick):
 
 def test_a_forced_class_changes_the_picture_and_is_released(pick):
     ticks(pick, 5)
-    before, drawn = dreamt(pick), pick.view().drawn
+    before, drawn = dreamt(pick), pick.classes[1]
     for group in range(8):
         pick.force(group, (int(drawn[group]) + 1) % pick.model.classes)
     assert not np.array_equal(dreamt(pick), before)
-    assert pick.view().forced == {group: (drawn[group] + 1) % pick.model.classes for group in range(8)}
+    assert pick.here.settings.forced == {group: (drawn[group] + 1) % pick.model.classes for group in range(8)}
     ticks(pick, 3)
-    assert all(pick.view().drawn[group] == one for group, one in pick.view().forced.items())
+    assert all(pick.classes[1][group] == one for group, one in pick.here.settings.forced.items())
     pick.go_to(4)  # where nothing was forced yet
-    assert pick.view().forced == {}
+    assert pick.here.settings.forced == {}
     pick.go_to(5)
-    assert len(pick.view().forced) == 8
+    assert len(pick.here.settings.forced) == 8
     for group in range(8):
         pick.force(group, None)
-    assert pick.view().forced == {}
+    assert pick.here.settings.forced == {}
     assert np.array_equal(dreamt(pick), before)
 
 
@@ -374,13 +370,13 @@ def test_what_is_forced_holds_in_the_first_dream_alone(pick):
 def test_what_the_model_expected_is_not_what_it_saw(pick):
     """The shade is the prior, at the start and after a reality check too."""
     ticks(pick, 8)
-    expected = pick.view().expected
+    expected = pick.expected
     pick.check_reality()
     posterior = pick.here.posterior
     prior = pick.model.rssm.distribution(pick.model.prior(posterior)).probs[0].numpy()
-    np.testing.assert_array_equal(pick.view().expected, prior)
+    np.testing.assert_array_equal(pick.expected, prior)
     assert np.abs(prior - pick.model.probabilities(posterior)[0].numpy()).max() > 0.1
-    assert not np.array_equal(pick.view().expected, expected)
+    assert not np.array_equal(pick.expected, expected)
 
 
 def test_a_change_in_the_past_forgets_what_came_after(pick):
@@ -405,7 +401,7 @@ def test_a_branch_changes_nothing_of_the_real_side(pick):
     assert same(pick.here.posterior, posterior)
     pick.go_to(2)  # before the branch, which is forgotten
     pick.tick()
-    assert pick.view().branched is None
+    assert pick.here.settings.branched is None
 
 
 @pytest.mark.parametrize(
@@ -425,7 +421,7 @@ def test_points_over_the_frames(demo):
 
     session = Session(*demo, points=points)
     session.branch()
-    found = [panel.points["pixels/front"] for panel in session.view().panels]
+    found = [points["pixels/front"] for points in session.here.points]
     assert found == [[("box", 24.0, float(n))] for n in range(3)]
 
 
@@ -466,7 +462,7 @@ def test_a_recorded_episode_is_played_again(pick, recordings):
 def test_what_was_shown_is_saved_and_what_was_played_is_played_again(pick, recordings):
     """After a forced class, a step back, a branch and a reality check."""
     ticks(pick, 6)
-    pick.force(0, (int(pick.view().drawn[0]) + 1) % pick.model.classes)
+    pick.force(0, (int(pick.classes[1][0]) + 1) % pick.model.classes)
     forced = dreamt(pick)
     ticks(pick, 4)
     pick.go_to(8)

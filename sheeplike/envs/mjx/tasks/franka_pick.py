@@ -85,6 +85,7 @@ class FrankaPick:
     default_cameras = ("front", "wrist")
     film_camera = "scene"
     positions: ClassVar[dict[str, slice]] = {"tip": slice(0, 3), "box": slice(7, 10)}
+    action_names: ClassVar[tuple[str, ...]] = ("sideways", "up", "gripper")
     # A grasp on the floor makes 12 contacts; each takes four rows beside the fingers' equality and the joint limits.
     contacts_per_world = 24
     constraints_per_world = 96
