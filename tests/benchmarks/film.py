@@ -1,7 +1,7 @@
 """Film a dream: ``python tests/benchmarks/film.py <export, or demo:…> <file>.gif [seeds …]``.
 
 Whole episodes of DreamerV3, one after another and side by side: the task's film camera, if it has one, what the policy
-sees, and what the world model makes of the first picture and the actions alone.
+sees, what the world model makes of the first picture and the actions alone, and the error of that.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.run import exported
 
 HEIGHT, GAP, TITLE = 192, 8, 24
-TITLES = ("simulation", "what the agent sees", "its dream of that")
+TITLES = ("simulation", "what the agent sees", "its dream of that", "error")
 
 
 @torch.no_grad()
 def episode(agent: DreamerV3, worlds: envs.contract.VectorEnv, seed: int) -> list[np.ndarray]:
-    """Three films ``(T, H, W, 3)`` uint8 of the episode that begins with ``seed``."""
+    """Films ``(T, H, W, 3)`` uint8 of the episode that begins with ``seed``, as :data:`TITLES` names them."""
     player = agent.player(1)
     camera = agent.keys.images[0]
     observation, _ = worlds.reset(seed=seed)
@@ -49,7 +49,8 @@ def episode(agent: DreamerV3, worlds: envs.contract.VectorEnv, seed: int) -> lis
         latents.append(world.rssm.imagine(latents[-1], action))
     dream = world.decoder(Latent(*(torch.cat(part) for part in zip(*latents, strict=True))))[camera]
     dream = (dream * 255).clamp(0, 255).to(torch.uint8)
-    return [torch.cat(film).numpy() for film in (scene, seen, [dream]) if film]
+    error = (dream.int() - torch.cat(seen).int() + 255) // 2  # grey where they agree
+    return [torch.cat(film).numpy() for film in (scene, seen, [dream], [error.to(torch.uint8)]) if film]
 
 
 def panel(images: list[np.ndarray], font: ImageFont.FreeTypeFont) -> Image.Image:

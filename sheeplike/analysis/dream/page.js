@@ -7,7 +7,7 @@ const NUDGE = 0.25;      // by which Shift and an arrow move a slider
 const LINE = 7000;       // ms that a line stays
 const HUES = ["--real", "--dream", "--other"];
 const TITLES = { real: "Real", dream: "Dream", "dream B": "Dream B" };
-const DRIVERS = { same: "same actions", policy: "its policy", random: "random actions" };
+const DRIVERS = { same: "acts: same", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
