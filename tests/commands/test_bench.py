@@ -122,6 +122,7 @@ def measure(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
     return {name: table["rows"] for name, table in data["tables"].items()} | {"data": data}
 
 
+@pytest.mark.slow
 def test_the_physics_that_were_asked_for(tmp_path, capsys, monkeypatch):
     made, init = [], Simulator.__init__
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -41,6 +42,7 @@ def psnr(mean_squared_error: float) -> float:
     return -10 * np.log10(mean_squared_error)
 
 
+@pytest.mark.slow
 def test_a_world_model_overfits_one_batch_to_near_zero_reconstruction_error() -> None:
     torch.manual_seed(0)
     batch = moving_squares()

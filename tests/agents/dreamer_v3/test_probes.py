@@ -89,6 +89,7 @@ def test_no_gradient_reaches_the_latents(make: Make) -> None:
     assert features.grad is None
 
 
+@pytest.mark.slow
 def test_probes_read_what_is_there_and_no_noise(make: Make) -> None:
     agent = make(probes=("privileged_state", "noise"), learning_rate=3e-3, replay_size=3 * 200, batch_size=16)
     collect(agent, 180)

@@ -112,6 +112,7 @@ def test_what_a_target_is_changes_nothing_that_the_encoder_says() -> None:
     assert torch.equal(before.features, after.features)
 
 
+@pytest.mark.slow
 def test_the_latent_state_learns_what_can_be_known_and_not_what_cannot() -> None:
     """Of the state half is the target; of noise of its own nothing is to be known, but by heart."""
     learnt = {}

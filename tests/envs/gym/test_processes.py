@@ -249,6 +249,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_run_however_it_ends(tmp_path: Path) -> None:
     """Even where an environment hangs and would never read that there is nobody left."""
     (tmp_path / "hangs.py").write_text(HANGS)

@@ -152,6 +152,7 @@ def test_what_lines_can_reach_together(lines, message):
         bind(**lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["discrete", "implicitfast", "Euler"])
 def test_tendons_pull_where_the_scene_has_none_that_do(integrator):
     xml = f"""<mujoco><option integrator="{integrator}" gravity="0 0 0"/><worldbody><body><joint name="j" type="slide"/>
