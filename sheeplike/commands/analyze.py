@@ -66,7 +66,7 @@ def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: Analyze
     """
     import torch
 
-    from sheeplike.analysis.dissect import PROBED, dissect
+    from sheeplike.analysis.dissect import PRIVILEGED_STATE, dissect
     from sheeplike.analysis.episodes import check_memory, play
     from sheeplike.analysis.model import TrainedModel
     from sheeplike.analysis.report import summarize, write
@@ -75,7 +75,7 @@ def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: Analyze
     step, agent, made = rebuild(run_dir, path, config, asked)
     model = TrainedModel(agent)
     there = made.single_observation_space.spaces
-    keys = [key for key in there if key in {*agent.predicted.spaces, PROBED}]
+    keys = [key for key in there if key in {*agent.predicted.spaces, PRIVILEGED_STATE}]
     check_memory(made, keys, asked.episodes, state=model.deter + 2 * model.groups * model.classes)
     played, too_large = {}, (MemoryError, torch.OutOfMemoryError)
     for act in ("policy", "random"):
