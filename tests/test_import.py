@@ -1,10 +1,15 @@
 """Importing the package is light, and keeps XLA from reserving the GPU before jax is ever imported."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 SETTINGS = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -81,3 +86,16 @@ def test_nothing_optional_is_needed_before_it_is_chosen(site):
 
 def test_nor_by_what_trains():
     assert run(f"{BLOCKED}\nimport sheeplike.run.experiment; print('trained')").endswith("trained")
+
+
+def test_what_functions_import_is_there() -> None:
+    """Commands import late, so that help is fast: a name that has gone would be noticed by users first."""
+    for file in sorted((ROOT / "sheeplike").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sheeplike"):
+                tree = ROOT / node.module.replace(".", "/")
+                source = tree / "__init__.py" if tree.is_dir() else tree.with_suffix(".py")
+                text = source.read_text(encoding="utf-8")
+                for name in (alias.name for alias in node.names):
+                    is_module = (tree / f"{name}.py").exists() or (tree / name).is_dir()
+                    assert is_module or re.search(rf"\b{name}\b", text), f"{file.name}: {node.module} has no {name}"
