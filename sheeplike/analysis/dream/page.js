@@ -470,9 +470,9 @@ function drag(event) {
   };
 }
 
-/** An arrow: the chosen dimension across, the next one up and down; of a choice, the one before or after. */
 const pressed = new Map(); // arrow to [dimension, sign]
 
+/** An arrow: the chosen dimension across, the next one up and down; of a choice, the one before or after. */
 function arrow(key, down, shift) {
   const { classes, starts } = play.hello.actions;
   const sign = key === "ArrowRight" || key === "ArrowUp" ? 1 : -1;
@@ -495,9 +495,10 @@ function arrow(key, down, shift) {
   }
   const dimension = sideways ? chosen : chosen + 1;
   if (dimension >= rest.length) return;
-  if (shift) takeOver();
-  if (shift) settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
-  else {
+  if (shift) {
+    takeOver();
+    settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
+  } else {
     pressed.set(key, [dimension, sign]);
     hold(dimension, sign);
   }

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from sheeplike.analysis.dream.server import TAKEN, Server, bind
-from sheeplike.analysis.dream.session import Session
+from sheeplike.analysis.dream.session import Moment, Session
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -179,6 +179,61 @@ def test_actions_that_are_choices(dots, recordings, visit):
             page.locator("#actions .options button").first.click()
             until(page, f"play.now.step === {step + 1}")
             page.close()
+
+
+def test_whoever_takes_over_begins_with_no_action(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        for total in (0.25, 0.5, 0.75):
+            page.keyboard.press("Shift+ArrowRight")
+            until(page, f"play.now.source === 'keys' && play.now.action[0] === {total}")
+        page.keyboard.press("m")
+        until(page, "play.now.source === 'policy'")
+        page.keyboard.press("Shift+ArrowRight")
+        until(page, "play.now.source === 'keys' && play.now.action[0] === 0.25")
+        page.close()
+    with serving(dots("discrete"), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        page.keyboard.press("2")
+        until(page, "play.now.source === 'keys' && play.now.action === 2")
+        page.keyboard.press("m")
+        until(page, "play.now.source === 'policy'")
+        page.keyboard.press("ArrowUp")
+        until(page, "play.now.source === 'keys' && play.now.action === 1")
+
+
+def test_a_drag_ends_although_a_branch_has_replaced_the_pictures(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        box = page.locator(".frame").first.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 90, y)
+        until(page, "play.now.source === 'keys' && play.now.action[0] === 1")
+        page.keyboard.press("b")
+        until(page, "document.querySelectorAll('.panel').length === 3")
+        page.mouse.up()
+        until(page, "play.now.action[0] === 0")
+
+
+def test_a_number_that_is_none_does_not_freeze_the_page(dots, recordings, visit, monkeypatch):
+    session = dots()
+    with serving(session, recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        decode = session._decode
+
+        def spoil(moment: Moment) -> Moment:
+            decode(moment).numbers["error"] = [float("nan")]
+            return moment
+
+        monkeypatch.setattr(session, "_decode", spoil)
+        until(page, "play.now.psnr[0] === null")
+        drawn(page, 5)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
