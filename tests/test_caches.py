@@ -193,6 +193,7 @@ def test_cached_code_calls_the_kernels_of_its_own_process(tmp_path: Path) -> Non
     assert aside != above
 
 
+@pytest.mark.slow
 def test_nothing_that_is_compiled_lies_where_names_can_be_guessed(tmp_path: Path) -> None:
     """torch keeps precompiled headers in ``/tmp/torchinductor_<user>``, which somebody else could make first."""
     code = """

@@ -173,6 +173,7 @@ def test_every_chart_of_the_dashboard_has_a_curve(dry_run: Path) -> None:
     assert events.PluginTagToContent("hparams").keys() >= {"_hparams_/session_start_info"}
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_where_it_stopped(dry_run: Path) -> None:
     before = rows(dry_run)
     stopped = max(row["step"] for row in before)

@@ -81,6 +81,7 @@ gymnasium.register("Leaves-v0", Leaves, max_episode_steps=9)
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_environment_leaves_threads_behind_ends(workplace: Path) -> None:
     Path("leaves.py").write_text(ENVIRONMENT)
     job = ["exp=ppo", "env=gym", "env.id=leaves:Leaves-v0", "profile=cpu", "compile=off", "env.num_envs=2"]

@@ -19,7 +19,7 @@ from sheeplike import checkpoint
 STEPS = 96
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 JOBS = {
-    "dreamer_v3": ["agent.replay_ratio=1"],  # four updates in every iteration
+    "dreamer_v3": ["agent.replay_ratio=0.5"],  # two updates in every iteration
     "ppo": [
         "agent.rollout_length=8",
         "agent.frame_stack=2",
@@ -156,33 +156,23 @@ def steps_in(stored: checkpoint.Stored | None) -> dict[str, torch.Tensor]:
     return held
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run, Run]]:
-    """For each agent: one that ran through, one stopped in the middle of a burst, and that one when it had gone on."""
-    place = tmp_path_factory.mktemp("runs")
-    bursts = {"dreamer_v3": ("DreamerV3", 18), "ppo": ("PPO", 6)}
-    straight = {agent: begin(agent, place / f"{agent}_straight") for agent in bursts}
-    stopped, before = {}, {}
-    for agent, (name, stop_at) in bursts.items():
-        code = STOP_IN_A_BURST.format(module=agent, agent=name, stop_at=stop_at)
-        stopped[agent] = begin(agent, place / f"{agent}_stopped", code=code)
-    for agent, process in stopped.items():
-        before[agent] = process.end()._replace(directory=place / f"{agent}_before")
-        shutil.copytree(process.directory, before[agent].directory)
-        stopped[agent] = Process(process.directory, f"resume={process.directory}")
-    return {agent: (straight[agent].end(), before[agent], stopped[agent].end()) for agent in bursts}
-
-
-@pytest.mark.parametrize("agent", JOBS)
+@pytest.mark.parametrize(
+    ("agent", "name", "stop_at"),
+    [("dreamer_v3", "DreamerV3", 9), pytest.param("ppo", "PPO", 6, marks=pytest.mark.slow)],
+    ids=JOBS,
+)
 def test_stopped_by_a_signal_in_the_middle_of_a_burst_and_resumed(
-    agent: str, runs: dict[str, tuple[Run, Run, Run]]
+    agent: str, name: str, stop_at: int, tmp_path: Path
 ) -> None:
-    straight, stopped, resumed = runs[agent]
-    assert (straight.status, resumed.status) == (0, 0), straight.output + resumed.output
+    code = STOP_IN_A_BURST.format(module=agent, agent=name, stop_at=stop_at)
+    running, stopping = begin(agent, tmp_path / "straight"), begin(agent, tmp_path / "stopped", code=code)
+    stopped = stopping.end()
     assert stopped.status == 75, stopped.output
+    last = stopped.steps()[-1]
+    resumed, straight = Process(stopped.directory, f"resume={stopped.directory}").end(), running.end()
+    assert (straight.status, resumed.status) == (0, 0), straight.output + resumed.output
     assert "SIGTERM" in stopped.output
     assert f"resume={resumed.directory}" in stopped.output
-    last = stopped.steps()[-1]
     assert last < STEPS
     assert last % 32 != 0, "saved because of the signal"
     assert_same_run(straight, resumed)

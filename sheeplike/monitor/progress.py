@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TextIO
@@ -20,6 +21,7 @@ _SHOWN = {
     "time/env_sps": "{:,.0f} env steps/s",
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
+RECENT_EPISODES = 20  # return and success are means over so many at least
 
 
 def banner(title: str, entries: Mapping[str, object]) -> None:
@@ -63,7 +65,9 @@ class Progress:
         self._speed: float | None = None  # policy steps per second
         self._stage = ("", self._begun)
         self._written: float | None = None  # time of the last line
+        self._expected: float | None = None
         self._metrics: dict[str, float] = {}
+        self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # how many ended, and their means
 
     def update(self, step: int) -> None:
         """Show ``step`` policy steps and the newest metrics, unless a line has just been written."""
@@ -80,8 +84,25 @@ class Progress:
             _show(line + "\n", self._file)
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Have newer metrics in the next lines, of which return, success and speeds are shown."""
-        self._metrics |= {name: value for name, value in metrics.items() if name in _SHOWN}
+        """Have newer metrics in the next lines, of which return, success and speeds are shown.
+
+        Return and success are those of the last 20 episodes or more, where ``rollout/episodes`` says how many ended.
+        """
+        shown = {name: value for name, value in metrics.items() if name in _SHOWN}
+        if ended := metrics.get("rollout/episodes"):
+            means = {name: value for name, value in shown.items() if name.startswith("rollout/")}
+            self._episodes.append((ended, means))
+            while sum(count for count, _ in self._episodes) - self._episodes[0][0] >= RECENT_EPISODES:
+                self._episodes.popleft()
+            for name in means:
+                known = [(count, before[name]) for count, before in self._episodes if name in before]
+                shown[name] = sum(count * mean for count, mean in known) / sum(count for count, _ in known)
+        self._metrics |= shown
+
+    def expect(self, speed: float) -> None:
+        """Begin the estimate, in the next stage too, with ``speed`` policy steps/s; what is measured then replaces it."""
+        self._expected = self._speed = speed
+        self._measured = (self._clock(), self._seen)
 
     def stage(self, name: str) -> None:
         """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
@@ -89,7 +110,7 @@ class Progress:
         Another stage has another speed: the estimate begins anew, and there is none before the run learns.
         """
         now = self._clock()
-        self._stage, self._speed, self._measured = (name, now), None, (now, self._seen)
+        self._stage, self._speed, self._measured = (name, now), self._expected, (now, self._seen)
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""

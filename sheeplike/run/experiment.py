@@ -395,6 +395,8 @@ class Experiment:
         iterations = (self.config.total_steps - state.policy_steps) / self.envs.num_envs
         left = iterations * self._step_seconds + (self._updates_left() or 0) * update_seconds
         self.progress.update(state.policy_steps)
+        if left:
+            self.progress.expect((self.config.total_steps - state.policy_steps) / left)
         pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
         self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
 

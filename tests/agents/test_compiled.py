@@ -139,7 +139,10 @@ def test_what_is_rare_compiles_nothing(dreamers: list[DreamerV3], kind: dict[str
 
 @pytest.fixture(
     scope="module",
-    params=[spaces.Box(-1, 1, (2,), np.float32), pytest.param(spaces.MultiDiscrete([2, 3]), marks=pytest.mark.slow)],
+    params=[
+        pytest.param(space, marks=pytest.mark.slow)
+        for space in (spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 3]))
+    ],
     ids=["box", "several"],
 )
 def ppos(request: pytest.FixtureRequest, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> list[PPO]:

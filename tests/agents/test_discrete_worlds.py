@@ -132,7 +132,9 @@ def make_ppo(worlds: Locks) -> PPO:
 @pytest.mark.parametrize(
     "actions", [ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)], ids=["one choice", "several choices"]
 )
-@pytest.mark.parametrize("make", [make_dreamer, make_ppo], ids=["dreamer_v3", "ppo"])
+@pytest.mark.parametrize(
+    "make", [pytest.param(make_dreamer, marks=pytest.mark.slow), make_ppo], ids=["dreamer_v3", "ppo"]
+)
 def test_the_best_choice_is_learnt(
     make: Callable[[Locks], Agent], actions: gymnasium.spaces.Space, all_finite: Callable[..., bool]
 ) -> None:

@@ -45,19 +45,10 @@ def continued(saved, outputs):
     torch.save(play(env, parts["actions"]), outputs)
 
 
-@pytest.mark.parametrize(
-    ("name", "varied", "physics"),
-    [
-        ("franka_pick", True, "native"),
-        pytest.param("cartpole_balance", False, "warp", marks=pytest.mark.slow),
-        pytest.param("cartpole_balance", True, "warp", marks=pytest.mark.slow),
-        pytest.param("franka_pick", False, "native", marks=pytest.mark.slow),
-        pytest.param("franka_pick", True, "warp", marks=pytest.mark.slow),
-        pytest.param("franka_pick", False, "warp", marks=pytest.mark.slow),
-        pytest.param("cartpole_balance", True, "native", marks=pytest.mark.slow),
-        pytest.param("cartpole_balance", False, "native", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("physics", ["native", "warp"])
+@pytest.mark.parametrize("varied", [False, True])
+@pytest.mark.parametrize("name", ["franka_pick", "cartpole_balance"])
 def test_another_process_goes_on_bit_for_bit(name, varied, physics, tmp_path):
     env = build(name, varied, physics)
     actions = torch.rand(BEFORE + AFTER, *env.action_space.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1

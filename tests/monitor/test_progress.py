@@ -221,6 +221,37 @@ def test_the_estimate_begins_anew_with_the_step_of_that_moment() -> None:
     assert out.getvalue().splitlines()[-1].endswith("ETA 8 min 10 s")  # 490 steps at one a second
 
 
+def test_the_estimate_begins_with_the_expected_speed_and_follows_the_measured_one() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(1000, interval=0, file=out, clock=clock)
+    progress.stage("filling the replay")
+    progress.expect(2.0)
+    progress.update(500)
+    progress.stage("")
+    progress.update(500)
+    for _ in range(60):
+        clock.now += 10.0
+        progress.update(500 + int(clock.now / 2))  # at 0.5 steps/s
+    first, *_, last = (line.partition("ETA ")[2] for line in out.getvalue().splitlines()[1:])
+    assert first == "4 min 10 s"
+    assert last == "6 min 39 s"
+    progress.expect(2.0)  # of a run that learns already
+    progress.update(800)
+    assert out.getvalue().endswith("ETA 1 min 40 s\n")
+
+
+def test_return_and_success_are_those_of_the_last_twenty_episodes() -> None:
+    out = io.StringIO()
+    progress = Progress(100, interval=0, file=out)
+    for episodes, value in ((30, 100.0), (1, 1.0), (15, 4.0), (5, 16.0), (0, None)):
+        means = {} if value is None else {"rollout/return_mean": value}
+        progress.show({"rollout/episodes": episodes, "rollout/success_rate": 0.5, **means})
+        progress.update(20)
+    shown = [line.split(" | ")[1] for line in out.getvalue().splitlines()]
+    # 30; 30 and 1; 30, 1 and 15; 15 and 5; nothing has ended
+    assert shown == ["return 100", "return 96.81", "return 66.54", "return 7", "return 7"]
+
+
 def test_a_speed_that_is_not_measured_yet_is_not_shown() -> None:
     out = io.StringIO()
     progress = Progress(1000, interval=0.0, file=out, clock=lambda: 0.0)

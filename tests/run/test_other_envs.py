@@ -160,15 +160,16 @@ def test_a_run_its_videos_its_continuation_and_its_export(
         run.save()
     with sheeplike.init(f"resume={tmp_path / 'stopped'}") as run:
         run.iterate()
-    for name, tensor in newest(tmp_path / "straight").items():
-        assert torch.equal(newest(tmp_path / "stopped")[name], tensor), name
+    straight, stopped = newest(tmp_path / "straight"), newest(tmp_path / "stopped")
+    for name, tensor in straight.items():
+        assert torch.equal(stopped[name], tensor), name
 
     # And is exported, to act where some of it is not to be had.
     main(["export", f"run={tmp_path / 'straight'}", f"to={tmp_path / 'export'}"])
     loaded = load_agent(tmp_path / "export")
     assert json.loads((tmp_path / "export/model.json").read_text())["only_for_learning"].keys() == UNSEEN[agent]
     expected_weights = (loaded.networks if agent == "ppo" else loaded.modules).state_dict()
-    assert all(torch.equal(expected_weights[name], tensor) for name, tensor in newest(tmp_path / "straight").items())
+    assert all(torch.equal(expected_weights[name], tensor) for name, tensor in straight.items())
     odd = _odd(num_envs=3, kind=kind)
     obs, _ = odd.reset(seed=3)
     player, first = loaded.player(num_envs=3), torch.ones(3, dtype=torch.bool)

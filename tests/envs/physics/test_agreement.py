@@ -67,6 +67,7 @@ def test_positions_rewards_and_ends_are_the_same_under_random_actions(name):
     assert_agreement([native, warp])
 
 
+@pytest.mark.slow
 def test_scripted_picks_are_worth_the_same_and_end_at_the_same_step(scripted_pick):
     """Each engine steers by what it shows."""
     envs = pair("franka_pick")

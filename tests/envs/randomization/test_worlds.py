@@ -82,6 +82,7 @@ def test_discrete_lines_change_too(worlds):
         assert {float(value) for variation in seen for value in variation[name].flatten()} == values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_same_seed_gives_the_same_variations_whatever_the_number_of_worlds(worlds):
     worlds.reset(seed=11)
@@ -112,6 +113,7 @@ def test_variation_is_observed_and_only_by_the_critic(worlds):
     plain.close()
 
 
+@pytest.mark.slow
 def test_nominal_worlds_are_those_without_randomization():
     action = torch.tensor([[0.3, -0.2, -1.0]]).repeat(2, 1)
     nominal, plain = make(2, randomize=False), make(2, lines=None)
