@@ -100,7 +100,7 @@ class Progress:
         self._metrics |= shown
 
     def expect(self, speed: float) -> None:
-        """Begin the estimate, in the next stage too, with ``speed`` policy steps/s; what is measured then replaces it."""
+        """Begin the estimate, in the next stage too, with ``speed`` policy steps/s; measured ones then replace it."""
         self._expected = self._speed = speed
         self._measured = (self._clock(), self._seen)
 
