@@ -127,7 +127,8 @@ def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str
     """
     word = str(word).lower()
     lowered = {choice.lower(): choice for choice in reversed(list(choices))}  # the first of two wins
-    close = difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
+    close = [choice for choice in reversed(lowered) if "".join(part[:1] for part in choice.split("_")) == word]  # lr
+    close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
     close += [choice for choice in reversed(lowered) if word and word in choice]
     return lowered[close[0]] if close else None
 

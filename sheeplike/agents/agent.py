@@ -139,12 +139,8 @@ class Agent(Protocol):
         """Metrics that the host knows without asking the device."""
         return {}
 
-    def warm_up(self) -> float:
-        """Compile the update on what is in memory, changing nothing; returns the seconds that an update takes.
-
-        Return 0 to leave updates out of the estimate of how long a run takes.
-        """
-        return 0.0
+    def warm_up(self) -> None:
+        """Compile the update on what is in memory, changing nothing."""
 
     @property
     def history(self) -> Any:

@@ -25,6 +25,10 @@ Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 _GENERATOR_STATES = ((5056,), (16,))  # shapes: a CPU's, a GPU's
 
 
+class TooLarge(MemoryError):
+    """A ring does not fit into the device's free memory; the message names a size that would."""
+
+
 class Sequences(NamedTuple):
     """A sampled batch.
 
@@ -60,7 +64,7 @@ class SequenceReplay:
 
     Raises:
         ValueError: the ring is not longer than one sequence, or ``refreshed`` names what is not in ``spec``.
-        MemoryError: the ring does not fit into the device's free memory; the message names a size that would.
+        TooLarge: the ring does not fit into the device's free memory.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class SequenceReplay:
             fits = int(size * 0.9 * free / needed) // num_envs * num_envs
             hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
             have = f"{needed / 2**30:.1f} GiB of {self.device}, {free / 2**30:.1f} GiB are free"
-            raise MemoryError(f"replay size {size}: needs {have}; {hint}")
+            raise TooLarge(f"replay size {size}: needs {have}; {hint}")
         self.storage = {
             key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()
         }

@@ -18,9 +18,10 @@ from sheeplike.terminal import info, is_terminal, write
 _SHOWN = {
     "rollout/return_mean": "return {:.4g}",
     "rollout/success_rate": "success {:.0%}",
-    "time/env_sps": "{:,.0f} env steps/s",
+    "time/env_sps": "{:,.0f} policy steps/s",
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
+MEASURED = 5.0  # seconds of progress before the time that remains is estimated
 RECENT_EPISODES = 20  # return and success are means over so many at least
 
 
@@ -62,10 +63,9 @@ class Progress:
         self._begun = clock()
         self._seen = initial_steps  # policy steps, at the last call of update
         self._measured = (self._begun, initial_steps)  # where the speed was last measured
-        self._speed: float | None = None  # policy steps per second
+        self._steps = self._seconds = 0.0  # policy steps, and what they took; the recent past counts most
         self._stage = ("", self._begun)
         self._written: float | None = None  # time of the last line
-        self._expected: float | None = None
         self._metrics: dict[str, float] = {}
         self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # how many ended, and their means
 
@@ -99,18 +99,18 @@ class Progress:
                 shown[name] = sum(count * mean for count, mean in known) / sum(count for count, _ in known)
         self._metrics |= shown
 
-    def expect(self, speed: float) -> None:
-        """Begin the estimate, in the next stage too, with ``speed`` policy steps/s; measured ones then replace it."""
-        self._expected = self._speed = speed
-        self._measured = (self._clock(), self._seen)
-
     def stage(self, name: str) -> None:
         """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
 
         Another stage has another speed: the estimate begins anew, and there is none before the run learns.
         """
-        now = self._clock()
-        self._stage, self._speed, self._measured = (name, now), self._expected, (now, self._seen)
+        self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
+        self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
+        self.skip()
+
+    def skip(self) -> None:
+        """What has gone by since the last line was a pause: it does not count for the estimate."""
+        self._measured = (self._clock(), self._seen)
 
     def note(self, text: str) -> None:
         """Print a line of its own; in a terminal the progress line comes back at its next update."""
@@ -123,12 +123,11 @@ class Progress:
         self._written = None
 
     def _measure(self, now: float, step: int) -> None:
-        """Policy steps per second, of which the recent past counts most: learning starts late and slows the loop."""
+        """Take in what was done since the last line; what is a minute old counts half."""
         seconds, steps = now - self._measured[0], step - self._measured[1]
-        if seconds > 0 and steps > 0:
-            keep, recent = 0.5 ** (seconds / 60.0), steps / seconds
-            self._speed = recent if self._speed is None else keep * self._speed + (1 - keep) * recent
-            self._measured = (now, step)
+        keep = 0.5 ** (seconds / 60.0)
+        self._steps, self._seconds = keep * self._steps + steps, keep * self._seconds + seconds
+        self._measured = (now, step)
 
     def _line(self, step: int) -> str:
         # The last iteration goes a little beyond the total where that is no multiple of the worlds.
@@ -141,8 +140,8 @@ class Progress:
         parts += [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
-        elif self._speed and not stage:
-            parts.append(f"ETA {format_seconds((self.total_steps - step) / self._speed)}")
+        elif not stage and self._steps and self._seconds >= MEASURED:
+            parts.append(f"ETA {format_seconds((self.total_steps - step) * self._seconds / self._steps)}")
         return " | ".join(parts)
 
 

@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import sysconfig
-import time
 import traceback
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -120,11 +119,10 @@ class Compilation:
         what = "kernels are not fused" if part == "fused" else "no CUDA graphs"
         warn(f"{what}, which is slower: {reason} (python -m sheeplike doctor says more)")
 
-    def warm_up(self, step: Callable[[], object]) -> float:
-        """Call ``step`` until it runs as it always will; returns the seconds that the last call took."""
+    def warm_up(self, step: Callable[[], object]) -> None:
+        """Call ``step`` until it runs as it always will."""
         done, calls = 0, EAGER_CALLS + 2 if self.graphs else 2
         while done < calls:
-            start = time.perf_counter()
             try:
                 step()
             except _failures() as error:  # in the backward pass, which is compiled when it is first needed
@@ -136,7 +134,6 @@ class Compilation:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             done += 1
-        return time.perf_counter() - start
 
     def paused(self) -> AbstractContextManager:
         """Within it compiled functions run plainly: for what is rare and has shapes of its own."""

@@ -28,6 +28,7 @@ from sheeplike.config.schema import Fabric as FabricOptions
 from sheeplike.envs.contract import GaveUp
 from sheeplike.host import cpu_cores
 from sheeplike.loop import first_step
+from sheeplike.memory.replay import TooLarge
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError
@@ -297,6 +298,8 @@ def explain_oom(config: Config) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         reason = next(iter(text_of(error).splitlines()), "")
+        if isinstance(error, TooLarge):  # it has said what would fit
+            raise CommandError(f"agent.replay_size: out of memory: {reason}") from error
         agent = config.agent
         smaller = {"env.num_envs": config.env.num_envs}
         if config.eval.every is not None and config.eval.num_envs > config.env.num_envs:

@@ -312,7 +312,7 @@ class Experiment:
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
-            "time": f"{acting} for acting, at {speed}; learning comes on top, and is timed once it is compiled",
+            "time": f"{acting} for acting, at {speed}; learning comes on top",
         }
 
     def _describe_sight(self, keys: ObservationKeys) -> str:
@@ -387,18 +387,11 @@ class Experiment:
     def _compile_update(self, state: LoopState) -> None:
         try:
             with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
-                update_seconds = self.agent.warm_up()
+                self.agent.warm_up()
         except Exception:
             if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
-        iterations = (self.config.total_steps - state.policy_steps) / self.envs.num_envs
-        left = iterations * self._step_seconds + (self._updates_left() or 0) * update_seconds
-        self.progress.update(state.policy_steps)
-        if left:
-            self.progress.expect((self.config.total_steps - state.policy_steps) / left)
-        pace = f", at {update_seconds:.2g} s per gradient step" if update_seconds else ""
-        self.progress.note(f"about {format_seconds(left)} to go{pace}; evaluation and videos come on top")
 
     @property
     def _compilation(self) -> str | None:

@@ -128,6 +128,12 @@ class Recorder:
         """Write the outcome of an evaluation, and its video where there is one; returns its metrics."""
         metrics = summarize(result)
         self._write(metrics, state)
+        outcome = "return {return_mean:.4g} ({return_lo:.4g} to {return_hi:.4g})"
+        if "eval/success_rate" in metrics:
+            outcome += ", success {success_rate:.0%} ({success_lo:.0%} to {success_hi:.0%})"
+        named = {name.removeprefix("eval/"): value for name, value in metrics.items()}
+        episodes = f"{len(result.returns)} episodes"
+        self.progress.note(f"evaluation at {state.policy_steps:,}: {outcome.format(**named)}, {episodes}")
         for camera, video in videos(result).items():
             self.logger.log_video(f"eval/{camera}", video, step=state.policy_steps, fps=self.fps)
         return metrics
@@ -176,6 +182,7 @@ class Recorder:
                 yield
         finally:
             self.pauses[name] += time.monotonic() - start
+            self.progress.skip()
             self._running = time.monotonic() if runs else None
 
     def _stand_still(self) -> None:

@@ -84,7 +84,9 @@ class Plan(NamedTuple):
             warnings.simplefilter("always")
             meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
         with suppress(LookupError, TypeError):  # somebody has made it: refused when the run goes on
-            if meta["step"] >= total and parts["loop"]["counters"]["due"] == 0:
+            # The last step may be followed by updates that are still due, but by no other step.
+            due = parts["loop"]["counters"]["due"] and meta["step"] - self.config.env.num_envs < total
+            if meta["step"] >= total and not due:
                 for warning in passed:
                     warn(str(warning.message))
                 return meta["step"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from sheeplike.agents.agent import Agent
@@ -53,4 +52,4 @@ def test_any_other_agent_tells_its_name_and_its_parameters() -> None:
 
     assert Other().describe() == {"agent": "Other: 1,600 parameters"}
     assert Other().last_batch() == Other().counters(0, 0) == {}
-    assert torch.tensor(Other().warm_up()) == 0
+    Other().warm_up()

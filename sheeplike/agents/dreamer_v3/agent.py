@@ -364,14 +364,14 @@ class DreamerV3(Agent):
             "memory": f"replay of {self.replay.describe()}",
         }
 
-    def warm_up(self) -> float:
-        """Compile the update and time it on the first sequence in memory, in seconds; nothing of the agent changes."""
+    def warm_up(self) -> None:
+        """Compile the update on the first sequence in memory; nothing of the agent changes."""
         none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
         try:
             with preserve_state(self.modules, self.optimizer, self.skips, self.device), self._probes_preserved():
-                return self.compiled.warm_up(lambda: self._learn(none, none))
+                self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(envs, times, latents)
 

@@ -272,16 +272,15 @@ class PPO(Agent):
             "memory": f"rollout of {steps:,} policy steps",
         }
 
-    def warm_up(self) -> float:
-        """Compile the update and time it on what the rollout holds, in seconds; nothing of the agent changes."""
+    def warm_up(self) -> None:
+        """Compile the update on what the rollout holds; nothing of the agent changes."""
         index = torch.zeros(self.mask.numel() // self.config.minibatches, dtype=torch.int64, device=self.device)
         before = {name: getattr(self, name).clone() for name in LEARNING}  # a run may go on between two updates
         with preserve_state(self.networks, self.optimizer, self.skips, self.device):
             self.compiled.warm_up(self._prepare)
-            seconds = self.compiled.warm_up(lambda: self._learn(index))
+            self.compiled.warm_up(lambda: self._learn(index))
         for name, value in before.items():
             getattr(self, name).copy_(value)
-        return seconds
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ def test_warming_up_changes_nothing(
     before, rollout = snapshot(agent), through_a_file(agent.rollout.state_dict())
     random, generator = torch.get_rng_state(), agent.generator.get_state()
     buffers = [b.clone() for b in agent.networks.buffers()]
-    assert 0 < agent.warm_up() < 10
+    agent.warm_up()
     assert not snapshot(agent).changed(before)
     assert all(torch.equal(a, b) for a, b in zip(buffers, agent.networks.buffers(), strict=True))
     assert torch.equal(torch.get_rng_state(), random)
