@@ -127,10 +127,15 @@ def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str
     """
     word = str(word).lower()
     lowered = {choice.lower(): choice for choice in reversed(list(choices))}  # the first of two wins
-    close = [choice for choice in reversed(lowered) if "".join(part[:1] for part in choice.split("_")) == word]  # lr
+    close = [choice for choice in reversed(lowered) if "_" in choice and _initials(choice) == word]
     close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
     close += [choice for choice in reversed(lowered) if word and word in choice]
     return lowered[close[0]] if close else None
+
+
+def _initials(name: str) -> str:
+    """``lr`` of ``learning_rate``."""
+    return "".join(part[:1] for part in name.split("_"))
 
 
 def one_of(word: object, choices: Iterable[str]) -> str:

@@ -12,6 +12,8 @@ from sheeplike.options import nearest, one_of
         ("Box", ["BOX", "box"], "BOX"),
         (3, ["30", "4"], "30"),
         ("a", [], None),
+        ("lr", ["learning_starts", "actor_lr", "learning_rate"], "learning_rate"),
+        ("e", ["env", "exp_e"], "env"),
     ],
 )
 def test_nearest(name, known, expected):

@@ -182,7 +182,9 @@ def test_a_sequence_longer_than_the_ring(refused):
     assert "agent.replay_size=1616" in line
     assert "nearest: agent.batch_length=98" in line
     line = refused(*JOB, "agent.replay_size=16", "env.num_envs=16", "agent.batch_length=8")
-    assert "agent.replay_size=160" in line
+    assert "agent.replay_size=160, or fewer worlds: env.num_envs=1" in line
+    line = refused(*JOB, "agent.replay_size=1600", "env.num_envs=800", "agent.batch_length=8")
+    assert "fewer worlds: env.num_envs=160" in line
 
 
 def test_learning_starts_too_early(refused, sheeplike):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,13 @@ def test_an_environment_that_gave_up_for_want_of_memory_has_given_up() -> None:
     config = load(["exp=ppo", "env=cartpole_balance"], Sources()).config
     with pytest.raises(GaveUp, match="big"), explain_oom(config):
         raise GaveUp("MemoryError: big; the environment failed 2 times in a row") from MemoryError("big")
+
+
+def test_a_replay_that_is_too_large_has_one_remedy() -> None:
+    config = load(["exp=dreamer_v3", "env=cartpole_balance", "profile=cpu"], Sources()).config
+    with pytest.raises(CommandError) as caught, explain_oom(config):
+        SequenceReplay({"is_first": ((), torch.bool), "is_last": ((), torch.bool)}, num_envs=4, size=10**15, sequence=9)
+    assert re.search(r"^agent.replay_size: out of memory: .* a size of \d+ would fit$", str(caught.value))
 
 
 @pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,6 +143,25 @@ def test_rows_of_evaluations_and_reports_stand_behind_what_came_before(recorder,
     recorder.log(state)
     recorder.flush()
     assert rows()[4:] == [(20, 2, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("success", "told"), [(1.0, ", success 100% (34% to 100%), 2 episodes"), (math.nan, ", 2 episodes")]
+)
+def test_an_evaluation_says_what_came_out(recorder, state, screen, success, told) -> None:
+    recorder.evaluated(
+        Evaluation(torch.tensor([1.0, 1.0]), torch.ones(2).int(), torch.full((2,), success), {}, {}), state
+    )
+    line = screen.getvalue().splitlines()[-1]
+    assert line == f"evaluation at {state.policy_steps:,}: return 1 (1 to 1){told}"
+
+
+def test_a_pause_does_not_count_for_the_time_that_remains(recorder, monkeypatch) -> None:
+    skipped = []
+    monkeypatch.setattr(recorder.progress, "skip", lambda: skipped.append(1))
+    with recorder.pause("evaluation"):
+        assert not skipped
+    assert skipped == [1]
 
 
 def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows, tmp_path) -> None:

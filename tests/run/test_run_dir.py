@@ -244,6 +244,10 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
         checkpoint.save(root, 2000, parts | {"loop": loop}, {}, keep_last=9)
         assert sheeplike(*job).runs[0].resume
 
+    # But of a total that was passed long ago none are: this is no way back.
+    checkpoint.save(root, 2000, parts | {"loop": {"counters": {"due": 1}}}, {}, keep_last=9)
+    assert "finished at 2000 policy steps" in sheeplike(f"resume={DEFAULT}", "total_steps=1500").error
+
     checkpoint.save(root, 2000, parts, {}, keep_last=9)
     file = root / "step_000000002000/agent.pt"
     os.truncate(file, file.stat().st_size - 1)
