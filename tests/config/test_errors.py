@@ -183,6 +183,9 @@ def test_a_sequence_longer_than_the_ring(refused):
     assert "nearest: agent.batch_length=98" in line
     line = refused(*JOB, "agent.replay_size=16", "env.num_envs=16", "agent.batch_length=8")
     assert "agent.replay_size=160, or fewer worlds: env.num_envs=1" in line
+    line = refused(*JOB, "agent.replay_size=9", "env.num_envs=2", "agent.batch_length=8")
+    assert "agent.replay_size=20" in line
+    assert "fewer worlds" not in line, "not even one would do"
     line = refused(*JOB, "agent.replay_size=1600", "env.num_envs=800", "agent.batch_length=8")
     assert "fewer worlds: env.num_envs=160" in line
 

@@ -125,13 +125,14 @@ class DreamerV3Config(AgentConfig):
         if self.replay_size < needed:
             steps = self.replay_size // num_envs
             longest = steps - CONTEXT - WRITE_HEAD
-            fewer = max(self.replay_size * num_envs // needed, 1)
+            most = self.replay_size * num_envs // needed
+            fewer = f", or fewer worlds: env.num_envs={most}" if most else ""
             expected = (
                 f"at most {longest}, since agent.replay_size={self.replay_size} keeps {steps} steps of each of the "
-                f"{num_envs} worlds; or agent.replay_size={needed}, or fewer worlds: env.num_envs={fewer}"
+                f"{num_envs} worlds; or agent.replay_size={needed}{fewer}"
                 if longest >= 2
-                else f"a replay that holds a sequence of each of the {num_envs} worlds: agent.replay_size={needed}, or "
-                f"fewer worlds: env.num_envs={fewer}"
+                else f"a replay that holds a sequence of each of the {num_envs} worlds: "
+                f"agent.replay_size={needed}{fewer}"
             )
             raise InvalidOption("agent.batch_length", self.batch_length, expected, longest if longest >= 2 else None)
         smallest = self._smallest_replay(num_envs)
