@@ -105,6 +105,9 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         _check_keys(file, known)
     for override in changes:
         check_key(override, known)
+        name, value = merged.data["agent"]["name"], override.value()
+        if override.key_or_group == "agent.name" and value != name and value in registry.list_agents():
+            raise CommandError(f"agent.name={value}: expected {name}, as its options are; nearest: agent={value}")
     if _value_of("dry_run", changes, merged.data) is True:
         _add_dry_run(merged, agent)
     before = merged.copy()
@@ -167,7 +170,10 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
             check_key(override, keys)
         if key in GROUPS or not may_change(key):
             expected = ", ".join(sorted(RESUMABLE))
-            raise CommandError(f"'{argument}' cannot change when a run is resumed: expected {expected}")
+            raise CommandError(
+                f"'{argument}' cannot change when a run is resumed: expected {expected}; nearest: leave it out, or the "
+                "command line that began the run with resume=auto"
+            )
         merged.set(key, override.value(), COMMAND_LINE)
     try:
         return Composed(validate(merged.data), merged.sources)

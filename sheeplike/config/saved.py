@@ -33,7 +33,7 @@ SHOWN = 8  # changes, at most
 
 
 def to_yaml(config: Config) -> str:
-    """The configuration as a run saves it, every value in full."""
+    """The configuration as a run saves it, every value in full; of ``env.options`` those that were given."""
     return yaml.safe_dump({"format": FORMAT} | to_data(config), sort_keys=False, allow_unicode=True)
 
 

@@ -18,10 +18,9 @@ from sheeplike.terminal import info, is_terminal, write
 _SHOWN = {
     "rollout/return_mean": "return {:.4g}",
     "rollout/success_rate": "success {:.0%}",
-    "time/env_sps": "{:,.0f} policy steps/s",
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
-MEASURED = 5.0  # seconds of progress before the time that remains is estimated
+MEASURED = 5.0  # seconds of progress before a speed is shown and the time that remains is estimated
 RECENT_EPISODES = 20  # return and success are means over so many at least
 
 
@@ -84,7 +83,7 @@ class Progress:
             _show(line + "\n", self._file)
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Have newer metrics in the next lines, of which return, success and speeds are shown.
+        """Have newer metrics in the next lines, of which return, success and gradient steps per second are shown.
 
         Return and success are those of the last 20 episodes or more, where ``rollout/episodes`` says how many ended.
         """
@@ -102,7 +101,7 @@ class Progress:
     def stage(self, name: str) -> None:
         """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
 
-        Another stage has another speed: the estimate begins anew, and there is none before the run learns.
+        Another stage has another speed, which is measured anew. There is no estimate before the run learns.
         """
         self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
@@ -138,9 +137,12 @@ class Progress:
         # A speed of 0 has not been measured yet.
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
         parts += [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
+        if measured := self._steps > 0 and self._seconds >= MEASURED:
+            speed = self._steps / self._seconds
+            parts.append(f"{speed:,.0f} policy steps/s" if speed >= 10 else f"{speed:.2g} policy steps/s")
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
-        elif not stage and self._steps and self._seconds >= MEASURED:
+        elif measured and not stage:
             parts.append(f"ETA {format_seconds((self.total_steps - step) * self._seconds / self._steps)}")
         return " | ".join(parts)
 

@@ -29,8 +29,10 @@ def config_file(run_dir: Path, key: str) -> Path:
     """
     file = run_dir / CONFIG_FILE
     if not file.is_file():
-        runs = [str(found.parent) for found in sorted(Path("logs").rglob(CONFIG_FILE))]
-        match = nearest(str(run_dir), runs)
+        runs = [found.parent for found in sorted(Path("logs").rglob(CONFIG_FILE))]
+        below = [run for run in runs if run.resolve().is_relative_to(run_dir.resolve())]
+        newest = max(below, key=lambda run: (run / CONFIG_FILE).stat().st_mtime, default=None)
+        match = newest or nearest(str(run_dir), map(str, runs))
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
     paths = (*(run_dir / name for name in FILES), *(run_dir / REPLAY).glob("*"))

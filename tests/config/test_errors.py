@@ -340,7 +340,7 @@ def test_nearest():
         ("agent.discount=1", ["agent.discount=1", "below 1"]),
         ("agent.clip=0", ["agent.clip=0", "above 0"]),
         ("agent.frame_stack=0", ["nearest: agent.frame_stack=1"]),
-        ("agent.name=dreamer_v3", ["dreamer_v3 has no such key"]),
+        ("agent.name=dreamer_v3", ["agent.name=dreamer_v3: expected ppo", "nearest: agent=dreamer_v3"]),
     ],
 )
 def test_values_of_ppo(refused, override, parts):

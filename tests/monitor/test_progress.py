@@ -52,11 +52,11 @@ def test_a_line_names_everything():
     progress = Progress(10_000, interval=0, file=out, clock=clock)
     progress.update(0)
     clock.now = 20.0
-    shown = {"rollout/return_mean": 12.345, "rollout/success_rate": 0.256, "time/env_sps": 1234.5}
-    progress.show(shown | {"time/grad_sps": 3.14159, "loss/dyn": 1.0})
+    shown = {"rollout/return_mean": 12.345, "rollout/success_rate": 0.256, "time/env_sps": 1234.5, "loss/dyn": 1.0}
+    progress.show(shown | {"time/grad_sps": 3.14159})
     progress.update(2_000)
     assert out.getvalue().splitlines()[1] == (
-        "2,000/10,000 policy steps (20%) | return 12.35 | success 26% | 1,234 policy steps/s | 3.14 gradient steps/s"
+        "2,000/10,000 policy steps (20%) | return 12.35 | success 26% | 3.14 gradient steps/s | 100 policy steps/s"
         " | ETA 1 min 20 s"
     )
 
@@ -65,9 +65,9 @@ def test_the_last_known_metrics_stay():
     out = io.StringIO()
     progress = Progress(100, interval=0, file=out)
     progress.show({"rollout/return_mean": 5.0})
-    progress.show({"time/env_sps": 10.0})
+    progress.show({"time/grad_sps": 10.0})
     progress.update(20)
-    assert "return 5 | 10 policy steps/s" in out.getvalue()
+    assert "return 5 | 10 gradient steps/s" in out.getvalue()
 
 
 def test_lines_in_a_file_are_plain_and_limited():
@@ -88,7 +88,7 @@ def test_a_terminal_rewrites_one_line_that_fits(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     out = Terminal()
     progress = Progress(1_000_000, interval=0, file=out)
-    progress.show({"rollout/return_mean": 1.0, "time/env_sps": 1e6})
+    progress.show({"rollout/return_mean": 1.0, "time/grad_sps": 1e6})
     progress.update(1)
     progress.update(2)
     assert out.getvalue().count(CLEAR) == 2
@@ -250,13 +250,29 @@ def test_return_and_success_are_those_of_the_last_twenty_episodes() -> None:
 def test_a_speed_that_is_not_measured_yet_is_not_shown() -> None:
     out = io.StringIO()
     progress = Progress(1000, interval=0.0, file=out, clock=lambda: 0.0)
-    progress.show({"time/grad_sps": 0.0, "time/env_sps": 7.0, "rollout/success_rate": 0.0})
+    progress.show({"time/grad_sps": 0.0, "rollout/success_rate": 0.0})
     progress.update(1010)
     line = out.getvalue().splitlines()[-1]
-    assert "gradient steps/s" not in line
-    assert "7 policy steps/s" in line
+    assert "steps/s" not in line
     assert "success 0%" in line
     assert "(100%)" in line
+
+
+def test_a_new_stage_does_not_show_the_speed_of_the_one_before() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(100_000, interval=0.0, file=out, clock=clock)
+    progress.stage("prefilling")
+    clock.now = 10.0
+    progress.update(20_000)
+    progress.stage("")
+    clock.now = 12.0
+    progress.update(20_010)  # two seconds say little yet
+    clock.now = 20.0
+    progress.update(20_100)
+    before, first, later = out.getvalue().splitlines()
+    assert "2,000 policy steps/s" in before
+    assert "policy steps/s" not in first
+    assert "10 policy steps/s" in later
 
 
 def test_a_stage_before_learning_is_named_with_its_time_and_without_an_estimate() -> None:
@@ -271,6 +287,6 @@ def test_a_stage_before_learning_is_named_with_its_time_and_without_an_estimate(
     progress.update(40)
     assert out.getvalue().splitlines() == [
         "filling the replay 0 s | 10/1,000 policy steps (1%)",
-        "filling the replay 15 s | 30/1,000 policy steps (3%)",
-        "40/1,000 policy steps (4%) | ETA 16 min 00 s",
+        "filling the replay 15 s | 30/1,000 policy steps (3%) | 1.9 policy steps/s",
+        "40/1,000 policy steps (4%) | 1 policy steps/s | ETA 16 min 00 s",
     ]

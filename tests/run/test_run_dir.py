@@ -130,6 +130,15 @@ def test_no_such_run(begun, refused):
     assert line.endswith(f"nearest: resume={DEFAULT}\n")
 
 
+def test_a_directory_of_runs_is_none_but_holds_one(begun, refused):
+    begun(*JOB, "seed=1")
+    newest = begun(*JOB).run_dir / "config.yaml"
+    later = newest.stat().st_mtime + 1
+    os.utime(newest, (later, later))
+    for place in ("logs", DEFAULT.parent.absolute()):
+        assert refused(f"resume={place}").endswith(f"nearest: resume={DEFAULT}\n")
+
+
 def test_a_saved_configuration_is_data(begun, refused):
     """Whose hostile forms are in ``test_security.py``."""
     run = begun(*JOB, "run_dir=mine")
