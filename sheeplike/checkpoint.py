@@ -304,13 +304,13 @@ def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
 def _snapshot(value: Any, *, copied: bool) -> Any:
     """A state in containers of its own, its tensors copied to the host's memory, or as they are.
 
-    Even then a view of more is cloned: it would be written with all that is behind it.
+    Even then a view of more is copied: it would be written with all that is behind it.
     """
     if isinstance(value, Tensor):
         value = value.detach()
         if copied:
             return value.to("cpu", copy=True)
-        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+        return value.to("cpu", copy=True) if value.untyped_storage().nbytes() > value.nbytes else value
     if isinstance(value, dict):
         result = type(value)((key, _snapshot(entry, copied=copied)) for key, entry in value.items())
         if isinstance(value, OrderedDict):

@@ -2,7 +2,7 @@
 
 One iteration takes one step in every world, then as many gradient steps as are due::
 
-    act ─► add ─► step the worlds ─► updates due? ─► learn ─► hooks (log, film, evaluate, save)
+    act ─► add ─► step the worlds ─► updates due? ─► learn ─► hooks (log, video, evaluate, save)
 
 The worlds follow next-step reset: a step that ends an episode is delivered with its true last frame, the action chosen
 on it is ignored, and the next step is the first of a new episode. ``sheeplike.agents.agent`` draws the time alignment.
@@ -151,7 +151,8 @@ def evaluate(
         final = info["episode"]
         while True:
             if start == 0 and video_envs:
-                seen = {key.removeprefix("pixels/"): obs[key][:video_envs].clone() for key in obs if "pixels/" in key}
+                cameras = [key for key in obs if key.startswith("pixels/")]
+                seen = {key.removeprefix("pixels/"): obs[key][:video_envs].clone() for key in cameras}
                 for camera, frames in (seen | film()).items():
                     before = videos.setdefault(camera, [])
                     ended = over_before[: len(frames)].view(-1, 1, 1, 1)  # what is over stays as it ended

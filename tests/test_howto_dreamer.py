@@ -123,6 +123,21 @@ def test_they_skip_what_is_not_finite(name, make, play):
     assert not changed(before, agent.modules)
 
 
+@pytest.mark.parametrize("bad", [False, True])
+def test_what_they_add_is_watched_and_what_is_frozen_is_not(bad, make, play):
+    agent = make("inverse")
+    play(agent, 20)
+    frozen = agent.world_model.decoder
+    frozen.requires_grad_(False)
+    if bad:
+        next(agent.modules["inverse"].parameters()).register_hook(lambda gradient: gradient * torch.nan)
+    before = [p.clone() for p in agent.modules.parameters()]
+    metrics = agent.update()
+    assert bool(metrics["grad_norm/inverse"].isfinite()) is not bad
+    assert int(agent.skipped_total) == bad
+    assert changed(before, agent.modules) is not bad
+
+
 @pytest.mark.slow
 def test_the_inverse_model_finds_out_what_was_done(make, play):
     """On states that hold the last action it gets much better than at first, and the states get its gradient."""

@@ -27,4 +27,4 @@ def test_nearest_but_not_anything():
 
 
 def test_one_of():
-    assert one_of("wrap", ("warp", "madrona")) == "one of warp, madrona (nearest: warp)"
+    assert one_of("wrap", ("warp", "none")) == "one of warp, none (nearest: warp)"

@@ -523,7 +523,9 @@ class Bench:
             rows["torch, allocated"] = torch.cuda.max_memory_allocated(self.device)
             rows["torch, reserved"] = torch.cuda.max_memory_reserved(self.device)
             if envs.simulated(self.config.env.name):
-                rows["JAX"] = self.envs.simulator.device.memory_stats()["peak_bytes_in_use"]
+                stats = self.envs.simulator.device.memory_stats() or {}  # some allocators keep none
+                if "peak_bytes_in_use" in stats:
+                    rows["JAX"] = stats["peak_bytes_in_use"]
                 rows["Warp, beside what is JAX's"] = warp.get_mempool_used_mem_high(str(self.device))
             free, total = torch.cuda.mem_get_info(self.device)
             rows["the GPU, all programs on it, now"] = total - free

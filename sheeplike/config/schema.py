@@ -40,9 +40,8 @@ class Env(Options):
         "auto",
         description="native: MuJoCo's own engine, on all cores of a CPU; warp: MJX-Warp's; auto: as the device is",
     )
-    renderer: Literal["warp", "madrona", "none"] = Field(
-        "warp",
-        description="warp: MJX-Warp's; madrona: where that is installed; none: no images, for agents that see vectors",
+    renderer: Literal["warp", "none"] = Field(
+        "warp", description="warp: MJX-Warp's; none: no images, for agents that see vectors"
     )
     stagger: bool = Field(
         True, description="end first episodes at random times, so that simulated worlds are not in step"
@@ -259,8 +258,6 @@ def _check_rendering(config: Config) -> None:
 
 def _evaluation_envs(config: Config) -> int:
     asked = config.eval
-    if asked.num_envs is None and config.env.renderer == "madrona":
-        return config.env.num_envs  # it has one renderer per process, for training and evaluation
     if asked.num_envs is None:
         return min(asked.episodes, config.env.num_envs)
     if asked.num_envs > asked.episodes:

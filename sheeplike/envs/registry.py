@@ -37,7 +37,7 @@ def list_envs() -> list[str]:
 
 
 def list_ids(name: str) -> tuple[str, ...]:
-    """The environments of a family that can be used as soon as it is installed; it may have others."""
+    """Playground's environments, as far as they can be used as soon as it is installed; of any other family none."""
     _find(name)
     return PLAYGROUND_IDS if name == "playground" else ()
 

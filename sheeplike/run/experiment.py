@@ -281,8 +281,8 @@ class Experiment:
             self.progress.stage(config.agent.collecting)
         # Hooks of the loop, counted from here.
         hooks = [
-            (self.envs.num_envs, self._iterated),
             (config.log_every, self.recorder.log),
+            (self.envs.num_envs, self._iterated),
             (config.video_every, self._patiently(self.recorder.report)),
             (config.eval.every, self._patiently(lambda state: self.evaluate())),
             (config.checkpoint.every, self._patiently(lambda state: self._save_if_sound())),

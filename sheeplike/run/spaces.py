@@ -59,7 +59,7 @@ class Spaces(Data):
 
         if not isinstance(actions, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
             return None
-        usable = {key: one for key, one in observations.items() if str(one.dtype) in DTYPES}
+        usable = {key: one for key, one in observations.items() if str(one.dtype) in DTYPES and 0 not in one.shape}
         return cls(observations={key: describe(one) for key, one in usable.items()}, actions=describe(actions))
 
     def build(self) -> tuple[spaces.Dict, spaces.Space]:

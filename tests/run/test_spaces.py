@@ -30,7 +30,8 @@ def test_spaces_come_back_from_text_as_they_were(actions: spaces.Space) -> None:
 
 def test_what_no_agent_sees_is_left_out() -> None:
     ids = {"segmentation/front": spaces.Box(-1, 2**31 - 1, (48, 64, 1), np.int32)}
-    found, _ = Spaces.of(spaces.Dict(SEEN | ids), ACTIONS[0]).build()
+    empty = {"nothing": spaces.Box(-1, 1, (0,), np.float32)}
+    found, _ = Spaces.of(spaces.Dict(SEEN | ids | empty), ACTIONS[0]).build()
     assert found == spaces.Dict(SEEN)
 
 

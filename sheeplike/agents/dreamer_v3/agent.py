@@ -386,12 +386,11 @@ class DreamerV3(Agent):
         return unpack_latent(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
 
     def _gradient_norms(self) -> dict[str, Tensor]:
-        parts = {
-            "world_model": self.world_model.parameters(),
-            "actor": self.actor_critic.policy.parameters(),
-            "critic": self.actor_critic.value.parameters(),
-        }
-        return {f"grad_norm/{n}": nn.utils.get_total_norm([p.grad for p in ps]) for n, ps in parts.items()}
+        parts = {name: module for name, module in self.modules.items() if name != "actor_critic"}
+        parts |= {"actor": self.actor_critic.policy, "critic": self.actor_critic.value}
+        # What is frozen has none.
+        found = {name: [p.grad for p in part.parameters() if p.grad is not None] for name, part in parts.items()}
+        return {f"grad_norm/{name}": nn.utils.get_total_norm(grads) for name, grads in found.items() if grads}
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

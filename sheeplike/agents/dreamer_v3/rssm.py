@@ -186,15 +186,16 @@ class RSSM(nn.Module):
         # Chosen, not multiplied by zero: that would keep a NaN alive.
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
-        before, after, logits = [], [], []
+        starts, ends, after, logits = [], [], [], []
         learning = torch.is_grad_enabled() and defers(action.device)
-        weights, taps = self._defer(before, after, actions, embeds) if learning else ({}, None)
+        weights, taps = self._defer(starts, ends, actions, embeds) if learning else ({}, None)
         for t in range(action.shape[1]):
             latent = latent.reset(is_first[:, t])
-            before.append(latent)
+            starts.append(latent.detach())
             tap = None if taps is None else (taps[0][t], taps[1][t])
             latent, logit = self.observe_step(weights, latent, actions[:, t], embeds[:, t], tap)
             after.append(latent)
+            ends.append(latent.detach())
             logits.append(logit)
         return stack_latents(after), torch.stack(logits, 1).float()
 
@@ -225,19 +226,20 @@ class RSSM(nn.Module):
         return Latent(deter, self.distribution(logit).sample()), logit
 
     def _defer(
-        self, before: list[Latent], after: list[Latent], actions: Tensor, embeds: Tensor
+        self, starts: list[Latent], ends: list[Latent], actions: Tensor, embeds: Tensor
     ) -> tuple[dict[str, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]:
         """Weights for all steps of a loop, without gradient, and the taps of each step that give them one.
 
         Args:
-            before, after: the latents of each step, once the loop has run.
+            starts, ends: the latents before and after each step, once the loop has run. Detached: the graph that this
+                function is a part of would otherwise hold itself, and never be freed.
         """
         lead, device = actions.shape[:2], actions.device.type
         mixed, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         seen, done = embeds.detach().flatten(0, 1), actions.detach().flatten(0, 1)
 
         def all_steps() -> tuple[Tensor, Tensor]:
-            start, end = (stack_latents(states).detach().map(lambda x: x.flatten(0, 1)) for states in (before, after))
+            start, end = (stack_latents(states).map(lambda x: x.flatten(0, 1)) for states in (starts, ends))
             with torch.autocast(device, dtype, enabled=mixed):
                 deter, logits = self.advance(start, done), self.posterior(end.deter, seen)
             return deter.unflatten(0, lead), logits.unflatten(0, lead)

@@ -69,7 +69,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the worlds live and the observations appear.
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
         cameras: names; None: the task's ``default_cameras`` if it has such, or all of the scene's.
-        renderer: ``"warp"``, ``"madrona"``, or ``"none"``: no frames, and a scene needs no camera.
+        renderer: ``"warp"``, or ``"none"``: no frames, and a scene needs no camera.
         depth, segmentation: such images beside the frames.
         shadows: of lights that cast any.
         textures: of materials that have any; None: if the task's ``textures`` is true.

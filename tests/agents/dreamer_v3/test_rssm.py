@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
+from sheeplike.agents.dreamer_v3.rssm import RSSM, DeferredGradients, Latent
 
 EMBED, ACTIONS, DETER, HIDDEN, CLASSES, STOCH, BLOCKS = 10, 3, 32, 6, 4, 5, 8
 MIX = {"unimix": 0.01, "free_nats": 1.0}
@@ -321,6 +324,19 @@ def test_gradients_deferred_to_the_end_of_a_scan_are_those_of_its_steps(
     for name, gradient in plain.items():
         assert bool(gradient.any())
         assert (deferred[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
+
+
+def test_a_deferred_scan_is_freed_with_its_results(rssm: RSSM, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, scans = DeferredGradients.apply, []
+
+    def watched(again: Callable, *rest: Any) -> Any:
+        scans.append(weakref.ref(again))
+        return apply(again, *rest)
+
+    monkeypatch.setattr(DeferredGradients, "apply", watched)
+    gradients(rssm, True, monkeypatch)
+    gc.collect()
+    assert [scan() for scan in scans] == [None]
 
 
 def test_deferred_gradients_under_autocast_and_compiled(rssm: RSSM, monkeypatch: pytest.MonkeyPatch) -> None:

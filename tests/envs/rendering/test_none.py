@@ -80,5 +80,5 @@ def test_what_would_not_be_rendered_cannot_be_asked_for(option):
 
 
 def test_unknown_renderers_are_refused():
-    with pytest.raises(ValueError, match=r"renderer='wrap': expected one of warp, madrona, none .nearest: warp."):
+    with pytest.raises(ValueError, match=r"renderer='wrap': expected one of warp, none .nearest: warp."):
         sheeplike.envs.make("cartpole_swingup", num_envs=2, renderer="wrap")

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 import mujoco
 
 from sheeplike.envs.contract import ImageSize
-from sheeplike.envs.mjx.rendering.madrona import MadronaRenderer
 from sheeplike.envs.mjx.rendering.renderer import NoRenderer, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 from sheeplike.options import one_of
 
-RENDERERS = {"warp": WarpRenderer, "madrona": MadronaRenderer, "none": NoRenderer}
+RENDERERS = {"warp": WarpRenderer, "none": NoRenderer}
 
-__all__ = ["RENDERERS", "MadronaRenderer", "NoRenderer", "Renderer", "WarpRenderer", "make_renderer"]
+__all__ = ["RENDERERS", "NoRenderer", "Renderer", "WarpRenderer", "make_renderer"]
 
 
 def make_renderer(
