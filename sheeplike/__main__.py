@@ -20,11 +20,10 @@ from sheeplike.config.errors import unknown
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
 from sheeplike.run import signals
-from sheeplike.run.signals import FAILED, INTERRUPTED, AskedToExit
+from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
 from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
-EX_IOERR = 74  # of sysexits.h
 PATIENCE = 10.0  # seconds for which Python may wait, when a command has ended, for threads that others have begun
 # What says that a place cannot be used, rather than that the program is wrong: a line is all there is to tell. Zero is
 # that of our own errors.
@@ -98,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("SHEEPLIKE_DEBUG") == "1" or not explained:
             raise
         warn(_explain(error))
-        status = getattr(error, "status", FAILED if isinstance(error, SystemExit) else EX_IOERR)
+        status = getattr(error, "status", FAILED if isinstance(error, SystemExit) else UNSAVED)
     if status:
         raise SystemExit(status)
 

@@ -187,7 +187,7 @@ def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
         return file
 
 
-def _read_part(file: BinaryIO, path: Path, map_location: torch.device | str = "cpu") -> Any:
+def _read_part(file: BinaryIO, path: Path) -> Any:
     """Read what :func:`write_part` wrote; raises :class:`Corrupt` for what ``weights_only`` refuses."""
     try:
         with _corrupt_if_unreadable(path):
@@ -197,7 +197,7 @@ def _read_part(file: BinaryIO, path: Path, map_location: torch.device | str = "c
                     if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                         raise ValueError("holds compressed entries")
             file.seek(0)
-            return torch.load(file, map_location=map_location, weights_only=True, mmap=False)
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except (Corrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except pickle.UnpicklingError as error:
@@ -719,9 +719,7 @@ def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def load(
-    path: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Verify a checkpoint and read it.
 
     Args:
@@ -729,7 +727,7 @@ def load(
 
     Returns:
         ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device``, ``compile`` and
-        ``config``; and the parts by name, their tensors on ``map_location``. If a history was saved,
+        ``config``; and the parts by name, their tensors in the host's memory. If a history was saved,
         ``parts["history"]`` is a :class:`Stored`.
 
     Raises:
@@ -747,7 +745,7 @@ def load(
             opened[name] = stack.enter_context(_open_verified(file, entry["bytes"], entry["sha256"]))
         for chunk in chunks if HISTORY in entries else ():
             _open_verified(place / chunk.name, chunk.bytes, chunk.sha256).close()
-        parts = {name: _read_part(file, entries[name][0], map_location) for name, file in opened.items()}
+        parts = {name: _read_part(file, entries[name][0]) for name, file in opened.items()}
     if HISTORY in parts:
         try:
             parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
@@ -757,9 +755,7 @@ def load(
     return {**manifest["meta"], **written}, parts
 
 
-def load_latest(
-    root: Path | str, *, map_location: torch.device | str = "cpu", only: Collection[str] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """:func:`load` the newest checkpoint under ``root`` that is whole; warns of each damaged one that it passes over.
 
     Another process may go on writing and removing checkpoints meanwhile.
@@ -781,7 +777,7 @@ def load_latest(
         if path is None:
             break
         try:
-            return load(path, map_location=map_location, only=only)
+            return load(path, only=only)
         except UnknownFormat:
             raise
         except Corrupt as error:

@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike import host
-from sheeplike.agents.agent import Agent
+from sheeplike.agents.agent import Agent, own_randomness
 from sheeplike.loop import first_step
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MOST_EPISODES
@@ -74,7 +74,7 @@ def play(agent: Agent, envs: VectorEnv, *, episodes: int, keys: Collection[str],
     """
     first = EVALUATION_SEED + seed * MOST_EPISODES
     found: list[Episodes] = []
-    with torch.random.fork_rng(devices=[envs.device] if envs.device.type == "cuda" else []):
+    with own_randomness(envs.device):
         torch.manual_seed(first)
         for start in range(0, episodes, envs.num_envs):
             chosen = agent.player(envs.num_envs).act if act == "policy" else _random(envs)

@@ -101,7 +101,6 @@ class SequenceReplay:
         self.added = 0
         self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # the same, for steps captured in a graph
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
-        self.seed = seed
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
         self.expected: int | None = None  # time of the next step that write_steps has to put back; None: complete
@@ -150,14 +149,6 @@ class SequenceReplay:
         self.head.fill_(self.added)
         if self.online and self.added % self.sequence == 0:
             self.fresh.extend((world, self.added - self.sequence) for world in range(self.num_envs))
-
-    def clear(self) -> None:
-        """Begin again as a new ring; every tensor stays at its address, and old values stay where nobody reads them."""
-        self.added = 0
-        self.head.zero_()
-        self.fresh.clear()
-        self.expected, self.chunks = None, []
-        self.generator.manual_seed(self.seed)
 
     def sample(self, batch: int) -> Sequences:
         """Draw ``batch`` sequences; see :meth:`draw` and :meth:`gather`."""

@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from sheeplike.agents.agent import Agent
+from sheeplike.agents.agent import Agent, own_randomness
 from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
 from sheeplike.monitor.video import enlarge, tile_envs
@@ -35,7 +35,7 @@ def play(
     """
     seed = EVALUATION_SEED + seed * MOST_EPISODES
     # Evaluation must not move the stream of random numbers that training draws from.
-    with torch.random.fork_rng(devices=[envs.device] if envs.device.type == "cuda" else []):
+    with own_randomness(envs.device):
         torch.manual_seed(seed)
         video_envs = min(envs.num_envs, VIDEO_ENVS) if video else 0
         return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, video_envs=video_envs)

@@ -44,7 +44,7 @@ from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.layout import LAST_BATCH, checkpoint_steps
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import Claim, Plan, plan, update
-from sheeplike.run.signals import FAILED, StopRequest, stoppable, stops_at_once
+from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable, stops_at_once
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, warn
 
@@ -61,7 +61,7 @@ class Halted(CommandError):
 class Unsaved(CommandError):
     """The run ended, and its last checkpoint could not be written."""
 
-    status = 74  # EX_IOERR of sysexits.h
+    status = UNSAVED
 
 
 def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:

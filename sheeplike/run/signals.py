@@ -19,6 +19,7 @@ from sheeplike.terminal import stop_waiting, tell_at_once
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command goes on
+UNSAVED = 74  # exit status where files could not be written, EX_IOERR of sysexits.h
 FAILED = 70  # exit status where something in a run failed for good, EX_SOFTWARE of sysexits.h
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))

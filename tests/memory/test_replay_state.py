@@ -300,20 +300,6 @@ def test_only_what_may_be_refreshed_is_written_back() -> None:
         SequenceReplay(STEPS, num_envs=2, size=24, sequence=4, refreshed=("detr",))
 
 
-def test_a_ring_that_is_cleared_is_as_new() -> None:
-    replay, new = timed(20), timed()
-    addresses = [ring.data_ptr() for ring in replay.storage.values()]
-    replay.chunks = ["of another past"]
-    replay.sample(3)
-    replay.clear()
-    assert (len(replay), replay.chunks, int(replay.head), list(replay.fresh)) == (0, [], 0, [])
-    assert [ring.data_ptr() for ring in replay.storage.values()] == addresses
-    for time in range(6):
-        for ring in (replay, new):
-            ring.add({key: torch.full((2, *shape), time).to(dtype) for key, (shape, dtype) in STEPS.items()})
-    assert torch.equal(replay.sample(3).times, new.sample(3).times)
-
-
 @pytest.mark.parametrize("state", [torch.zeros(5), torch.zeros(5, dtype=torch.uint8), torch.zeros(16)], ids=str)
 def test_what_no_generator_has_is_refused(state: torch.Tensor) -> None:
     generator = torch.Generator().manual_seed(3)

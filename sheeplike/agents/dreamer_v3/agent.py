@@ -9,7 +9,7 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -369,14 +369,15 @@ class DreamerV3(Agent):
         none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
+        learners = [(self.modules, self.optimizer)]
+        learners += [] if self.probes is None else [(self.probes.heads, self.probes.optimizer)]
         try:
-            with preserve_state(self.modules, self.optimizer, self.skips, self.device), self._probes_preserved():
+            with ExitStack() as stack:
+                for networks, optimizer in learners:
+                    stack.enter_context(preserve_state(networks, optimizer, self.skips, self.device))
                 self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(envs, times, latents)
-
-    def _probes_preserved(self) -> AbstractContextManager:
-        return nullcontext() if self.probes is None else self.probes.preserved(self.skips)
 
     def _scale(self, name: str) -> float:
         return self.scales["reconstruction" if name in self.predicted.spaces else name]

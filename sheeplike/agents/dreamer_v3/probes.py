@@ -8,8 +8,7 @@ episodes and are tested on others, are in :mod:`sheeplike.analysis.probes`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.dreamer_v3.storage import ModelKeys
-from sheeplike.agents.nonfinite import SkipCounter, preserve_state
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import RunningNorm
 from sheeplike.nn.optimizers import adam
@@ -91,12 +89,6 @@ class Probes:
         self.optimizer.found_inf = torch.maximum(skip, (~finite).float())
         self.optimizer.step()
         return metrics
-
-    @contextmanager
-    def preserved(self, skips: SkipCounter) -> Iterator[None]:
-        """Undo what updates within it change."""
-        with preserve_state(self.heads, self.optimizer, skips, self.device):
-            yield
 
     def state_dict(self) -> dict[str, Any]:
         return {"heads": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}

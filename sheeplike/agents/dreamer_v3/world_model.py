@@ -128,8 +128,6 @@ class WorldModel(nn.Module):
         actions: int,
         config: DreamerV3Config,
         *,
-        stoch: int = 32,
-        blocks: int = 8,
         predicted: ModelKeys | None = None,
         encoder: nn.Module | None = None,
     ) -> None:
@@ -145,14 +143,11 @@ class WorldModel(nn.Module):
             deter=size.deter,
             hidden=size.hidden,
             classes=size.classes,
-            stoch=stoch,
-            blocks=blocks,
             unimix=config.unimix,
             free_nats=config.free_nats,
         )
-        flat = stoch * size.classes
-        widths = {"depth": size.depth, "units": size.units, "blocks": blocks}
-        self.decoder = Decoder(predicted, deter=size.deter, stoch=flat, **widths)
+        flat = self.rssm.stoch * size.classes
+        self.decoder = Decoder(predicted, deter=size.deter, stoch=flat, depth=size.depth, units=size.units)
         self.reward = TwoHotHead(self.rssm.features, size.units, layers=1)
         self.cont = ContinueHead(self.rssm.features, size.units)
 

@@ -284,10 +284,6 @@ class PPO(Agent):
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    @property
-    def history(self) -> None:
-        """None: a rollout is small, and part of the state."""
-
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
         """Everything that a continuation needs; without ``replay`` a new rollout begins."""
         state = {
