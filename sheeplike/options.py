@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -125,8 +126,10 @@ def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str
     Args:
         cutoff: the least likeness, from 0 to 1; with the default there is an answer wherever there is a choice.
     """
-    word = str(word).lower()
-    lowered = {choice.lower(): choice for choice in reversed(list(choices))}  # the first of two wins
+    word, choices = str(word).lower(), list(choices)
+    if re.fullmatch(r"[1-9]\d*m", word) and all(re.fullmatch(r"[1-9]\d*m", choice) for choice in choices):
+        return min(choices, key=lambda size: abs(math.log(int(size[:-1]) / int(word[:-1]))), default=None)
+    lowered = {choice.lower(): choice for choice in reversed(choices)}  # the first of two wins
     close = [choice for choice in reversed(lowered) if "_" in choice and _initials(choice) == word]
     close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
     close += [choice for choice in reversed(lowered) if word and word in choice]

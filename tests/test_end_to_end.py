@@ -90,7 +90,7 @@ def test_ppo_trains_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str
     ("override", "parts"),
     [
         ("agent.distribution=categorical", ["tanh_normal or clipped_normal for continuous actions"]),
-        ("agent.value_observations=[pixels/*,privileged]", ["'privileged'", "nearest is 'privileged_state'"]),
+        ("agent.value_observations=[pixels/*,privileged]", ["'privileged'", "nearest: privileged_state"]),
     ],
 )
 def test_what_does_not_suit_the_task_is_refused_in_one_line(

@@ -53,7 +53,7 @@ def stop_when_it_runs(process: subprocess.Popen[str], signum: int) -> str:
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if line.startswith("  time "):
+        if line.startswith("  simulation "):
             time.sleep(3)
             os.killpg(process.pid, signum)
             break

@@ -56,7 +56,7 @@ def lives_and_dies(command: list[str], run_dir: Path, chance: random.Random) -> 
     output = []
     for line in process.stdout:
         output.append(line)
-        if line.startswith("  time "):  # the end of the banner: the loop begins
+        if line.startswith("  simulation "):  # the end of the banner: the loop begins
             break
     else:
         raise AssertionError(f"the run ended by itself: {''.join(output)}")

@@ -35,9 +35,9 @@ class ObservationKeys:
         for pattern in patterns:
             found = [key for key in space if key == pattern or fnmatchcase(key, pattern)]
             if not found:
-                near = nearest(pattern, space)
+                near = nearest(pattern, space, cutoff=0.5) or next(iter(sorted(space)))
                 raise ValueError(
-                    f"observation {pattern!r}: the environment has {', '.join(sorted(space))}; nearest is {near!r}"
+                    f"observation {pattern!r}: expected some of {', '.join(sorted(space))}; nearest: {near}"
                 )
             chosen.update(found)
         self.spaces = {key: space[key] for key in sorted(chosen)}

@@ -30,7 +30,7 @@ class EvalOptions(TrainedOptions):
 
     episodes: int = Field(100, ge=1, le=2**16, description="episodes to play")
     sample: bool = Field(True, description="sample the policy's actions, or take its mode")
-    randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
+    randomize: bool = Field(True, description="with the run's randomization, or without it")
     video: bool = Field(True, description="film the first worlds: one GIF per camera")
     video_size: int | None = Field(
         None,

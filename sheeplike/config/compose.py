@@ -107,7 +107,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         check_key(override, known)
         name, value = merged.data["agent"]["name"], override.value()
         if override.key_or_group == "agent.name" and value != name and value in registry.list_agents():
-            raise CommandError(f"agent.name={value}: expected {name}, as its options are; nearest: agent={value}")
+            group = "exp" if sources.find(f"exp/{value}") else "agent"
+            raise CommandError(f"agent.name={value}: expected {name}, as its options are; nearest: {group}={value}")
     if _value_of("dry_run", changes, merged.data) is True:
         _add_dry_run(merged, agent)
     before = merged.copy()

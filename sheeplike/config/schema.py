@@ -66,7 +66,7 @@ class Eval(Options):
         None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
     )
     sample: bool = Field(True, description="sample the policy's actions, as published scores do, or take its mode")
-    randomize: bool = Field(True, description="with the run's randomization, or in the scene as it was compiled")
+    randomize: bool = Field(True, description="with the run's randomization, or without it")
     video: bool = Field(True, description="log a video of each evaluation")
 
 

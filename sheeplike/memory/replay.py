@@ -93,7 +93,8 @@ class SequenceReplay:
         if free is not None and needed > 0.9 * free:  # the learner needs some of it too
             fits = int(size * 0.9 * free / needed) // num_envs * num_envs
             hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
-            have = f"{needed / 2**30:.1f} GiB of {self.device}, {free / 2**30:.1f} GiB are free"
+            of = "memory" if self.device.type == "cpu" else f"{self.device}'s memory"
+            have = f"{needed / 2**30:.1f} GiB of {of}, {free / 2**30:.1f} GiB are free"
             raise TooLarge(f"replay size {size}: needs {have}; {hint}")
         self.storage = {
             key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()

@@ -18,6 +18,7 @@ from sheeplike.terminal import info, is_terminal, write
 _SHOWN = {
     "rollout/return_mean": "return {:.4g}",
     "rollout/success_rate": "success {:.0%}",
+    "speed": "{} policy steps/s",
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
 MEASURED = 5.0  # seconds of progress before a speed is shown and the time that remains is estimated
@@ -36,7 +37,7 @@ def banner(title: str, entries: Mapping[str, object]) -> None:
 
 
 class Progress:
-    """The progress line: policy steps of the total, return, success, speeds and the estimated time that remains.
+    """The progress line: policy steps of the total, the estimated time that remains, return, success and speeds.
 
     Args:
         total_steps: policy steps at which the run ends.
@@ -76,11 +77,14 @@ class Progress:
             return
         self._written = now
         self._measure(now, step)
-        line = self._line(step)
+        parts = self._parts(step)
         if is_terminal(self._file):
-            _show(line[: shutil.get_terminal_size().columns - 1], self._file, in_place=True)
+            width = shutil.get_terminal_size().columns - 1
+            while len(parts) > 1 and len(" | ".join(parts)) > width:
+                parts.pop()
+            _show(" | ".join(parts)[:width], self._file, in_place=True)
         else:
-            _show(line + "\n", self._file)
+            _show(" | ".join(parts) + "\n", self._file)
 
     def show(self, metrics: Mapping[str, float]) -> None:
         """Have newer metrics in the next lines, of which return, success and gradient steps per second are shown.
@@ -128,23 +132,23 @@ class Progress:
         self._steps, self._seconds = keep * self._steps + steps, keep * self._seconds + seconds
         self._measured = (now, step)
 
-    def _line(self, step: int) -> str:
+    def _parts(self, step: int) -> list[str]:
+        """The parts of the line, the most important one first: a narrow terminal shows as many as fit."""
         # The last iteration goes a little beyond the total where that is no multiple of the worlds.
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
         stage, since = self._stage
         parts = [f"{stage} {format_seconds(self._clock() - since)}"] if stage else []
         parts.append(f"{step:,}/{self.total_steps:,} policy steps ({fraction:.0%})")
-        # A speed of 0 has not been measured yet.
-        shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
-        parts += [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
-        if measured := self._steps > 0 and self._seconds >= MEASURED:
-            speed = self._steps / self._seconds
-            parts.append(f"{speed:,.0f} policy steps/s" if speed >= 10 else f"{speed:.2g} policy steps/s")
+        speed = self._steps / self._seconds if self._seconds >= MEASURED else 0.0
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
-        elif measured and not stage:
-            parts.append(f"ETA {format_seconds((self.total_steps - step) * self._seconds / self._steps)}")
-        return " | ".join(parts)
+        elif speed and not stage:
+            parts.append(f"ETA {format_seconds((self.total_steps - step) / speed)}")
+        # A speed of 0 has not been measured yet.
+        shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
+        if speed:
+            shown["speed"] = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        return parts + [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
 
 
 def _show(text: str, file: TextIO | None, *, in_place: bool = False) -> None:

@@ -35,7 +35,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.files import write_atomically
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.monitor.progress import Progress, banner, format_seconds
+from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run import provenance, snapshot
@@ -298,8 +298,6 @@ class Experiment:
         continued = f"continued from policy step {start:,}: " if start else ""
         keys, targets = getattr(agent, "keys", None), getattr(agent, "targets", ())
         predicted, probes = getattr(agent, "predicted", keys), getattr(agent, "probes", None)
-        acting = format_seconds(left / self.envs.num_envs * self._step_seconds)
-        speed = f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s simulated"
         return {
             "task": f"{config.env.task}: {self.envs.num_envs} worlds, episodes of {self.envs.episode_length} steps",
             **({"randomized": ", ".join(config.randomization)} if config.randomization else {}),
@@ -312,7 +310,7 @@ class Experiment:
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
-            "time": f"{acting} for acting, at {speed}; learning comes on top",
+            "simulation": f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s; learning takes longer",
         }
 
     def _describe_sight(self, keys: ObservationKeys) -> str:

@@ -104,11 +104,12 @@ def plan(start: Start, arguments: Iterable[str], sources: Sources) -> Plan:
     """
     if start.resume not in (None, "auto"):
         planned = _resumed(expand(start.resume), list(arguments))
+        check_accelerator(planned.config)
     else:
         composed = load(list(arguments), sources)
+        check_accelerator(composed.config)
         planned = _auto(composed) if start.resume == "auto" else None
         planned = planned or Plan(composed.config, check(composed.config), files=composed.files)
-    check_accelerator(planned.config)
     try:
         parse_yaml(to_yaml(planned.config))
     except ValueError as error:

@@ -215,7 +215,7 @@ def test_a_run_ends_with_whoever_started_it(tmp_path):
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         for line in parent.stdout:
-            if line.startswith("  time "):  # the end of the banner: the loop begins
+            if line.startswith("  simulation "):  # the end of the banner: the loop begins
                 break
         assert int((tmp_path / "seed_0/.lock").read_text().split()[0]) != parent.pid
     finally:

@@ -107,6 +107,7 @@ def test_unknown_key(refused, key, match):
         ("env.options=3", ["env.options=3", "a section"]),
         ("agent.name=ppoo", ["agent.name=ppoo", "one of dreamer_v3, ppo", "nearest: agent.name=ppo"]),
         ("agent.observations=[]", ["agent.observations=[]", "nearest: agent.observations=[pixels/*]"]),
+        ("agent.size=2m", ["one of 1m, 12m", "nearest: agent.size=1m"]),
         ("agent.size={deter:100}", ["agent.size.deter=100", "a multiple of 8", "nearest: agent.size.deter=104"]),
         ("agent.size={deter:64}", ["agent.size.hidden is missing: expected an integer from 1 to 65536"]),
         ("agent.size={classes:300}", ["nearest: agent.size.classes=256"]),
@@ -182,12 +183,12 @@ def test_a_sequence_longer_than_the_ring(refused):
     assert "agent.replay_size=1616" in line
     assert "nearest: agent.batch_length=98" in line
     line = refused(*JOB, "agent.replay_size=16", "env.num_envs=16", "agent.batch_length=8")
-    assert "agent.replay_size=160, or fewer worlds: env.num_envs=1" in line
-    line = refused(*JOB, "agent.replay_size=9", "env.num_envs=2", "agent.batch_length=8")
-    assert "agent.replay_size=20" in line
-    assert "fewer worlds" not in line, "not even one would do"
+    assert "env.num_envs=16: expected at most 1, since agent.replay_size=16" in line
+    assert "or agent.replay_size=160; nearest: env.num_envs=1" in line
+    line = refused(*JOB, "agent.replay_size=5", "env.num_envs=2", "agent.batch_length=8")
+    assert "agent.replay_size=5: expected at least 20" in line, "not even one world would do"
     line = refused(*JOB, "agent.replay_size=1600", "env.num_envs=800", "agent.batch_length=8")
-    assert "fewer worlds: env.num_envs=160" in line
+    assert line.endswith("nearest: env.num_envs=160\n")
 
 
 def test_learning_starts_too_early(refused, sheeplike):
@@ -340,7 +341,7 @@ def test_nearest():
         ("agent.discount=1", ["agent.discount=1", "below 1"]),
         ("agent.clip=0", ["agent.clip=0", "above 0"]),
         ("agent.frame_stack=0", ["nearest: agent.frame_stack=1"]),
-        ("agent.name=dreamer_v3", ["agent.name=dreamer_v3: expected ppo", "nearest: agent=dreamer_v3"]),
+        ("agent.name=dreamer_v3", ["agent.name=dreamer_v3: expected ppo", "nearest: exp=dreamer_v3"]),
     ],
 )
 def test_values_of_ppo(refused, override, parts):

@@ -119,22 +119,26 @@ class DreamerV3Config(AgentConfig):
         """Fill in ``learning_starts``, and check that the replay holds a sequence and the run makes an update.
 
         Raises:
-            InvalidOption: one of ``batch_length``, ``learning_starts`` and ``total_steps`` does not fit the others.
+            InvalidOption: one of ``batch_length``, ``env.num_envs``, ``replay_size``, ``learning_starts`` and
+                ``total_steps`` does not fit the others.
         """
         needed = num_envs * (self.batch_length + CONTEXT + WRITE_HEAD)
         if self.replay_size < needed:
             steps = self.replay_size // num_envs
-            longest = steps - CONTEXT - WRITE_HEAD
-            most = self.replay_size * num_envs // needed
-            fewer = f", or fewer worlds: env.num_envs={most}" if most else ""
-            expected = (
-                f"at most {longest}, since agent.replay_size={self.replay_size} keeps {steps} steps of each of the "
-                f"{num_envs} worlds; or agent.replay_size={needed}{fewer}"
-                if longest >= 2
-                else f"a replay that holds a sequence of each of the {num_envs} worlds: "
-                f"agent.replay_size={needed}{fewer}"
-            )
-            raise InvalidOption("agent.batch_length", self.batch_length, expected, longest if longest >= 2 else None)
+            longest, most = steps - CONTEXT - WRITE_HEAD, self.replay_size * num_envs // needed
+            if longest >= 2:
+                fewer = f", or fewer worlds: env.num_envs={most}" if most else ""
+                expected = (
+                    f"at most {longest}, since agent.replay_size={self.replay_size} keeps {steps} steps of each of the "
+                    f"{num_envs} worlds; or agent.replay_size={needed}{fewer}"
+                )
+                raise InvalidOption("agent.batch_length", self.batch_length, expected, longest)
+            holds = f"a sequence of {self.batch_length} steps of each world"
+            if most:
+                expected = f"at most {most}, since agent.replay_size={self.replay_size} has to hold {holds}"
+                raise InvalidOption("env.num_envs", num_envs, f"{expected}; or agent.replay_size={needed}", most)
+            expected = f"at least {needed}, to hold {holds}"
+            raise InvalidOption("agent.replay_size", self.replay_size, expected, needed)
         smallest = self._smallest_replay(num_envs)
         starts = self.first_update(num_envs)
         if starts < smallest:

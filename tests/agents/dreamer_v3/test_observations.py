@@ -37,7 +37,7 @@ def test_patterns_choose_observations_in_sorted_order(
 @pytest.mark.parametrize(
     ("space", "patterns", "message"),
     [
-        (SPACE, ("pixels/frnt",), r"^observation 'pixels/frnt': .*nearest is 'pixels/front'$"),
+        (SPACE, ("pixels/frnt",), r"^observation 'pixels/frnt': .*nearest: pixels/front$"),
         (spaces.Dict({"a": spaces.Box(0, 1, (2, 2), np.float32)}), ("*",), r"^observation 'a': float32 \(2, 2\)"),
         (spaces.Dict({"a": spaces.Box(0, 1, (48, 48, 3), np.float32)}), ("*",), r"^observation 'a'"),
         (

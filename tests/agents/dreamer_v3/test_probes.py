@@ -188,7 +188,7 @@ def test_nothing_is_read_on_the_host(make: Make, no_host_reads: Callable[[], Any
     [
         (
             {"probes": ("privileged",)},
-            "observation 'privileged': the environment has .*; nearest is 'privileged_state'$",
+            "observation 'privileged': expected some of .*; nearest: privileged_state$",
         ),
         ({"cameras": ("front",), "probes": ("*front",)}, "probe 'pixels/front': expected vectors; nearest: a vector"),
     ],

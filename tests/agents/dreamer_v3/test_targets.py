@@ -153,7 +153,7 @@ def test_a_state_goes_on_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"targets": ("stat",)}, "observation 'stat': the environment has .*; nearest is 'state'$"),
+        ({"targets": ("stat",)}, "observation 'stat': expected some of .*; nearest: state$"),
         ({"targets": ("*state",)}, "target 'state': the model sees it, .*; nearest: leave it out of one of the two$"),
         ({"observations": ("*",)}, "target 'privileged_state': the model sees it"),
     ],

@@ -295,8 +295,8 @@ def test_every_parameter_learns_whatever_is_seen_and_done(
             {"distribution": "tanh_normal", "actions": spaces.Discrete(3)},
             "distribution=tanh_normal: expected categorical for discrete actions; nearest: categorical",
         ),
-        ({"observations": ("pixels/*",)}, r"observation 'pixels/\*': the environment has state; nearest is 'state'"),
-        ({"value_observations": ("privileged",)}, "observation 'privileged': the environment has state"),
+        ({"observations": ("pixels/*",)}, r"observation 'pixels/\*': expected some of state; nearest: state"),
+        ({"value_observations": ("privileged",)}, "observation 'privileged': expected some of state"),
         (
             {"vectors": {"state": 5, "more": 2}, "value_observations": ("more",), "shared_trunk": True},
             "a policy that sees more, state and a value that sees more: expected the same observations; "
