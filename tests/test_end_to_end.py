@@ -40,7 +40,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train_ratio",
         "replay of",
         "profile cpu",
-        "time  ",
+        "simulation  ",
         "done in",
     ):
         assert line in done.stdout, line

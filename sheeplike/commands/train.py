@@ -62,8 +62,8 @@ def main(request: Request) -> int:
             info(f"finished before: {planned.run_dir}, at policy step {steps:,}")
             return 0
         raise CommandError(
-            f"total_steps={planned.config.total_steps}: resume={planned.run_dir} has made {steps:,} policy steps "
-            "already; expected more"
+            f"resume={planned.run_dir}: its {steps:,} policy steps have reached "
+            f"total_steps={planned.config.total_steps}; expected a larger total_steps="
         )
     with stops_at_once(), phase("loading torch and JAX", after=0.0):
         from sheeplike.run.experiment import run  # torch and JAX: from here on it takes seconds

@@ -241,7 +241,7 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
     result = sheeplike(*job)
     assert (result.status, result.runs, result.error) == (0, [], "")
     assert f"finished before: {DEFAULT}, at policy step 2,000" in result.output
-    assert "has made 2,000 policy steps already" in sheeplike(f"resume={DEFAULT}").error
+    assert "its 2,000 policy steps have reached total_steps=2000" in sheeplike(f"resume={DEFAULT}").error
     assert sheeplike(*JOB, "total_steps=3000", "resume=auto").runs[0].resume
 
     (root / "step_000000003000").mkdir()  # a name is not enough
@@ -256,7 +256,7 @@ def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheepli
     # But of a total that was passed long ago none are: this is no way back.
     checkpoint.save(root, 2000, parts | {"loop": {"counters": {"due": 1}}}, {}, keep_last=9)
     line = sheeplike(f"resume={DEFAULT}", "total_steps=1500").error
-    assert f"total_steps=1500: resume={DEFAULT} has made 2,000 policy steps already; expected more" in line
+    assert f"resume={DEFAULT}: its 2,000 policy steps have reached total_steps=1500" in line
 
     checkpoint.save(root, 2000, parts, {}, keep_last=9)
     file = root / "step_000000002000/agent.pt"
