@@ -121,14 +121,15 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
-    """The choice most like ``word``, or else one that contains it, in whatever case; None where there is neither.
+    """The choice most like ``word``, of sizes the nearest number, or else one that contains it; None for no such.
 
     Args:
         cutoff: the least likeness, from 0 to 1; with the default there is an answer wherever there is a choice.
     """
     word, choices = str(word).lower(), list(choices)
-    if re.fullmatch(r"[1-9]\d*m", word) and all(re.fullmatch(r"[1-9]\d*m", choice) for choice in choices):
-        return min(choices, key=lambda size: abs(math.log(int(size[:-1]) / int(word[:-1]))), default=None)
+    size = r"[1-9]\d{0,9}m"  # of a model: the nearest number, not the likeliest spelling
+    if re.fullmatch(size, word) and all(re.fullmatch(size, choice) for choice in choices):
+        return min(choices, key=lambda choice: abs(math.log(int(choice[:-1]) / int(word[:-1]))), default=None)
     lowered = {choice.lower(): choice for choice in reversed(choices)}  # the first of two wins
     close = [choice for choice in reversed(lowered) if "_" in choice and _initials(choice) == word]
     close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)

@@ -35,7 +35,7 @@ class ObservationKeys:
         for pattern in patterns:
             found = [key for key in space if key == pattern or fnmatchcase(key, pattern)]
             if not found:
-                near = nearest(pattern, space, cutoff=0.5) or next(iter(sorted(space)))
+                near = nearest(pattern, space, cutoff=0.5) or min(space, default=None)
                 raise ValueError(
                     f"observation {pattern!r}: expected some of {', '.join(sorted(space))}; nearest: {near}"
                 )

@@ -310,7 +310,7 @@ class Experiment:
             **agent.describe(),
             **({"configs": ", ".join(files)} if files else {}),
             "run": f"{continued}{left:,} policy steps{updating}, in {self.run_dir}",
-            "simulation": f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s; learning takes longer",
+            "simulation": f"{self.envs.num_envs / self._step_seconds:,.0f} policy steps/s alone",
         }
 
     def _describe_sight(self, keys: ObservationKeys) -> str:

@@ -31,6 +31,7 @@ def config_file(run_dir: Path, key: str) -> Path:
     if not file.is_file():
         runs = [found.parent for found in sorted(Path("logs").rglob(CONFIG_FILE))]
         below = [run for run in runs if run.resolve().is_relative_to(run_dir.resolve())]
+        below = below or [found.parent for found in run_dir.glob(f"*/{CONFIG_FILE}")]
         newest = max(below, key=lambda run: (run / CONFIG_FILE).stat().st_mtime, default=None)
         match = newest or nearest(str(run_dir), map(str, runs))
         hint = f"; nearest: {key}={match}" if match else ""

@@ -85,16 +85,16 @@ def test_lines_in_a_file_are_plain_and_limited():
 
 
 def test_a_terminal_rewrites_one_line_that_fits(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "41")
     out = Terminal()
     progress = Progress(1_000_000, interval=0, file=out)
-    progress.show({"rollout/return_mean": 1.0, "time/grad_sps": 1e6})  # 44 characters with the first
+    progress.show({"rollout/return_mean": 1.0, "time/grad_sps": 1e6})  # 40 characters with the first
     progress.update(1)
     progress.update(2)
     assert out.getvalue().count(CLEAR) == 2
     assert "\n" not in out.getvalue()
     lines = out.getvalue().split(CLEAR)[1:]
-    assert lines == [f"{step}/1,000,000 policy steps (0%)" for step in (1, 2)], "parts that do not fit are left out"
+    assert lines == [f"{step}/1,000,000 policy steps (0%) | return 1" for step in (1, 2)], "the last parts go first"
     progress.close()
     progress.close()
     assert out.getvalue().endswith("\n")

@@ -30,8 +30,11 @@ def begun(sheeplike):
     return call
 
 
-def test_a_run_dir_in_use(begun, refused):
+def test_a_run_dir_in_use(begun, refused, monkeypatch):
     begun(*JOB)
+    with monkeypatch.context() as patch:
+        patch.setattr("sheeplike.host.gpu_problem", lambda: "there is none")
+        assert "expected a GPU" in refused(*JOB, "fabric.accelerator=cuda"), "what is wrong in itself comes first"
     line = refused(*JOB)
     assert f"run_dir={DEFAULT} holds a run already" in line
     assert f"resume={DEFAULT} to continue it" in line
@@ -137,6 +140,8 @@ def test_a_directory_of_runs_is_none_but_holds_one(begun, refused):
     os.utime(newest, (later, later))
     for place in ("logs", DEFAULT.parent.absolute()):
         assert refused(f"resume={place}").endswith(f"nearest: resume={DEFAULT}\n")
+    begun(*JOB, "run_dir=elsewhere/seed_0")
+    assert refused("resume=elsewhere").endswith("nearest: resume=elsewhere/seed_0\n")
 
 
 def test_a_saved_configuration_is_data(begun, refused):
