@@ -121,7 +121,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
-    """The choice most like ``word``, of sizes the nearest number, or else one that contains it; None for no such.
+    """The choice most like ``word``, else one that contains it, else None; of sizes such as ``12m`` the nearest number.
 
     Args:
         cutoff: the least likeness, from 0 to 1; with the default there is an answer wherever there is a choice.
