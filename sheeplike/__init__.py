@@ -42,7 +42,7 @@ def _share_gpu_memory() -> bool:
 
 _LATER = {
     "init": "sheeplike.run.experiment",  # begins a run
-    "load": "sheeplike.analysis.model",  # a trained world model
+    "load": "sheeplike.inspection.model",  # a trained world model
 }
 
 

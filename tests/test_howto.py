@@ -24,7 +24,7 @@ from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.run.exported import demos
+from sheeplike.trained.exported import demos
 
 ROOT = Path(__file__).parents[1]
 TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")]

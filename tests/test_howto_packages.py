@@ -193,7 +193,7 @@ def test_both_packages_run_together_and_the_run_can_be_used(pages, tmp_path):
     assert "continued from policy step 128" in go_on.stdout
     exported = pages.run("export", f"run={run_dir}", place=tmp_path)
     assert exported.returncode == 0, exported.stderr
-    from sheeplike.run.exported import load_agent
+    from sheeplike.trained.exported import load_agent
 
     (place,) = (tmp_path / run_dir / "export").iterdir()
     player = load_agent(place).player(num_envs=3)

@@ -17,8 +17,8 @@ import torch
 import yaml
 
 import sheeplike
-from sheeplike.run.exported import DEMOS, load_agent
 from sheeplike.run.signals import PREEMPTED
+from sheeplike.trained.exported import DEMOS, load_agent
 
 HOWTO = Path(__file__).parents[1] / "howto"
 SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger.tensorboard=false"]

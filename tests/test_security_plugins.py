@@ -17,8 +17,8 @@ from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
-from sheeplike.run.exported import load_agent
 from sheeplike.run.run_dir import Claim
+from sheeplike.trained.exported import load_agent
 
 PARTS = ("agent", "envs", "loop")
 USES = (

@@ -17,10 +17,10 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, explain_keys, keys_of
-from sheeplike.run import exported
 from sheeplike.run.layout import ANALYSES
-from sheeplike.run.trained import TrainedOptions, name_results, open_trained, rebuild, results_of, settle
 from sheeplike.terminal import echo, info
+from sheeplike.trained import exported
+from sheeplike.trained.trained import TrainedOptions, name_results, open_trained, rebuild, results_of, settle
 
 
 class AnalyzeOptions(TrainedOptions):
@@ -66,10 +66,10 @@ def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: Analyze
     """
     import torch
 
-    from sheeplike.analysis.dissect import PRIVILEGED_STATE, dissect
-    from sheeplike.analysis.episodes import check_memory, play
-    from sheeplike.analysis.model import TrainedModel
-    from sheeplike.analysis.report import summarize, write
+    from sheeplike.inspection.dissect import PRIVILEGED_STATE, dissect
+    from sheeplike.inspection.episodes import check_memory, play
+    from sheeplike.inspection.model import TrainedModel
+    from sheeplike.inspection.report import summarize, write
     from sheeplike.monitor.progress import banner, phase
 
     step, agent, made = rebuild(run_dir, path, config, asked)

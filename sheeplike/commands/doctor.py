@@ -27,8 +27,8 @@ from sheeplike.config.errors import expand, require_writable
 from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
-from sheeplike.run.checks import CHECKS
 from sheeplike.terminal import echo, one_line
+from sheeplike.tools.checks import CHECKS
 
 SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
 KEPT = 10_000  # characters of what a check that failed has printed
@@ -101,7 +101,7 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as log:
         answer = Path(place, "result.json")
-        command = [sys.executable, "-m", "sheeplike.run.checks", name, str(answer)]
+        command = [sys.executable, "-m", "sheeplike.tools.checks", name, str(answer)]
         # In a session of its own, so that the compilers and runs that it begins end with it.
         options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, start_new_session=True, **options)

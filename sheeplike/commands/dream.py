@@ -19,11 +19,11 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, explain_keys, keys_of
-from sheeplike.run import exported
-from sheeplike.run.exported import is_export
 from sheeplike.run.layout import choose_checkpoint
-from sheeplike.run.trained import AgentOptions, choose_accelerator, open_trained, results_of
 from sheeplike.terminal import echo, info
+from sheeplike.trained import exported
+from sheeplike.trained.exported import is_export
+from sheeplike.trained.trained import AgentOptions, choose_accelerator, open_trained, results_of
 
 RECORDINGS = "dream"  # in the directory of a run
 MOST_RATE = 30.0  # steps a second at the start, of a world whose own rate is higher
@@ -57,7 +57,7 @@ def main(request: Request) -> None:
     require_writable("run", results_of(run_dir, RECORDINGS))
     if "dreamer_v3" not in registry.lineage(config.agent.name):
         raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
-    from sheeplike.analysis.dream.server import bind
+    from sheeplike.inspection.dream.server import bind
 
     with bind(asked.port) as listening:
         info("loading torch and JAX")
@@ -77,10 +77,10 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     """
     import asyncio
 
-    from sheeplike.analysis.dream import overlay
-    from sheeplike.analysis.dream.server import Server, serve
-    from sheeplike.analysis.dream.session import NO_IMAGES, Session
-    from sheeplike.analysis.model import load
+    from sheeplike.inspection.dream import overlay
+    from sheeplike.inspection.dream.server import Server, serve
+    from sheeplike.inspection.dream.session import NO_IMAGES, Session
+    from sheeplike.inspection.model import load
     from sheeplike.monitor.progress import phase
     from sheeplike.run.build import build_envs, launch, make_envs
 

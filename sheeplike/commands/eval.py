@@ -19,10 +19,10 @@ from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, explain_keys, keys_of
-from sheeplike.run import exported
 from sheeplike.run.layout import EVALUATIONS
-from sheeplike.run.trained import TrainedOptions, finite, name_results, open_trained, rebuild, results_of, settle
 from sheeplike.terminal import echo, info
+from sheeplike.trained import exported
+from sheeplike.trained.trained import TrainedOptions, finite, name_results, open_trained, rebuild, results_of, settle
 
 
 class EvalOptions(TrainedOptions):

@@ -16,11 +16,11 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
-from sheeplike.run import exported
-from sheeplike.run.exported import MODEL, WEIGHTS
 from sheeplike.run.layout import CONFIG_FILE, choose_checkpoint
 from sheeplike.run.run_dir import free, open_run
 from sheeplike.terminal import echo, info, warn
+from sheeplike.trained import exported
+from sheeplike.trained.exported import MODEL, WEIGHTS
 
 
 class ExportOptions(Options):
@@ -72,7 +72,7 @@ def main(request: Request) -> None:
     echo(
         f"saved: {place}\nload it:\n"
         "  import torch\n"
-        "  from sheeplike.run.exported import load_agent\n"
+        "  from sheeplike.trained.exported import load_agent\n"
         f"  player = load_agent({str(place)!r}).player(num_envs=1)\n"
         f"  observations = {{{', '.join(shown)}}}\n"
         "  action = player.act(observations, is_first=torch.tensor([True]))"

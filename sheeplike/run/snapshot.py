@@ -13,9 +13,9 @@ from gymnasium.vector import VectorEnv
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.config.schema import Config
+from sheeplike.envs.spaces import Spaces
 from sheeplike.loop import LoopState, first_step
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.spaces import Spaces
 
 STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # of the current step; the next one has another action
 

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from sheeplike.analysis.runs import INCIDENTAL, read_run
+from sheeplike.analysis.runs import ANALYSIS_FILE, INCIDENTAL, find_runs, read_run
 from sheeplike.config.saved import RESUMABLE
 
 RETURN = "eval/return_mean"
@@ -274,3 +274,9 @@ def test_scalars_as_other_tools_write_them(compared):
         writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
     writer.close()
     assert compared("runs").rows["brax (TensorBoard)"]["best"] == "5"
+
+
+def test_a_run_beside_the_file_of_an_analysis_is_a_run(tmp_path, begin, record):
+    run = record(begin(tmp_path / "logs/mine"), [1.0])
+    (run / ANALYSIS_FILE).write_text("{}")
+    assert find_runs([tmp_path / "logs"]) == [run]

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sheeplike import envs
 from sheeplike.agents.dreamer_v3.agent import DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
-from sheeplike.run import exported
+from sheeplike.trained import exported
 
 HEIGHT, GAP, TITLE = 192, 8, 24
 TITLES = ("simulation", "what the agent sees", "its dream of that", "error")

@@ -10,11 +10,11 @@ import pytest
 
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
-from sheeplike.analysis.episodes import FEWEST
 from sheeplike.commands.analyze import AnalyzeOptions
-from sheeplike.run import exported
+from sheeplike.inspection.episodes import FEWEST
 from sheeplike.run.run_dir import Claim
-from sheeplike.run.trained import name_results
+from sheeplike.trained import exported
+from sheeplike.trained.trained import name_results
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 

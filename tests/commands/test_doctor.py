@@ -22,8 +22,8 @@ from sheeplike.__main__ import main, parse
 from sheeplike.agents.dreamer_v3 import Size
 from sheeplike.commands import doctor
 from sheeplike.commands.doctor import examine
-from sheeplike.run import checks
-from sheeplike.run.checks import CHECKS, Failed
+from sheeplike.tools import checks
+from sheeplike.tools.checks import CHECKS, Failed
 
 ROOT = Path(__file__).parents[2]
 LIGHT = ["python", "libraries", "memory", "disk", "cache", "gpu"]  # import nothing heavy

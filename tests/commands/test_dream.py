@@ -23,8 +23,8 @@ from sheeplike.config.compose import load
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.exported import Spaces
 from sheeplike.run.run_dir import Claim
+from sheeplike.trained.exported import Spaces
 
 ROOT = Path(__file__).parents[2]
 START = 120  # seconds that the program may take

@@ -15,9 +15,9 @@ from PIL import Image
 from sheeplike import checkpoint, host
 from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
-from sheeplike.run import exported
 from sheeplike.run.run_dir import Claim, lock
-from sheeplike.run.trained import results_of
+from sheeplike.trained import exported
+from sheeplike.trained.trained import results_of
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 COMMAND = [sys.executable, "-m", "sheeplike"]

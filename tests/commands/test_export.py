@@ -22,11 +22,11 @@ from sheeplike.agents.agent import Agent
 from sheeplike.config.compose import load, load_saved
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
+from sheeplike.envs.spaces import Spaces
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.exported import load_agent
 from sheeplike.run.run_dir import Claim
-from sheeplike.run.spaces import Spaces
+from sheeplike.trained.exported import load_agent
 
 AGENTS = {
     "dreamer_v3": ["exp=dreamer_v3", "agent.observations=[pixels/*,state]"],

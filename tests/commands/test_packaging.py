@@ -81,7 +81,7 @@ def test_the_wheel_carries_configs_scenes_and_models(wheel):
     assert scenes
     models = [path for path in (REPOSITORY / "sheeplike/models").rglob("*") if path.is_file()]
     assert models
-    pages = [REPOSITORY / f"sheeplike/analysis/dream/page.{kind}" for kind in ("html", "js", "css")]
+    pages = [REPOSITORY / f"sheeplike/inspection/dream/page.{kind}" for kind in ("html", "js", "css")]
     for path in [*scenes, *models, *pages, REPOSITORY / "sheeplike/py.typed"]:
         assert str(path.relative_to(REPOSITORY)) in names
     assert not [name for name in names if name.startswith(("tests/", "configs/", "logs/"))]

@@ -19,7 +19,7 @@ import sheeplike
 from sheeplike import envs
 from sheeplike.__main__ import main
 from sheeplike.monitor.logger import RunLogger
-from sheeplike.run.exported import load_agent
+from sheeplike.trained.exported import load_agent
 
 CAMERAS = {"pixels/colour": (64, 48, 3), "pixels/grey": (48, 48, 1), "pixels/stack": (48, 48, 4)}
 DEPTH = {"depth/colour": (64, 48, 1)}

@@ -2,7 +2,7 @@
 
 For each probed observation a linear map and a small MLP, on detached features, with an optimizer of their own. They say
 whether the latents hold what the model neither sees nor predicts. Probes of a trained model, which learn from some
-episodes and are tested on others, are in :mod:`sheeplike.analysis.probes`.
+episodes and are tested on others, are in :mod:`sheeplike.inspection.probes`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
-from sheeplike.analysis.episodes import Episodes
-from sheeplike.analysis.model import States, TrainedModel
+from sheeplike.inspection.episodes import Episodes
+from sheeplike.inspection.model import States, TrainedModel
 
 SAMPLES = (1, 16, 64)
 WINDOW = 16  # steps, from the beginning of an episode

@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 
 from sheeplike import envs
-from sheeplike.analysis.dream import recording
-from sheeplike.analysis.dream import session as sessions
-from sheeplike.analysis.dream.session import Session
-from sheeplike.analysis.model import MOST_PSNR, Expected, States, psnr
+from sheeplike.inspection.dream import recording
+from sheeplike.inspection.dream import session as sessions
+from sheeplike.inspection.dream.session import Session
+from sheeplike.inspection.model import MOST_PSNR, Expected, States, psnr
 from sheeplike.options import CommandError, InvalidOption
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
-from sheeplike.analysis import likelihood, probes
-from sheeplike.analysis.episodes import FEWEST, Episodes
-from sheeplike.analysis.model import DETER, States, TrainedModel, psnr, stack
+from sheeplike.inspection import likelihood, probes
+from sheeplike.inspection.episodes import FEWEST, Episodes
+from sheeplike.inspection.model import DETER, States, TrainedModel, psnr, stack
 
 AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
 HORIZON = max(AHEAD)

@@ -19,11 +19,11 @@ from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
 from sheeplike.files import find_unusual
 from sheeplike.options import CommandError, InvalidOption, Options
-from sheeplike.run import exported
-from sheeplike.run.exported import is_export
 from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, choose_checkpoint
 from sheeplike.run.run_dir import open_run
 from sheeplike.terminal import warn
+from sheeplike.trained import exported
+from sheeplike.trained.exported import is_export
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv

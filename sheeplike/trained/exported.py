@@ -28,11 +28,11 @@ from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, expand, nearest, validated
 from sheeplike.config.saved import read_saved, to_yaml
+from sheeplike.envs.spaces import Data, Space, Spaces, describe
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
 from sheeplike.run.layout import config_file as config_of_run
-from sheeplike.run.spaces import Data, Space, Spaces, describe
 from sheeplike.terminal import first_sentence
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
-from sheeplike.analysis.episodes import Episodes, check_memory, play
+from sheeplike.inspection.episodes import Episodes, check_memory, play
 from sheeplike.options import CommandError, InvalidOption
 
 KEYS = ("state",)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from sheeplike.analysis.likelihood import iwae_bound
+from sheeplike.inspection.likelihood import iwae_bound
 
 NOISE = 0.7  # x = z + noise, z standard normal: p(x) is normal of variance 1 + NOISE**2
 

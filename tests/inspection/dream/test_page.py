@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sheeplike.analysis.dream.server import TAKEN, Server, bind
-from sheeplike.analysis.dream.session import Moment, Session
+from sheeplike.inspection.dream.server import TAKEN, Server, bind
+from sheeplike.inspection.dream.session import Moment, Session
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = Path("/usr/bin/chromium")

@@ -14,7 +14,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from sheeplike.analysis.dream.server import TAKEN, Server, bind
+from sheeplike.inspection.dream.server import TAKEN, Server, bind
 from sheeplike.options import InvalidOption
 
 Play = Callable[[TestClient, Server], Awaitable[None]]

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sheeplike.analysis import report
-from sheeplike.analysis.dissect import Findings, Strip
-from sheeplike.analysis.probes import LinearProbe
-from sheeplike.analysis.report import NUMBERS, PAGE, scalars, summarize, write
 from sheeplike.analysis.runs import RunError, find_runs
+from sheeplike.inspection import report
+from sheeplike.inspection.dissect import Findings, Strip
+from sheeplike.inspection.probes import LinearProbe
+from sheeplike.inspection.report import NUMBERS, PAGE, scalars, summarize, write
 
 ABOUT = {"run": "<b>mine</b>", "step": 640}
 
@@ -139,12 +139,6 @@ def test_an_analysis_is_no_run_to_compare(tmp_path: Path) -> None:
     write(tmp_path / "logs/demo/mine/analyze/step_000000000640", Findings(numbers(probes=False), []), ABOUT)
     with pytest.raises(RunError, match="expected runs in it"):
         find_runs([tmp_path / "logs"])
-
-
-def test_a_run_beside_a_file_of_that_name_is_one(tmp_path: Path, begin: Callable, record: Callable) -> None:
-    run = record(begin(tmp_path / "logs/mine"), [1.0])
-    (run / NUMBERS).write_text("{}")
-    assert find_runs([tmp_path / "logs"]) == [run]
 
 
 def test_single_numbers_by_path() -> None:

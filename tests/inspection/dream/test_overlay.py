@@ -8,9 +8,9 @@ import torch
 
 import sheeplike
 from sheeplike import envs
-from sheeplike.analysis.dream import overlay
-from sheeplike.analysis.model import States, TrainedModel
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
+from sheeplike.inspection.dream import overlay
+from sheeplike.inspection.model import States, TrainedModel
 
 CAMERA = "pixels/front"
 

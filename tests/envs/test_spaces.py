@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from sheeplike.run.spaces import Spaces
+from sheeplike.envs.spaces import Spaces
 
 SEEN = {
     "pixels/front": spaces.Box(0, 255, (48, 64, 3), np.uint8),

@@ -15,11 +15,11 @@ from gymnasium.vector import VectorEnv
 
 from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
-from sheeplike.analysis.dream.session import Session
-from sheeplike.analysis.model import TrainedModel, load
 from sheeplike.config.compose import load_saved
+from sheeplike.inspection.dream.session import Session
+from sheeplike.inspection.model import TrainedModel, load
 from sheeplike.run.build import make_envs
-from sheeplike.run.exported import demo as demo_place
+from sheeplike.trained.exported import demo as demo_place
 
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
 SIDE, LENGTH = 48, 12

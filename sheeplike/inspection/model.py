@@ -35,7 +35,7 @@ from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.nn.cnn import from_unit, to_pixels, to_unit
 from sheeplike.nn.distributions import Bernoulli, OneHotCategorical, TwoHot, categorical_kl, symexp, symlog
 from sheeplike.options import CommandError, nearest
-from sheeplike.run.exported import load_agent
+from sheeplike.trained.exported import load_agent
 
 Frames = Tensor | np.ndarray | Mapping[str, Any]
 BATCH_NUMBERS = 2**22  # in a batch of states, with all that is seen and predicted there

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheeplike.analysis.probes import LinearProbe, fit_linear, fit_mlp, r_squared, rmse, split
+from sheeplike.inspection.probes import LinearProbe, fit_linear, fit_mlp, r_squared, rmse, split
 
 
 def latents(episodes: int = 12, steps: int = 60, width: int = 40) -> tuple[Tensor, Tensor]:

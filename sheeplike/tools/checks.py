@@ -1,6 +1,6 @@
 """What ``doctor`` checks of a machine, from the interpreter to a whole run, each in a process of its own.
 
-``python -m sheeplike.run.checks <name> <file>`` makes one check and writes its result to the file. A check returns a
+``python -m sheeplike.tools.checks <name> <file>`` makes one check and writes its result to the file. A check returns a
 fact, or raises: what it raises is the fact then. Heavy libraries are imported where they are checked.
 """
 

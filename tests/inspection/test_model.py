@@ -17,7 +17,7 @@ from sheeplike.agents.agent import Step
 from sheeplike.agents.dreamer_v3.agent import DreamerV3
 from sheeplike.agents.dreamer_v3.world_model import open_loop
 from sheeplike.agents.ppo.agent import PPO
-from sheeplike.analysis.model import DETER, Effects, States, TrainedModel
+from sheeplike.inspection.model import DETER, Effects, States, TrainedModel
 from sheeplike.options import CommandError
 
 CAMERAS = {"front": (48, 48, 3), "side": (64, 48, 1)}

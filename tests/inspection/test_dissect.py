@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
-from sheeplike.analysis import dissect as dissecting
-from sheeplike.analysis.dissect import (
+from sheeplike.inspection import dissect as dissecting
+from sheeplike.inspection.dissect import (
     PRIVILEGED_STATE,
     calibration,
     dissect,
@@ -22,10 +22,10 @@ from sheeplike.analysis.dissect import (
     open_loop,
     summarize_open_loop,
 )
-from sheeplike.analysis.episodes import Episodes
-from sheeplike.analysis.likelihood import log_likelihood, log_weights
-from sheeplike.analysis.model import States, TrainedModel
-from sheeplike.analysis.probes import split
+from sheeplike.inspection.episodes import Episodes
+from sheeplike.inspection.likelihood import log_likelihood, log_weights
+from sheeplike.inspection.model import States, TrainedModel
+from sheeplike.inspection.probes import split
 
 CAMERA, STEPS, EPISODES = "pixels/front", 40, 12
 SPACE = gymnasium.spaces.Dict(

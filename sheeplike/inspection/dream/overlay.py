@@ -16,11 +16,11 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from sheeplike.analysis import dissect, probes
-from sheeplike.analysis.dissect import PRIVILEGED_STATE
-from sheeplike.analysis.dream.session import Point, Points
-from sheeplike.analysis.episodes import play
-from sheeplike.analysis.model import Expected, States, TrainedModel
+from sheeplike.inspection import dissect, probes
+from sheeplike.inspection.dissect import PRIVILEGED_STATE
+from sheeplike.inspection.dream.session import Point, Points
+from sheeplike.inspection.episodes import play
+from sheeplike.inspection.model import Expected, States, TrainedModel
 
 EPISODES = 16  # that a probe learns from
 

@@ -1,4 +1,4 @@
-"""What :mod:`~sheeplike.analysis.dissect` found, for people: figures, one page that holds them, and TensorBoard."""
+"""What :mod:`~sheeplike.inspection.dissect` found, for people: figures, one page that holds them, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from sheeplike.analysis.dissect import AHEAD, DEAD_KL, Findings, Strip
 from sheeplike.analysis.figure import COLOURS, encode
-from sheeplike.analysis.likelihood import SAMPLES
 from sheeplike.analysis.runs import ANALYSIS_FILE
 from sheeplike.files import EVENTS, write_atomically
+from sheeplike.inspection.dissect import AHEAD, DEAD_KL, Findings, Strip
+from sheeplike.inspection.likelihood import SAMPLES
 from sheeplike.monitor.logger import EventFile
 from sheeplike.monitor.video import to_colour
-from sheeplike.run.trained import finite
+from sheeplike.trained.trained import finite
 
 NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
 TAG = "analyze"  # of the curves and pictures in TensorBoard

@@ -25,8 +25,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.analysis.dream.recording import MOST_SEED, Recording
-from sheeplike.analysis.model import Expected, States, TrainedModel
+from sheeplike.inspection.dream.recording import MOST_SEED, Recording
+from sheeplike.inspection.model import Expected, States, TrainedModel
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
@@ -319,7 +319,7 @@ class Session:
         return real, dream
 
     def episode(self) -> dict[str, np.ndarray]:
-        """All that was played, as :mod:`~sheeplike.analysis.dream.recording` writes it."""
+        """All that was played, as :mod:`~sheeplike.inspection.dream.recording` writes it."""
         moments = self.moments
         chosen = [*self._dropped, *(moment.action for moment in moments[:-1])]
         actions = [action.cpu().numpy() for action in chosen] or [self.neutral()[:0].cpu().numpy()]

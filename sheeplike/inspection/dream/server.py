@@ -29,13 +29,13 @@ import numpy as np
 from aiohttp import WSCloseCode, WSMsgType, web
 from pydantic import Field
 
-from sheeplike.analysis.dream import recording
-from sheeplike.analysis.dream.recording import MOST_SEED
-from sheeplike.analysis.dream.session import STRIPS, Driver, Session, Source
-from sheeplike.analysis.model import psnr
+from sheeplike.inspection.dream import recording
+from sheeplike.inspection.dream.recording import MOST_SEED
+from sheeplike.inspection.dream.session import STRIPS, Driver, Session, Source
+from sheeplike.inspection.model import psnr
 from sheeplike.options import CommandError, InvalidOption, Options, build, nearest
-from sheeplike.run.trained import finite
 from sheeplike.terminal import info, one_line
+from sheeplike.trained.trained import finite
 
 LOCAL = ("127.0.0.1", "localhost")
 PANELS = ("real", "dream", "dream B")

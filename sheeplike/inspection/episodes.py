@@ -86,7 +86,7 @@ def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int, *, state
     """Refuse episodes of two kinds that would not fit into memory with the model's states: before they are played.
 
     Args:
-        state: numbers of a :class:`~sheeplike.analysis.model.States`, one for each step.
+        state: numbers of a :class:`~sheeplike.inspection.model.States`, one for each step.
 
     Raises:
         InvalidOption: with as many as would.

@@ -1,0 +1,1 @@
+"""The machine: checks for `doctor`, measurements for `bench`."""

@@ -1,0 +1,1 @@
+"""Trained agents as files, and what lets them act."""

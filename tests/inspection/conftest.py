@@ -1,0 +1,5 @@
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _alone(alone: None) -> None: ...
