@@ -95,9 +95,7 @@ def train(
 
             # Where the episode has ended (is_last), the worlds ignore the action and begin a new one.
             obs, reward, terminated, truncated, info = envs.step(step.action)
-            state.step = Step(
-                obs, step.action, reward, is_first=step.is_last, is_last=terminated | truncated, is_terminal=terminated
-            )
+            state.step = step.following(step.action, obs, reward, terminated, truncated)
             observer.stepped(state.step, info)
             state.due = agent.updates_due(state.policy_steps)
 
@@ -151,18 +149,17 @@ def evaluate(
         final = info["episode"]
         while True:
             if start == 0 and video_envs:
-                cameras = [key for key in obs if key.startswith("pixels/")]
-                seen = {key.removeprefix("pixels/"): obs[key][:video_envs].clone() for key in cameras}
+                cameras = [key for key in step.obs if key.startswith("pixels/")]
+                seen = {key.removeprefix("pixels/"): step.obs[key][:video_envs].clone() for key in cameras}
                 for camera, frames in (seen | film()).items():
                     before = videos.setdefault(camera, [])
                     ended = over_before[: len(frames)].view(-1, 1, 1, 1)  # what is over stays as it ended
                     before.append(torch.where(ended, before[-1], frames) if before else frames)
             if bool(over.all()):
                 break
-            action = player.act(obs, step.is_first, sample=sample)
-            obs, _, terminated, truncated, info = envs.step(action)
-            step.is_first = step.is_last
-            step.is_last = terminated | truncated
+            action = player.act(step.obs, step.is_first, sample=sample)
+            obs, reward, terminated, truncated, info = envs.step(action)
+            step = step.following(action, obs, reward, terminated, truncated)
             whole = step.is_last & ~info.get("restarted", no)
             final = _select(whole & ~over, info["episode"], final)
             over_before, over = over, over | whole

@@ -41,6 +41,12 @@ class Step:
     is_terminal: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
 
+    def following(
+        self, action: Tensor, obs: dict[str, Tensor], reward: Tensor, terminated: Tensor, truncated: Tensor
+    ) -> Step:
+        """Return the next step: what the environments answered when ``action`` was taken in this one."""
+        return Step(obs, action, reward, self.is_last, terminated | truncated, terminated)
+
 
 class Prediction(NamedTuple):
     """What a model foresaw for one camera, beside what happened.

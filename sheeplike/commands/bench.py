@@ -329,7 +329,7 @@ class Bench:
             nonlocal last
             last.action = act(last)
             obs, reward, terminated, truncated, _ = self.envs.step(last.action)
-            last = Step(obs, last.action, reward, last.is_last, terminated | truncated, terminated)
+            last = last.following(last.action, obs, reward, terminated, truncated)
             return last
 
         return step

@@ -115,15 +115,15 @@ def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
     begun = torch.zeros(envs.num_envs, dtype=torch.int64)  # where in the record each world's episode begins
     ended = torch.zeros_like(begun)
     rows: list[dict[str, Tensor]] = []
-    reward, terminal = step.reward, step.is_terminal
     while True:
-        action = act(obs, step.is_first)
-        row = {key: obs[key] for key in keys} | {"action": action, "reward": reward, "is_terminal": terminal}
+        action = act(step.obs, step.is_first)
+        row = {key: step.obs[key] for key in keys} | {"action": action}
+        row |= {"reward": step.reward, "is_terminal": step.is_terminal}
         rows.append({name: value.cpu().clone() for name, value in row.items()})
         if bool(over.all()):
             break
-        obs, reward, terminal, truncated, info = envs.step(action)
-        step.is_first, step.is_last = step.is_last, terminal | truncated
+        obs, reward, terminated, truncated, info = envs.step(action)
+        step = step.following(action, obs, reward, terminated, truncated)
         restarted = info.get("restarted")
         whole = step.is_last if restarted is None else step.is_last & ~restarted
         now = len(rows)
