@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from sheeplike.terminal import one_line
 
@@ -24,6 +25,13 @@ WIDEST = 32  # characters of a column in a table of keys
 _ABSENT = object()
 T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
+
+# Marks of options, as in `seed: Annotated[int, RESUMABLE, HEADLINE] = Field(0, …)`; :func:`marked` finds them. That of a
+# section holds for all keys below it.
+RESUMABLE = Field(json_schema_extra={"resumable": True})  # it may change when a run is resumed
+INCIDENTAL = Field(json_schema_extra={"incidental": True})  # it does not make another experiment
+CONDITION = Field(json_schema_extra={"condition": True})  # labels of compared runs show it where any two differ
+HEADLINE = Field(json_schema_extra={"headline": True})  # a column of TensorBoard's table of runs
 
 
 class CommandError(Exception):
@@ -168,6 +176,16 @@ class Key(NamedTuple):
 def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
     """Every key of a class of options, sections before what is below them; ``prefix`` is in front of all paths."""
     yield from _keys_below(schema_of(options), prefix)
+
+
+def marked(keys: Iterable[Key], mark: str) -> frozenset[str]:
+    """Return the paths of the keys with a mark, such as ``"resumable"``, not those below them."""
+    return frozenset(key.path for key in keys if mark in key.schema)
+
+
+def is_within(path: str, sections: Collection[str]) -> bool:
+    """Return True if ``sections`` has the dotted ``path`` or a section that it is in."""
+    return any(above in sections for above in itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -> str:

@@ -1,6 +1,9 @@
-import pytest
+from typing import Annotated, Literal
 
-from sheeplike.options import nearest, one_of
+import pytest
+from pydantic import Field
+
+from sheeplike.options import HEADLINE, RESUMABLE, Options, is_within, keys_of, marked, nearest, one_of
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,33 @@ def test_nearest_but_not_anything():
 
 def test_one_of():
     assert one_of("wrap", ("warp", "none")) == "one of warp, none (nearest: warp)"
+
+
+class Section(Options):
+    wide: int = Field(1, description="width")
+
+
+class Marked(Options):
+    """Marks beside every kind of type."""
+
+    plain: int = Field(1, description="none")
+    number: Annotated[int | None, RESUMABLE, HEADLINE] = Field(None, ge=1, description="two")
+    needed: Annotated[str, HEADLINE] = Field(description="one without a default")
+    section: Annotated[Section, RESUMABLE] = Field(Section(), description="of a section")
+    size: Annotated[Literal["1m"] | Section, HEADLINE] = Field("1m", description="of a union")
+
+
+def test_marks_of_keys():
+    assert marked(keys_of(Marked, "agent."), "headline") == {"agent.number", "agent.needed", "agent.size"}
+    resumable = marked(keys_of(Marked), "resumable")
+    assert resumable == {"number", "section"}
+    assert is_within("section.wide", resumable)
+    assert is_within("number", resumable)
+    assert not is_within("size.wide", resumable)
+    assert not is_within("number_of", resumable)
+
+
+def test_a_marked_option_is_checked_as_before():
+    assert Marked(needed="a", number=3).number == 3
+    with pytest.raises(ValueError, match="number"):
+        Marked(needed="a", number=0)
