@@ -26,7 +26,7 @@ _ABSENT = object()
 T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
 
-# Marks of options, as in `seed: Annotated[int, RESUMABLE, HEADLINE] = Field(0, …)`; :func:`marked` finds them. That of a
+# Marks of options, as in `seed: Annotated[int, RESUMABLE, HEADLINE] = Field(0)`, for :func:`marked` to find. That of a
 # section holds for all keys below it.
 RESUMABLE = Field(json_schema_extra={"resumable": True})  # it may change when a run is resumed
 INCIDENTAL = Field(json_schema_extra={"incidental": True})  # it does not make another experiment
