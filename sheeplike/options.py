@@ -168,6 +168,11 @@ class Key(NamedTuple):
         return "properties" in self.schema
 
     @property
+    def is_number(self) -> bool:
+        """True if the values are numbers."""
+        return all(form.get("type") in ("integer", "number") for form in _forms(self.schema))
+
+    @property
     def is_open(self) -> bool:
         """Whether any key may stand below this one."""
         return any("additionalProperties" in form and "properties" not in form for form in _forms(self.schema))

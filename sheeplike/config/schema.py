@@ -16,7 +16,7 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.envs.registry import SIMULATION
-from sheeplike.options import CommandError, InvalidOption, Key, Options, format_value, keys_of
+from sheeplike.options import HEADLINE, CommandError, InvalidOption, Key, Options, format_value, keys_of
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
@@ -25,12 +25,12 @@ ByCamera = Annotated[dict[str, Side | tuple[Side, Side]], Field(min_length=1)]
 
 
 class Env(Options):
-    name: str = Field(description="the task, or a family of environments")
-    id: str | None = Field(
+    name: Annotated[str, HEADLINE] = Field(description="the task, or a family of environments")
+    id: Annotated[str | None, HEADLINE] = Field(
         None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
     )
-    num_envs: int = Field(16, ge=1, le=2**20, description="worlds simulated side by side")
-    image_size: Side | tuple[Side, Side] | ByCamera = Field(
+    num_envs: Annotated[int, HEADLINE] = Field(16, ge=1, le=2**20, description="worlds simulated side by side")
+    image_size: Annotated[Side | tuple[Side, Side] | ByCamera, HEADLINE] = Field(
         48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
     )
     cameras: tuple[str, ...] | None = Field(
@@ -50,7 +50,9 @@ class Env(Options):
     segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
     shadows: bool = Field(False, description="render the shadows of lights that cast any")
     textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
-    action_repeat: int = Field(1, ge=1, le=1000, description="control steps for which an action is held")
+    action_repeat: Annotated[int, HEADLINE] = Field(
+        1, ge=1, le=1000, description="control steps for which an action is held"
+    )
     options: dict[str, Any] = Field({}, description="further arguments of the task, by name")
 
     @property
@@ -87,7 +89,9 @@ class Fabric(Options):
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
         "auto", description="auto, cpu, or cuda, also called gpu"
     )
-    precision: Literal["32-true", "bf16-mixed"] = Field("32-true", description="floating-point precision of training")
+    precision: Annotated[Literal["32-true", "bf16-mixed"], HEADLINE] = Field(
+        "32-true", description="floating-point precision of training"
+    )
     threads: int | None = Field(None, ge=1, le=2**12, description="torch's threads on a CPU; null: one for each core")
     deterministic: bool = Field(
         False,
@@ -106,8 +110,10 @@ class Config(Options):
     """A whole configuration, checked."""
 
     exp: str = Field(description="the recipe")
-    profile: str = Field("auto", description="the machine's profile; auto: gpu where there is one")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling")
+    profile: Annotated[str, HEADLINE] = Field("auto", description="the machine's profile; auto: gpu where there is one")
+    seed: Annotated[int, HEADLINE] = Field(
+        0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling"
+    )
     total_steps: int = Field(1_000_000, ge=1, le=10**12, description="policy steps of the whole run")
     run_dir: str | None = Field(
         None,
@@ -137,7 +143,7 @@ class Config(Options):
         description="seconds without an iteration before all threads' stacks are printed; null: never",
     )
     env: Env = Field(description="the task and its worlds")
-    randomization: dict[str, Any] = Field(
+    randomization: Annotated[dict[str, Any], HEADLINE] = Field(
         {}, description="what differs between worlds and episodes, line by line; randomization=none: nothing"
     )
     agent: SerializeAsAny[AgentConfig] = Field(description="the algorithm and its numbers")
@@ -207,6 +213,25 @@ def validate(data: Mapping[str, Any]) -> Config:
 def to_data(config: Config) -> dict[str, Any]:
     """The configuration as nested dictionaries of plain values, every value in full."""
     return config.model_dump(mode="json", by_alias=True)
+
+
+def headlines(config: Config) -> tuple[dict[str, type], dict[str, Any]]:
+    """Return the columns of TensorBoard's table of runs, with their types, and the values of this run.
+
+    The columns are the same for every built-in agent: TensorBoard takes those of one run for all.
+    """
+    keys = all_keys(*registry.built_in(), type(config.agent))
+    columns = {key.path: float if key.is_number else str for key in keys if "headline" in key.schema}
+    values = {}
+    for path, kind in columns.items():
+        value: Any = to_data(config)
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if path == "randomization":
+            value = ", ".join(value) or "none"
+        if value is not None:
+            values[path] = kind(value)
+    return columns, values
 
 
 def _is_of_another_agent(name: str) -> bool:

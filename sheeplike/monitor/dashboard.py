@@ -53,34 +53,6 @@ CATEGORIES = {
     },
 }
 
-# What tells runs apart at a glance, and its type in the table. The whole configuration is under Text.
-HYPERPARAMETERS = {
-    "env.name": str,
-    "env.id": str,
-    "env.num_envs": float,
-    "env.image_size": str,
-    "env.action_repeat": float,
-    "randomization": str,
-    "profile": str,
-    "fabric.precision": str,
-    "seed": float,
-    "agent.name": str,
-    "agent.learning_rate": float,
-    "agent.entropy_scale": float,
-    # DreamerV3
-    "agent.size": str,
-    "agent.replay_ratio": float,
-    "agent.batch_size": float,
-    "agent.batch_length": float,
-    "agent.horizon": float,
-    # PPO
-    "agent.rollout_length": float,
-    "agent.epochs": float,
-    "agent.minibatches": float,
-    "agent.discount": float,
-    "agent.gae_lambda": float,
-    "agent.clip": float,
-}
 OUTCOMES = ("eval/return_mean", "eval/success_rate", "rollout/return_mean", "time/env_sps")
 
 
@@ -96,29 +68,18 @@ def layout(metrics: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
     return chosen
 
 
-def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
-    """The :data:`HYPERPARAMETERS` that ``config``, nested dictionaries of plain values, has, by dotted path."""
-    found: dict[str, float | str] = {}
-    for path, kind in HYPERPARAMETERS.items():
-        value: Any = config
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if path == "randomization" and value is not None:
-            value = ", ".join(value) or "none"
-        if value is not None:
-            found[path] = kind(value)
-    return found
-
-
-def table_entry(config: Mapping[str, Any]) -> list[Any]:
-    """The three summaries that enter a run into the table, whose outcomes are the last values of its own curves.
+def table_entry(columns: Mapping[str, type], values: Mapping[str, float | str]) -> list[Any]:
+    """Return the three summaries that enter a run into the table; its outcomes are the last values of its own curves.
 
     ``SummaryWriter.add_hparams`` would write a second run below this one, and declare the columns of this run alone,
     while TensorBoard takes those of one run for all.
+
+    Args:
+        columns: name to ``float`` or ``str``, the same for all runs.
+        values: of this run, which need not have them all.
     """
     from torch.utils.tensorboard.summary import hparams
 
-    columns = {name: kind() for name, kind in HYPERPARAMETERS.items()}
-    experiment, _, _ = hparams(columns, dict.fromkeys(OUTCOMES, 0.0))
-    _, start, end = hparams(hyperparameters(config), {})
+    experiment, _, _ = hparams({name: kind() for name, kind in columns.items()}, dict.fromkeys(OUTCOMES, 0.0))
+    _, start, end = hparams(dict(values), {})
     return [experiment, start, end]

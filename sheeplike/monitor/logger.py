@@ -95,9 +95,9 @@ class RunLogger:
         """Show Markdown under TensorBoard's text."""
         self._tensorboard(lambda events: events.add_text(name, text, step))
 
-    def log_hyperparameters(self, config: Mapping[str, Any]) -> None:
+    def log_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None:
         """Enter the run into TensorBoard's table of runs (see :func:`~sheeplike.monitor.dashboard.table_entry`)."""
-        self._tensorboard(lambda events: [events.add(part) for part in table_entry(config)])
+        self._tensorboard(lambda events: [events.add(part) for part in table_entry(columns, values)])
 
     def log_layout(self, metrics: Iterable[str]) -> None:
         """Arrange the curves in charts, for an agent that writes ``metrics``; once is enough."""

@@ -30,7 +30,7 @@ from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.config.compose import start_of
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
-from sheeplike.config.schema import to_data
+from sheeplike.config.schema import headlines
 from sheeplike.config.sources import Sources
 from sheeplike.files import write_atomically
 from sheeplike.loop import Every, LoopState, train
@@ -276,7 +276,7 @@ class Experiment:
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
         origin = json.dumps(provenance.record(self._place), indent=1)
         logger.log_text("start", f"```json\n{origin}\n```", self.policy_steps)
-        logger.log_hyperparameters(to_data(config))
+        logger.log_hyperparameters(*headlines(config))
         if parts is None or not remembers or self.policy_steps < first:
             self.progress.stage(config.agent.collecting)
         # Hooks of the loop, counted from here.

@@ -8,10 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
-from sheeplike.agents.dreamer_v3.config import DreamerV3Config
-from sheeplike.agents.ppo.config import PPOConfig
-from sheeplike.config.schema import all_keys
-from sheeplike.monitor.dashboard import CATEGORIES, HYPERPARAMETERS, OUTCOMES, layout
+from sheeplike.monitor.dashboard import CATEGORIES, OUTCOMES, layout
 from sheeplike.monitor.logger import RunLogger
 
 WORLD_MODEL = [
@@ -33,26 +30,15 @@ PPO = [
     "grad_norm/total",
     "opt/learning_rate",
 ]
-CONFIG = {
-    "seed": 3,
-    "profile": "cpu",
-    "randomization": {"light": {"max": 1}, "mass": {"max": 2}},
-    "fabric": {"precision": "bf16-mixed"},
-    "env": {"name": "cartpole_balance", "num_envs": 32, "image_size": (48, 64), "cameras": None, "options": {"a": 1}},
-    "agent": {
-        "name": "dreamer_v3",
-        "learning_rate": 4e-4,
-        "size": "1m",
-        "loss_scales": {"dyn": 1},
-    },
-}
+COLUMNS = {"seed": float, "env.name": str, "agent.size": str, "agent.clip": float}
+VALUES = {"seed": 3.0, "env.name": "cartpole_balance", "agent.size": "1m"}
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> EventAccumulator:
     run = RunLogger(tmp_path / "run")
     run.log({"rollout/return_mean": 5.0}, step=32, gradient_steps=0, seconds=1)
-    run.log_hyperparameters(CONFIG)
+    run.log_hyperparameters(COLUMNS, VALUES)
     run.log_layout(DREAMER)
     run.log({"eval/return_mean": 7.0}, step=64, gradient_steps=4, seconds=2)
     run.close()
@@ -77,22 +63,11 @@ def test_the_table_of_runs_is_in_the_event_file_of_the_run(written):
     assert content.keys() == {metadata.EXPERIMENT_TAG, metadata.SESSION_START_INFO_TAG, metadata.SESSION_END_INFO_TAG}
     read = plugin_data_pb2.HParamsPluginData.FromString
     values = read(content[metadata.SESSION_START_INFO_TAG]).session_start_info.hparams
-    assert {name: value.number_value or value.string_value for name, value in values.items()} == {
-        "env.name": "cartpole_balance",
-        "env.num_envs": 32,
-        "env.image_size": "(48, 64)",
-        "agent.name": "dreamer_v3",
-        "agent.size": "1m",
-        "agent.learning_rate": 4e-4,
-        "seed": 3,
-        "profile": "cpu",
-        "randomization": "light, mass",
-        "fabric.precision": "bf16-mixed",
-    }
+    assert {name: value.number_value or value.string_value for name, value in values.items()} == VALUES
     experiment = read(content[metadata.EXPERIMENT_TAG]).experiment
     assert [metric.name.tag for metric in experiment.metric_infos] == list(OUTCOMES)
     # Every run declares all columns, also those of another agent: TensorBoard asks one run for those of all.
-    assert [column.name for column in experiment.hparam_infos] == list(HYPERPARAMETERS)
+    assert [column.name for column in experiment.hparam_infos] == list(COLUMNS)
     # They are the run's own curves: nothing is written in their name.
     assert [(point.step, point.value) for point in written.Scalars("eval/return_mean")] == [(64, 7.0)]
     assert set(written.Tags()["scalars"]) == {"rollout/return_mean", "eval/return_mean"}
@@ -103,11 +78,6 @@ def test_charts_of_another_agent():
     assert list(charts) == ["Compare", "Policy", "Health"]
     assert list(charts["Policy"]) == ["losses", "entropy", "value", "PPO"]
     assert charts["Compare"] == layout(DREAMER)["Compare"]  # or TensorBoard would show both
-
-
-def test_every_column_is_a_key_of_some_run():
-    keys = {key.path for key in all_keys(DreamerV3Config, PPOConfig)}
-    assert set(HYPERPARAMETERS) <= keys
 
 
 @pytest.mark.parametrize("names", [DREAMER, PPO])
@@ -130,7 +100,7 @@ def test_every_expression_is_valid():
 
 def test_without_tensorboard_nothing_happens(tmp_path):
     run = RunLogger(tmp_path, tensorboard=False)
-    run.log_hyperparameters({"seed": 1})
+    run.log_hyperparameters(COLUMNS, VALUES)
     run.log_layout(PPO)
     run.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

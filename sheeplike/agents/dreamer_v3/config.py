@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from sheeplike.agents.config import AgentConfig
-from sheeplike.options import InvalidOption, Options
+from sheeplike.options import HEADLINE, InvalidOption, Options
 
 CONTEXT = 1  # stored steps in front of each trained sequence, whose last latent is where it starts
 WRITE_HEAD = 1  # steps kept free where each world's ring is written: a sequence across would join old and new
@@ -51,7 +51,7 @@ class LossScales(Options):
 class DreamerV3Config(AgentConfig):
     """Options of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`."""
 
-    name: Literal["dreamer_v3"] = Field("dreamer_v3", description="the algorithm")
+    name: Annotated[Literal["dreamer_v3"], HEADLINE] = Field("dreamer_v3", description="the algorithm")
     targets: tuple[str, ...] = Field(
         (),
         description="glob patterns of observations that it predicts without seeing them, such as privileged_state, to "
@@ -62,10 +62,10 @@ class DreamerV3Config(AgentConfig):
         description="glob patterns of vectors that probes learn to read off its latents, such as privileged_state, "
         "without changing what it learns",
     )
-    size: Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size = Field(
+    size: Annotated[Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size, HEADLINE] = Field(
         "12m", description="preset, or the widths of the model"
     )  # the authors' default is 200m
-    replay_ratio: float = Field(
+    replay_ratio: Annotated[float, HEADLINE] = Field(
         0.0625, gt=0, le=1000, description="gradient steps per policy step after learning_starts"
     )
     # 0.0625 x 16 x 64: each step is trained on 64 times. The authors' default is 32 times, for 5 million steps.
@@ -73,9 +73,9 @@ class DreamerV3Config(AgentConfig):
         None, ge=0, description="policy steps before the first gradient step; null: when the replay holds a batch"
     )
     replay_size: int = Field(500_000, ge=1, le=10**12, description="policy steps kept for replay, over all worlds")
-    batch_size: int = Field(16, ge=1, le=2**16, description="sequences per gradient step")
-    batch_length: int = Field(64, ge=2, le=2**16, description="time steps per sequence")
-    learning_rate: float = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
+    batch_size: Annotated[int, HEADLINE] = Field(16, ge=1, le=2**16, description="sequences per gradient step")
+    batch_length: Annotated[int, HEADLINE] = Field(64, ge=2, le=2**16, description="time steps per sequence")
+    learning_rate: Annotated[float, HEADLINE] = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
     warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient")
@@ -87,9 +87,11 @@ class DreamerV3Config(AgentConfig):
     )  # so has the authors' configuration, but their code does not apply it
     free_nats: float = Field(1.0, ge=0, le=1e6, description="nats of KL divergence that cost nothing")
     imagination_length: int = Field(15, ge=1, le=1000, description="imagined time steps")
-    horizon: float = Field(333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)")
+    horizon: Annotated[float, HEADLINE] = Field(
+        333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)"
+    )
     return_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the lambda-returns")
-    entropy_scale: float = Field(3e-4, ge=0, le=1e6, description="weight of the policy's entropy")
+    entropy_scale: Annotated[float, HEADLINE] = Field(3e-4, ge=0, le=1e6, description="weight of the policy's entropy")
     slow_critic_rate: float = Field(
         0.02, gt=0, le=1, description="how far the slow critic moves after each gradient step"
     )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from sheeplike.agents.config import AgentConfig
-from sheeplike.options import InvalidOption, Options
+from sheeplike.options import HEADLINE, InvalidOption, Options
 
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Activation = Literal["elu", "relu", "silu", "tanh"]
@@ -32,7 +32,7 @@ class Vision(Options):
 class PPOConfig(AgentConfig):
     """Options of :class:`~sheeplike.agents.ppo.agent.PPO`."""
 
-    name: Literal["ppo"] = Field("ppo", description="the algorithm")
+    name: Annotated[Literal["ppo"], HEADLINE] = Field("ppo", description="the algorithm")
     value_observations: tuple[str, ...] | None = Field(
         None,
         min_length=1,
@@ -56,19 +56,25 @@ class PPOConfig(AgentConfig):
     distribution: Literal["auto", "tanh_normal", "clipped_normal", "categorical"] = Field(
         "auto", description="action distribution; auto: tanh_normal, or categorical where actions are discrete"
     )
-    rollout_length: int = Field(20, ge=1, le=2**20, description="steps of every world between two updates")
-    minibatches: int = Field(8, ge=1, le=2**20, description="parts of a rollout, one gradient step each")
-    epochs: int = Field(8, ge=1, le=1000, description="passes over a rollout")
-    discount: float = Field(0.99, ge=0, lt=1, description="of future rewards")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
+    rollout_length: Annotated[int, HEADLINE] = Field(
+        20, ge=1, le=2**20, description="steps of every world between two updates"
+    )
+    minibatches: Annotated[int, HEADLINE] = Field(
+        8, ge=1, le=2**20, description="parts of a rollout, one gradient step each"
+    )
+    epochs: Annotated[int, HEADLINE] = Field(8, ge=1, le=1000, description="passes over a rollout")
+    discount: Annotated[float, HEADLINE] = Field(0.99, ge=0, lt=1, description="of future rewards")
+    gae_lambda: Annotated[float, HEADLINE] = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="step size of Adam")
+    learning_rate: Annotated[float, HEADLINE] = Field(1e-3, gt=0, le=1, description="step size of Adam")
     adam_eps: float = Field(1e-5, gt=0, le=1, description="epsilon of Adam")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="largest norm of all gradients together")
-    clip: float = Field(0.3, gt=0, le=1e6, description="how far the ratio of probabilities may leave 1")
+    clip: Annotated[float, HEADLINE] = Field(
+        0.3, gt=0, le=1e6, description="how far the ratio of probabilities may leave 1"
+    )
     value_clip: float | None = Field(None, gt=0, le=1e6, description="how far a value may move; null: any distance")
     value_scale: float = Field(0.5, ge=0, le=1e6, description="weight of the value's loss")
-    entropy_scale: float = Field(0.01, ge=0, le=1e6, description="weight of the policy's entropy")
+    entropy_scale: Annotated[float, HEADLINE] = Field(0.01, ge=0, le=1e6, description="weight of the policy's entropy")
     normalise_advantage: bool = Field(True, description="mean 0 and deviation 1 in each minibatch")
     kl_control: Literal["none", "early_stop", "adaptive_lr"] = Field(
         "none",
