@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 from sheeplike.agents.dreamer_v3.agent import CONTEXT, DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.storage import pack_latent
-from sheeplike.commands.bench import Bench, Table, compose, ratio
+from sheeplike.commands.bench import compose
 from sheeplike.config.sources import Sources
 from sheeplike.nn.optimizers import update_slow
+from sheeplike.tools.bench import Bench, Table, ratio
 
 # The beginnings of the names by which the profiler knows what is counted.
 COUNTED = {
@@ -110,7 +111,7 @@ def count(agent: DreamerV3, wait: Callable[[], None]) -> list[list[float]]:
 
 def main() -> None:
     asked, composed = compose(sys.argv[1:], Sources())
-    bench = Bench(composed.config, asked, "")
+    bench = Bench(composed.config, seconds=asked.seconds, rounds=asked.rounds)
     options = composed.config.agent.acting_only(bench.envs.num_envs)
     steps = bench.experience(bench.make_agent(options, "off"))
 

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 from sheeplike.checkpoint import Writer
-from sheeplike.commands.bench import Bench, Table, compose
+from sheeplike.commands.bench import compose
 from sheeplike.config.sources import Sources
+from sheeplike.tools.bench import Bench, Table
 
 NEW = 20_000  # policy steps between two checkpoints
 LATER = 3  # checkpoints after the first
@@ -23,7 +24,7 @@ COLUMNS = ["the run waits, s", "until it is on the disk, s", "written, MiB", "th
 
 def main() -> None:
     asked, composed = compose(sys.argv[1:], Sources())
-    bench = Bench(composed.config, asked, "")
+    bench = Bench(composed.config, seconds=asked.seconds, rounds=asked.rounds)
     agent = bench.make_agent(composed.config.agent, composed.config.compile)
     run, _ = bench.learning_loop(agent)
     replay = agent.history

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sheeplike.commands.bench import Cell, Table
+from sheeplike.tools.bench import Cell, Table
 
 COLUMNS = {  # to table, row and column of bench
     "policy steps/s of the vector env": ("steps", "+ vector env", "policy steps/s"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from sheeplike.commands.bench import Bench, Table, compose, ratio
+from sheeplike.commands.bench import compose
 from sheeplike.config.sources import Sources
+from sheeplike.tools.bench import Bench, Table, ratio
 
 
 def scaled(*fields: str) -> dict[str, Any]:
@@ -27,12 +28,12 @@ RECIPES = {
 
 def main() -> None:
     asked, composed = compose(sys.argv[1:], Sources())
-    asked = asked.replace(parts=("envs",))
     config, recipes = composed.config, dict(RECIPES)
     if config.randomization:
         recipes["as configured"] = config.randomization
-    benches = {name: Bench(config.replace(randomization=lines), asked, "") for name, lines in recipes.items()}
-    tasks = {name: bench.simulation()["+ vector env"] for name, bench in benches.items()}
+    options = {"seconds": asked.seconds, "rounds": asked.rounds}
+    benches = {name: Bench(config.replace(randomization=lines), **options) for name, lines in recipes.items()}
+    tasks = {name: bench.simulation({"envs"})["+ vector env"] for name, bench in benches.items()}
     table = Table("variation", "Randomization", ["policy steps/s", "relative to none"])
     taken = benches["none"].timed(tasks)
     for name, seconds in taken.items():

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from sheeplike.__main__ import main
-from sheeplike.commands.bench import PARTS, Bench, BenchOptions, Table, bare_loop, interleaved, quartiles, ratio
+from sheeplike.commands.bench import PARTS, BenchOptions
 from sheeplike.config.compose import load
 from sheeplike.config.sources import Sources
 from sheeplike.envs.mjx.simulator import Simulator
+from sheeplike.tools.bench import Bench, Table, bare_loop, interleaved, quartiles, ratio
 
 JOB = ("env=cartpole_balance", "agent=dreamer_v3")
 # Short enough for a test; what it finds of speed means nothing.
@@ -171,7 +172,7 @@ def test_ppo_in_an_environment_that_is_not_simulated_here(tmp_path, capsys):
 def test_the_bare_loop_and_the_vector_env_do_the_same():
     """The same episodes, frames and ends included, from one compiled step."""
     arguments = ["exp=dreamer_v3", JOB[0], "profile=cpu", "env.num_envs=2", "env.options.episode_length=4", "seed=3"]
-    bench = Bench(load(arguments, Sources()).config, BenchOptions(), "")
+    bench = Bench(load(arguments, Sources()).config)
     simulator = bench.envs.simulator
     actions = list(torch.rand(3, 2, 1))
     flat = [jax.device_put(action.flatten().numpy(), simulator.device) for action in actions]
