@@ -1,7 +1,7 @@
-"""What ``doctor`` checks of a machine, from the interpreter to a whole run, each in a process of its own.
+"""Checks of a machine for ``doctor``, from the interpreter to a whole run, each in a process of its own.
 
-``python -m sheeplike.tools.checks <name> <file>`` makes one check and writes its result to the file. A check returns a
-fact, or raises: what it raises is the fact then. Heavy libraries are imported where they are checked.
+``python -m sheeplike.tools.checks <name> <file>`` makes one check and writes its result to the file. A check returns
+or raises a fact. Each imports the heavy libraries that it checks.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import sheeplike
 from sheeplike import caches, host
 from sheeplike.files import write_atomically
 from sheeplike.terminal import echo, first_sentence
@@ -32,17 +37,14 @@ GIB = 2**30
 NO_DEVICE = 100  # of CUDA's driver: it works, and has no GPU to show
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
 PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
+SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
+MAX_OUTPUT = 10_000  # characters in the report of a failed check's output
 SYNC = "SHEEPLIKE_SYNC"
 INSTALL = "pip install -e . (with an NVIDIA GPU '.[cuda13]') in an environment of its own"
 
 
 class Failed(Exception):
-    """A check has failed.
-
-    Args:
-        fact: what was found.
-        advice: what to do; None: the check's own advice, empty: the fact says it.
-    """
+    """A check has failed; ``advice`` replaces the check's own, and is empty where the fact says what to do."""
 
     def __init__(self, fact: str, advice: str | None = None) -> None:
         super().__init__(fact, advice)
@@ -50,18 +52,10 @@ class Failed(Exception):
 
 
 class Check(NamedTuple):
-    """One check.
-
-    Attributes:
-        meaning: a line for ``--help``.
-        advice: what to do where it fails.
-        seconds: after which it hangs; what compiles with empty caches takes minutes.
-    """
-
     function: Callable[[], str]
-    meaning: str
-    advice: str
-    seconds: float
+    meaning: str  # a line for --help
+    advice: str  # what to do where it fails
+    seconds: float  # until it counts as hanging; compiling with empty caches takes minutes
     quick: bool
     needs_gpu: bool
 
@@ -70,7 +64,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(advice: str, *, seconds: float = 60, quick: bool = False, needs_gpu: bool = False) -> Callable:
-    """Make a function a check, in the order in which they are defined; its docstring's first line is the meaning."""
+    """Register a function as a check, whose meaning is the first line of its docstring."""
 
     def register(function: Callable[[], str]) -> Callable[[], str]:
         meaning = function.__doc__.partition("\n")[0].rstrip(".")
@@ -88,10 +82,59 @@ def main(name: str, file: str) -> None:
         status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
     except Failed as error:
         status, fact, advice = "FAIL", error.fact, made.advice if error.advice is None else error.advice
-    except Exception as error:  # whatever a library raises is what is wrong with it
+    except Exception as error:  # libraries raise what is wrong with them
         traceback.print_exc()
         status, fact, advice = "FAIL", f"{type(error).__name__}: {first_sentence(error)}", made.advice
     write_atomically(Path(file), json.dumps({"status": status, "fact": fact, "advice": advice}))
+
+
+def examine(name: str, timeout: float) -> dict[str, Any]:
+    """Run one check in a process of its own, and return its ``status``, ``fact``, ``advice`` and ``seconds``.
+
+    A check that hangs or dies has failed; a failure has the ``output`` of its process too.
+    """
+    start, hangs = time.monotonic(), False
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as log:
+        answer = Path(place, "result.json")
+        command = [sys.executable, "-m", "sheeplike.tools.checks", name, str(answer)]
+        # In a session of its own, so that the compilers and runs that it begins end with it.
+        options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            hangs = True
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended, and so has all that it began
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        log.seek(0)
+        output = log.read().decode("utf-8", "replace")[-MAX_OUTPUT:]
+        if answer.exists() and status == 0:
+            result = json.loads(answer.read_text("utf-8"))
+        else:
+            ended = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+            fact = f"hangs: no answer in {timeout:g} s" if hangs else f"died {ended}: {last_line(output)}"
+            result = {"status": "FAIL", "fact": fact, "advice": CHECKS[name].advice}
+    result["seconds"] = round(time.monotonic() - start, 2)
+    return result | ({"output": output} if result["status"] == "FAIL" else {})
+
+
+def describe_machine() -> dict[str, Any]:
+    """Begin a report with versions, the system, and settings of libraries, and nothing else."""
+    return {
+        "sheeplike": sheeplike.__version__,
+        "date": datetime.now().astimezone().isoformat(" ", timespec="seconds"),
+        "python": sys.version,
+        "system": platform.platform(),
+        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
+        "checks": {},
+    }
+
+
+def last_line(output: str) -> str:
+    """Return the last line that is not empty."""
+    return next((line for line in reversed(output.splitlines()) if line.strip()), "it said nothing")
 
 
 def expect(condition: object, fact: str, advice: str | None = None) -> None:
@@ -105,7 +148,7 @@ def expect(condition: object, fact: str, advice: str | None = None) -> None:
 
 @check(INSTALL, quick=True)
 def python() -> str:
-    """Python, and the versions that are installed of what the program needs."""
+    """Python, and the installed versions of the libraries that the program needs."""
     expect(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}: expected 3.11 or newer")
     with suppress(importlib.metadata.PackageNotFoundError):  # then it is run from a clone that is not installed
         from packaging.requirements import Requirement
@@ -118,10 +161,9 @@ def python() -> str:
                 expect(
                     fits, f"{requirement.name} {found or 'is missing'}: expected {wanted}", f"pip install '{wanted}'"
                 )
-    found = {name: version(name) for name in PACKAGES}
-    missing = [name for name, installed in found.items() if installed is None]
+    missing = [name for name in PACKAGES if version(name) is None]
     expect(not missing, f"not installed: {', '.join(missing)}")
-    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {found[name]}" for name in found)])
+    return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
 @check(INSTALL, quick=True)
@@ -134,7 +176,8 @@ def libraries() -> str:
     if old and new:  # they share directories, of which the one installed later has overwritten the files
         again = [f"{name[:-1]}3=={version(f'{name[:-1]}3')}" for name in old if f"{name[:-1]}3" in new]
         advice = f"pip uninstall -y {' '.join(old)}"
-        advice += f" && pip install --force-reinstall --no-deps {' '.join(again)}" * bool(again)
+        if again:
+            advice += f" && pip install --force-reinstall --no-deps {' '.join(again)}"
         raise Failed(f"libraries of CUDA 12 beside those of CUDA 13: {', '.join(old)}", advice)
     jaxlib = version("jaxlib")
     for plugin in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
@@ -150,13 +193,9 @@ def libraries() -> str:
 
 @check("free some, or ask for a larger limit; agent.replay_size and env.num_envs make a run smaller", quick=True)
 def memory(root: Path | str = "/") -> str:
-    """Cores, threads and free memory; limits of a container count.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
+    """Cores, threads and free memory, within the limits of a container; ``root`` holds ``proc`` and ``sys``."""
     cores, free = host.cpu_cores(), host.free_memory(root)
-    facts = [f"{cores} core{'s' * (cores > 1)}"]
+    facts = ["1 core" if cores == 1 else f"{cores} cores"]
     with suppress(OSError, ValueError):
         limit, period = Path(root, "sys/fs/cgroup/cpu.max").read_text().split()
         if limit != "max" and (share := int(limit) / int(period)) < cores:
@@ -171,7 +210,7 @@ def memory(root: Path | str = "/") -> str:
 @check("another working directory, or run_dir=<another disk>", quick=True)
 def disk() -> str:
     """The working directory can be written, and has room for a run."""
-    return room(".", LEAST_DISK)
+    return free_space(".", LEAST_DISK)
 
 
 @check("SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>", quick=True)
@@ -186,7 +225,7 @@ def cache() -> str:
         expect(not (danger := caches.danger(own)), f"compiled code is not kept: {danger}")
     for name in names:
         Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
-        fact = room(os.environ[name], LEAST_CACHE)
+        fact = free_space(os.environ[name], LEAST_CACHE)
     return fact
 
 
@@ -217,7 +256,7 @@ def compiler() -> str:
 
 @check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=120, quick=True)
 def bridge() -> str:
-    """Memory that JAX and torch share, both ways, of every type."""
+    """Memory of every type that JAX and torch share, both ways."""
     return shared("cpu")
 
 
@@ -237,7 +276,7 @@ def physics() -> str:
 
 @check("report it; env.renderer=none learns from the state instead", seconds=300)
 def renderer() -> str:
-    """Warp draws what four cameras see."""
+    """Warp draws the views of four cameras."""
     frames = cartpoles("cpu").reset(seed=0)[0]["pixels/fixed"]
     expect(frames.float().std() > 1, "the frames are of one colour")
     return f"4 frames of {frames.shape[1]} x {frames.shape[2]} pixels"
@@ -265,11 +304,10 @@ def gpu_torch(device: str = "cuda") -> str:
     close("gradients of a convolution", gradients[1], gradients[0], 0.05)
     if device == "cpu":
         return "works"
-    (free, total), about = torch.cuda.mem_get_info(), torch.cuda.get_device_properties(0)
-    fact = (
-        f"{about.name}, compute capability {about.major}.{about.minor}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    )
-    expect((about.major, about.minor) >= (7, 5), f"{fact}: expected 7.5 or newer", "another GPU, or profile=cpu")
+    (free, total), capability = torch.cuda.mem_get_info(), torch.cuda.get_device_capability()
+    fact = f"{torch.cuda.get_device_name()}, compute capability {'.'.join(map(str, capability))}"
+    fact += f", {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    expect(capability >= (7, 5), f"{fact}: expected 7.5 or newer", "another GPU, or profile=cpu")
     expect(free > 0.8 * total, f"{fact}: something else holds the rest")
     return fact
 
@@ -285,10 +323,8 @@ def gpu_jax(device: str = "cuda") -> str:
         jax.config.update("jax_cuda_visible_devices", "0")
     here = jax.devices(device)[0]
     values = jax.random.normal(jax.device_put(jax.random.key(0), here), (256, 256))
-    product, expected = np.asarray(values @ values), np.asarray(values, float) @ np.asarray(values, float)
-    expect(
-        abs(product - expected).max() < 0.5, f"a product is {abs(product - expected).max():.2g} from what it should be"
-    )
+    error = abs(np.asarray(values @ values) - np.asarray(values, float) @ np.asarray(values, float)).max()
+    expect(error < 0.5, f"a product is {error:.2g} from what it should be")
     allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "")
     expect(allocator != "platform", f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} moves buffers at every step", "unset it")
     if device == "cuda":
@@ -334,7 +370,7 @@ def gpu_compiler() -> str:
 
 @check("compile=inductor", seconds=180, needs_gpu=True)
 def gpu_graphs(device: str = "cuda") -> str:
-    """A CUDA graph of random numbers, a gradient and an optimizer does what they do."""
+    """A CUDA graph of random numbers, a gradient and an optimizer gives the same numbers as they do."""
     import torch
 
     from sheeplike.nn.compilation import EAGER_CALLS, Compilation, GraphedStep
@@ -408,7 +444,7 @@ def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor",
 
 @check("agent.size=1m, or smaller env.num_envs, agent.replay_size and agent.batch_size", seconds=1200, needs_gpu=True)
 def gpu_memory(*keys: str) -> str:
-    """The default run on this GPU fits into its memory, and what it takes."""
+    """The default run fits into the memory of this GPU."""
     with tempfile.TemporaryDirectory() as place:
         program("bench", "env=franka_pick", "agent=dreamer_v3", "parts=memory", f"out={place}", *keys)
         rows = json.loads(Path(place, "bench.json").read_text())["tables"]["memory"]["rows"]
@@ -418,9 +454,9 @@ def gpu_memory(*keys: str) -> str:
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-@check("what stands in the report; checks before this one may say why", seconds=900)
+@check("see the report; earlier checks may say why", seconds=900)
 def dry_run() -> str:
-    """A short run of DreamerV3 on cart-pole that is trained, saved and evaluated."""
+    """A short run of DreamerV3 on cart-pole is trained, saved and evaluated."""
     with tempfile.TemporaryDirectory() as place:
         program("exp=dreamer_v3", "env=cartpole_balance", "dry_run=true", f"run_dir={place}/run")
         program("eval", f"run={place}/run", "episodes=2", "video=false")
@@ -431,19 +467,15 @@ def dry_run() -> str:
 
 
 def version(name: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def room(place: str, least: int) -> str:
-    """How much is free in a directory in which a file can be written.
-
-    Raises:
-        OSError: it cannot.
-    """
+def free_space(place: str, least: int) -> str:
+    """Write a file into a directory, and say how much space is free."""
     with tempfile.TemporaryFile(dir=place) as file:
         file.write(bytes(2**20))
         file.flush()
@@ -454,9 +486,9 @@ def room(place: str, least: int) -> str:
 
 
 def compiled(device: str) -> str:
-    """A function and its gradient, compiled from nothing, give the right numbers."""
+    """Compile a function and its gradient from nothing, and compare their numbers."""
     with tempfile.TemporaryDirectory() as place:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # or what was compiled before would do
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # empty: nothing was compiled before
         import torch
 
         from sheeplike.nn.compilation import Compilation
@@ -470,7 +502,7 @@ def compiled(device: str) -> str:
 
 
 def shared(device: str) -> str:
-    """Arrays of every type cross the bridge in both directions, without a copy and unchanged."""
+    """Pass arrays of every type over the bridge in both directions, without a copy and unchanged."""
     import jax
     import jax.numpy as jnp
     import torch
@@ -491,7 +523,7 @@ def shared(device: str) -> str:
 
 
 def handed_over(device: str, size: int, steps: int, sync: str) -> Tensor:
-    """Steps of a simulation with fresh actions, the last two of which are held: ``(steps, size, size)``."""
+    """Step a simulation with fresh actions, of which two are held; returns all states ``(steps, size, size)``."""
     import collections
 
     import jax
@@ -516,14 +548,14 @@ def handed_over(device: str, size: int, steps: int, sync: str) -> Tensor:
 
 
 def cartpoles(device: str, num_envs: int = 4, **options: Any) -> Any:
-    """Small cart-poles."""
+    """Make small cart-poles."""
     from sheeplike import envs
 
     return envs.make("cartpole_balance", num_envs=num_envs, image_size=32, device=device, **options)
 
 
 def ten_updates(device: str, mode: str, size: Any) -> Tensor:
-    """The total losses ``(10,)`` of an agent that is the same for all modes, and has seen the same."""
+    """Return the total losses ``(10,)`` of an agent with the same weights and experience in all modes."""
     import numpy as np
     import torch
     from gymnasium import spaces
@@ -554,9 +586,9 @@ def ten_updates(device: str, mode: str, size: Any) -> Tensor:
 def program(*arguments: str) -> None:
     """Run a command, and fail with its last line if it does."""
     done = subprocess.run([sys.executable, "-m", "sheeplike", *arguments], text=True, capture_output=True)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    echo(*lines)
-    expect(done.returncode == 0, f"status {done.returncode}: {lines[-1] if lines else 'it said nothing'}")
+    output = done.stdout + done.stderr
+    echo(output)
+    expect(done.returncode == 0, f"status {done.returncode}: {last_line(output)}")
 
 
 def close(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -21,9 +21,8 @@ from sheeplike import bridge
 from sheeplike.__main__ import main, parse
 from sheeplike.agents.dreamer_v3 import Size
 from sheeplike.commands import doctor
-from sheeplike.commands.doctor import examine
 from sheeplike.tools import checks
-from sheeplike.tools.checks import CHECKS, Failed
+from sheeplike.tools.checks import CHECKS, Failed, examine
 
 ROOT = Path(__file__).parents[2]
 LIGHT = ["python", "libraries", "memory", "disk", "cache", "gpu"]  # import nothing heavy
