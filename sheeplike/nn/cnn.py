@@ -1,4 +1,4 @@
-"""What all convolutional networks share, and small encoders for model-free agents.
+"""Pixels, pooling, and small convolutional encoders for model-free agents.
 
 Sources: ``max_pool`` is the network of MuJoCo Playground's vision recipes (Brax, ``networks_vision.py``); ``nature`` is
 the one of Mnih et al. (2015), padded as in Brax, so that an image of 64 pixels gives 8 x 8 features.
@@ -20,24 +20,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "relu": F.re
 
 
 def to_unit(image: Tensor) -> Tensor:
-    """Any image as float32 in [0, 1], of the same shape.
+    """Return an image as float32 in [0, 1]: uint8 colours over 255, float32 depth ``d`` in metres as ``d / (1 + d)``.
 
-    Colours, uint8, are divided by 255. Depth ``d`` in metres, float32, becomes ``d / (1 + d)``: fine where it is near,
-    a hundredth of the range from 99 m to infinity. 0 m, where a renderer hit nothing, is 0; below is 0 too.
+    Half of the range of depth is below 1 m, a hundredth above 99 m. A renderer gives 0 m where it hit nothing.
     """
     if image.dtype == torch.uint8:
         return image.float() / 255
-    # The same as d / (1 + d), also where d is infinite.
-    return 1 - 1 / (1 + image.float().clamp_min(0))
+    return 1 - 1 / (1 + image.float().clamp_min(0))  # d / (1 + d), also for an infinite d
 
 
 def from_unit(depth: Tensor) -> Tensor:
-    """Depth in metres, float32, from what :func:`to_unit` makes of it."""
+    """Return depth in metres, float32: the inverse of :func:`to_unit`."""
     return depth / (1 - depth).clamp_min(1e-6)
 
 
 def to_pixels(unit: Tensor) -> Tensor:
-    """An image of :func:`to_unit` to look at: uint8 of the same shape."""
+    """Return an image of :func:`to_unit` as uint8."""
     return (unit * 255).clamp(0, 255).to(torch.uint8)
 
 
@@ -59,8 +57,8 @@ def _differentiate(ctx: Any, gradient: Tensor, _: None) -> Tensor:
     return _max_pool_backward(gradient, *ctx.saved_tensors)
 
 
-# Operators of our own are opaque to torch.compile. Its own backward pass of max_pool2d recomputes what follows the pool
-# for every pixel that went into it: on a CPU three times the work of the kernel that torch has.
+# torch.compile cannot look into custom operators. It would compile the backward pass of max_pool2d such that what
+# follows the pool is recomputed for each input pixel: on a CPU three times the work of torch's own kernel.
 _max_pool = torch.library.custom_op("sheeplike::max_pool_2x2", _pool, mutates_args=())
 _max_pool_backward = torch.library.custom_op("sheeplike::max_pool_2x2_backward", _pool_backward, mutates_args=())
 _max_pool.register_fake(_pool)
@@ -69,9 +67,8 @@ _max_pool.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """The largest of every 2x2 pixels: ``(B, C, H, W) -> (B, C, H // 2, W // 2)``."""
-    # Without a gradient there is no backward pass to spoil, and the compiler may fuse the pool with what follows; on a
-    # GPU it fuses both passes.
+    """Return the maximum of every 2x2 pixels: ``(B, C, H, W) -> (B, C, H // 2, W // 2)``."""
+    # Without a gradient, and on a GPU, the compiler fuses F.max_pool2d well.
     return _max_pool(x)[0] if torch.is_grad_enabled() and x.device.type == "cpu" else F.max_pool2d(x, 2)
 
 
@@ -91,21 +88,16 @@ LAYOUTS = {
 
 
 class CNN(nn.Module):
-    """Images ``(B, H, W, C)``, uint8 or depth in metres, float32, to features ``(B, outputs)``.
+    """Encoder of images ``(B, H, W, C)``, uint8 or float32 depth in metres, to features ``(B, outputs)``.
 
     Args:
-        height, width, channels: of the image.
-        layout: a name in ``LAYOUTS``.
-        head: how the last feature map ends: ``flatten`` keeps all of it, ``average`` and ``max`` keep one number per
-            channel, ``spatial_softmax`` the expected place of each channel (Levine et al. 2016), two numbers each.
-        activation: a name in ``ACTIVATIONS``.
+        layout, activation: names in ``LAYOUTS`` and ``ACTIVATIONS``.
+        head: reduction of the last feature map: ``flatten`` keeps all of it, ``average`` and ``max`` one number per
+            channel, ``spatial_softmax`` the expected position of each channel (Levine et al. 2016), two numbers each.
         normalise_channels: whiten each channel of each image over its pixels, without parameters.
 
-    Attributes:
-        outputs: width of the features.
-
     Raises:
-        ValueError: an image too small for the layout.
+        ValueError: the image is too small for the layout.
     """
 
     def __init__(
@@ -156,11 +148,11 @@ class CNN(nn.Module):
         if self.head == "spatial_softmax":
             weight = F.softmax(x.float().flatten(2), -1).view(x.shape)
             return torch.cat([(weight.sum(3) * self.rows).sum(2), (weight.sum(2) * self.columns).sum(2)], 1)
-        return x.permute(0, 2, 3, 1).flatten(1)  # as it lies in memory; by channel it would be a copy
+        return x.permute(0, 2, 3, 1).flatten(1)  # memory is channels-last: another order would copy
 
 
 def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
-    """Orthogonal weights times ``gain`` and zero biases in every convolution and linear map of ``module``."""
+    """Initialise every convolution and linear map with orthogonal weights times ``gain`` and zero biases."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             nn.init.orthogonal_(part.weight, gain)

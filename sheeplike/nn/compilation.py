@@ -1,13 +1,12 @@
-"""How plain code becomes fast: fused kernels by torch.compile, and a whole step as one CUDA graph.
+"""Fused kernels by torch.compile, and a whole step as one CUDA graph.
 
-A model is written as if none of this existed; an agent names its hot functions once, where it is built.
+A model is written as if none of this existed; an agent names its hot functions once, in its constructor.
 
-- Functions are compiled where the work is: the cell of a recurrent scan, one step of imagination, a loss. A loop of 64
-  steps around a compiled cell compiles in the time of one step; unrolled by the compiler it takes minutes.
-- Shapes are static. What comes with another shape is compiled once more.
+- Compiled are small functions: the cell of a recurrent scan, one step of imagination, a loss. A loop of 64 steps around
+  a compiled cell compiles in the time of one step; unrolled by the compiler it takes minutes.
+- Shapes are static: a function is compiled once per shape.
 - On a GPU the launches of the many small kernels cost more than the kernels: the whole update, backward pass and
   optimizer included, is captured as one graph and launched at once.
-- With ``auto`` what fails on a machine is left out, with one line on stderr: fused kernels, graphs, or both.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import shutil
 import sysconfig
 import traceback
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +29,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sheeplike.nn.patches import end_capture, keep_headers, without_line_tables
 from sheeplike.terminal import text_of, warn
 
-EAGER_CALLS = 3  # of a step, before it is captured
+EAGER_CALLS = 3  # a step is captured after so many
 MODES = ("auto", "off", "inductor", "graph")
 
 
@@ -48,13 +48,13 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what caused it, says that memory is short: of torch, JAX, Warp, NumPy or Python."""
+    """Return True if torch, JAX, Warp, NumPy or Python ran out of memory, in ``error`` or in what caused it."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
         if isinstance(error, OSError) and error.errno == 12:  # ENOMEM
             return True
-        # JAX's and torch's own kinds of errors are this one; Warp raises it as it is.
+        # JAX and torch raise subclasses of RuntimeError, Warp raises it as it is.
         if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text_of(error)):
             return True
         error = error.__cause__ or error.__context__
@@ -62,25 +62,23 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class Compilation:
-    """Makes functions fast in the way that ``mode`` names.
+    """Compiler of functions and steps.
 
     Args:
-        mode: ``off``: they stay as they are; ``inductor``: kernels are fused; ``graph``: that, and what is a whole step
-            becomes one CUDA graph; ``auto``: all that works here, graphs on a GPU only.
-        device: where the functions run.
+        mode: ``off``: eager; ``inductor``: fused kernels; ``graph``: fused kernels, and each step as one CUDA graph;
+            ``auto``: all that works here.
 
     Attributes:
-        fused, graphs: what is done. With ``auto`` they become false where torch cannot do it, which a line on stderr
-            says: at once, or when the first function is compiled or the first step is captured.
+        fused, graphs: with ``auto`` they become false, with one line on stderr, where torch cannot do it: at once, or
+            when the first function is compiled or the first step is captured.
 
     Raises:
-        ValueError: an unknown mode, or one that this device or machine cannot have.
-        CannotCompile: the latter, also by functions when they are first called.
+        ValueError: a mode that this device cannot have.
+        CannotCompile: a mode that this machine cannot have; raised also by functions when they are first called.
     """
 
     def __init__(self, mode: str, device: torch.device) -> None:
-        if mode not in MODES:
-            raise ValueError(f"compile={mode!r}: expected one of {', '.join(MODES)}")
+        assert mode in MODES, f"compile={mode!r}: expected one of {', '.join(MODES)}"
         if mode == "graph" and device.type != "cuda":
             raise ValueError(f"compile=graph: CUDA graphs need a GPU, but the device is {device}; nearest: inductor")
         self.asked, self.device = mode, device
@@ -95,19 +93,15 @@ class Compilation:
 
     @property
     def mode(self) -> str:
-        """What is done, for people to read: ``off``, ``inductor``, ``graph`` or ``graph, kernels not fused``."""
+        """Description for people: ``off``, ``inductor``, ``graph`` or ``graph, kernels not fused``."""
         if not self.graphs:
             return "inductor" if self.fused else "off"
         return "graph" if self.fused else "graph, kernels not fused"
 
     def _leave_out(self, part: Literal["fused", "graphs"], error: Exception) -> None:
-        """Go on without ``part``, which failed.
-
-        Raises:
-            CannotCompile: it was asked for by name.
-        """
+        """Go on without ``part``, which failed; CannotCompile if it was asked for by name."""
         first: BaseException = error
-        while part == "graphs" and first.__context__:  # the end of a capture only says that it had failed before
+        while part == "graphs" and first.__context__:  # the last error only says that the capture had failed before
             first = first.__context__
         reason = text_of(first).strip().partition("\n")[0]
         if self.asked != "auto":
@@ -120,12 +114,12 @@ class Compilation:
         warn(f"{what}, which is slower: {reason} (python -m sheeplike doctor says more)")
 
     def warm_up(self, step: Callable[[], object]) -> None:
-        """Call ``step`` until it runs as it always will."""
+        """Call ``step`` until everything in it is compiled and captured."""
         done, calls = 0, EAGER_CALLS + 2 if self.graphs else 2
         while done < calls:
             try:
                 step()
-            except _failures() as error:  # in the backward pass, which is compiled when it is first needed
+            except _failures() as error:  # the backward pass is compiled when it is first needed
                 if not self.fused or is_out_of_memory(error):
                     raise
                 self._leave_out("fused", error)
@@ -136,27 +130,23 @@ class Compilation:
             done += 1
 
     def paused(self) -> AbstractContextManager:
-        """Within it compiled functions run plainly: for what is rare and has shapes of its own."""
+        """Return a context in which compiled functions run eagerly: for rare calls with shapes of their own."""
         return torch.compiler.set_stance("force_eager") if self.fused else nullcontext()
 
     def kernels(self, function: Callable) -> Callable:
-        """``function`` with its kernels fused. It must be free of branches on device values."""
+        """Return ``function`` with fused kernels. It must be free of branches on device values."""
         if not self.fused:
             return function
-        # Random numbers of torch's own generators: compiled or not, a seed means the same run.
+        # torch's own generators draw, so that a seed means the same run, compiled or not.
         options: dict[str, Any] = {"fallback_random": True}
         if self.device.type == "cpu":
             # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
-            options["cpp_wrapper"] = True
-            from torch._inductor import list_options
-
-            if "aot_inductor.enable_line_tables" in list_options():
-                options["aot_inductor.enable_line_tables"] = False  # for debuggers; a third of the compiler's time
+            options |= {"cpp_wrapper": True, **without_line_tables()}
         compiled = torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self.fused or torch.compiler.is_compiling():  # within another one, which fuses it too
+            if not self.fused or torch.compiler.is_compiling():  # the function around this one fuses it too
                 return function(*args, **kwargs)
             try:
                 return compiled(*args, **kwargs)
@@ -169,33 +159,32 @@ class Compilation:
         return call
 
     def methods(self, owner: object, *names: str) -> None:
-        """Compile methods of ``owner``, where they are."""
+        """Replace methods of ``owner`` by compiled ones."""
         for name in names:
             setattr(owner, name, self.kernels(getattr(owner, name)))
 
     def step(self, function: Callable) -> Callable:
-        """A whole step, of compiled and plain functions, as one CUDA graph where the mode says so."""
+        """Return a whole step, of compiled and plain functions, as one CUDA graph where the mode says so."""
         return GraphedStep(function, self.device, self) if self.graphs else function
 
     def shared_step(self, key: Hashable, function: Callable) -> Callable:
-        """:meth:`step`, made once for each ``key``: players come and go, their graphs stay."""
+        """Return the :meth:`step` of ``key``, made once: players come and go, their graphs stay."""
         if key not in self._shared:
             self._shared[key] = self.step(function)
         return self._shared[key]
 
 
 class GraphedStep:
-    """Runs ``function`` as a CUDA graph: one launch for all of its kernels.
+    """A function as a CUDA graph: one launch for all of its kernels.
 
-    The first calls run it as it is, on a stream of their own, so that everything is compiled, tuned and allocated; the
-    next one captures it. All calls, these included, do what ``function`` does.
+    The first calls run it eagerly, on a stream of their own, so that everything is compiled, tuned and allocated; the
+    next one captures it. Every call, these included, does what ``function`` does.
 
     Args:
         function: tensors in, tensors (nested in tuples and dicts) or None out. It reads and writes nothing on the host,
-            and what it keeps in place (parameters, moments, rings) stays at its address. Numbers that are no tensors
-            are baked in at the capture, and 0-dim outputs are float32.
-        device: a CUDA device.
-        owner: what is told when a capture fails, after which its steps run as they are; None: that is an error.
+            and its persistent tensors (parameters, moments, rings) stay at their addresses. Python numbers are baked in
+            at the capture, and 0-dim outputs are float32.
+        owner: goes on eagerly when a capture fails; with None that is an error.
 
     Attributes:
         captures: graphs captured so far.
@@ -218,11 +207,11 @@ class GraphedStep:
             return self._on_side_stream(inputs)
         if self._graph is None:
             self._try_capture(leaves, spec)
-            if self._graph is None:  # outside of the except block, which keeps alive what the capture has allocated
+            # The except block of a capture that failed would keep its memory alive.
+            if self._graph is None:
                 return self._on_side_stream(inputs)
-        elif spec != self._spec or list(map(_kind, leaves)) != list(map(_kind, self._inputs)):
-            expected = f"expected {list(map(_kind, self._inputs))} in {self._spec}"
-            raise ValueError(f"a captured step was called with {list(map(_kind, leaves))} in {spec}: {expected}")
+        kinds = list(map(_kind, leaves))
+        assert (spec, kinds) == (self._spec, list(map(_kind, self._inputs))), f"captured with others than {kinds}"
         if leaves:
             torch._foreach_copy_(self._inputs, leaves, non_blocking=True)
         self._graph.replay()
@@ -232,7 +221,6 @@ class GraphedStep:
         return pytree.tree_unflatten(outputs, self._output_spec) if outputs else None
 
     def _try_capture(self, leaves: list[Tensor], spec: Any) -> None:
-        """Capture, or tell the owner that it cannot be done."""
         random, pool = torch.cuda.get_rng_state(self.device), torch.cuda.graph_pool_handle()
         try:
             self._capture(leaves, spec, pool)
@@ -247,7 +235,7 @@ class GraphedStep:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             outputs = self.function(*inputs)
-            if self._graph is None:  # no kernel should be loaded for the first time in a capture
+            if self._graph is None:  # its kernels have to be loaded before the capture
                 _stack_scalars(pytree.tree_leaves(outputs), self.device)
         current.wait_stream(self._stream)
         for leaf in pytree.tree_leaves((inputs, outputs)):
@@ -261,7 +249,7 @@ class GraphedStep:
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         gc.collect()
-        gc.disable()  # what Python frees during a capture, an older graph for one, would break it
+        gc.disable()  # a tensor or an older graph that Python frees would break the capture
         try:
             # A capture that fails would leave its stream behind as the current one. Only this thread's calls are
             # refused while capturing: XLA's threads may allocate at any time.
@@ -284,28 +272,8 @@ def _stack_scalars(outputs: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack(scalars) if scalars else torch.zeros(0, device=device)
 
 
-def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
-    """Make torch usable again after a capture that failed: its allocator and its generator would stay in the capture.
-
-    Args:
-        random: the generator's state before it.
-        pool: the memory that it was given.
-
-    Raises:
-        RuntimeError: the device's context is lost.
-    """
-    torch.cuda.synchronize(device)
-    index = torch.cuda._utils._get_device_index(device, optional=True)
-    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-        with suppress(RuntimeError):  # some versions of torch have done it
-            end(index, pool)
-    generator = torch.cuda.default_generators[index]
-    generator.graphsafe_set_state(generator.clone_state())
-    generator.set_state(random)
-
-
 def _failures() -> type[Exception]:
-    """What compiling raises; imported when something has been raised, since it takes a second."""
+    """Return the errors of torch.compile, imported only when there is one: it takes a second."""
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException
@@ -316,37 +284,24 @@ def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 
 def keep_freed_memory(keep: bool = True) -> None:
-    """Whether this process keeps the memory that it frees, or gives it back to the system as usual.
+    """Have this process keep the memory that it frees, or give it back to the system as usual.
 
-    glibc maps every large tensor anew and unmaps it when it dies, and the system must clear each of its pages again: on
-    a CPU that took a third of an update. Elsewhere than with glibc this does nothing.
+    glibc maps every large tensor anew and unmaps it when it dies, and the system clears each of its pages again: on a
+    CPU that took a third of an update. Without glibc this does nothing.
     """
-    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # from malloc.h
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
     mallopt(mmap_max, 0 if keep else 65_536)
-    # The larger ones are where glibc's own, which follow what is freed, settle.
+    # glibc's own thresholds, which follow the sizes freed, settle at 32 and 64 MiB.
     mallopt(mmap_threshold, 32 * 2**20)
     mallopt(trim_threshold, 2**31 - 1 if keep else 64 * 2**20)
 
 
-def keep_headers() -> None:
-    """Have Inductor keep its precompiled headers, 140 MB, where it keeps its kernels.
-
-    It would put them below the system's directory for temporary files, under a name that others can guess and take
-    first; and what is in a header ends up in the code that runs.
-    """
-    from torch._inductor import codecache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    place = os.path.join(cache_dir(), "precompiled_headers")
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = place, os.path.join(place, "locks")
-
-
 def _missing_backend(device: torch.device) -> str | None:
-    """What torch.compile lacks for this device, or None."""
+    """Return what torch.compile lacks for this device, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "torch.compile needs Triton for a GPU"
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++", "gcc", "clang", "cc")):

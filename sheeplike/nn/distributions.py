@@ -1,7 +1,6 @@
 """Probability distributions. Those of DreamerV3 follow ``danijar/dreamerv3`` ``embodied/jax/outs.py``, ``heads.py``.
 
-All of them compute in float32 whatever the precision of their inputs, draw from torch's global generator of the
-device, and never synchronise with the host.
+All of them compute in float32, draw from torch's global generator of the device, and never synchronise with the host.
 
 Shape letters: ``B`` any leading axes, ``S`` groups, ``K`` classes, ``A`` action, ``V`` vector, ``H W C`` image.
 """
@@ -17,17 +16,17 @@ from torch import Tensor, nn
 
 
 def symlog(x: Tensor) -> Tensor:
-    """``sign(x) * log(1 + |x|)``: compresses large magnitudes, identity near zero."""
+    """Compress large magnitudes: ``sign(x) * log(1 + |x|)``."""
     return torch.sign(x) * torch.log1p(torch.abs(x))
 
 
 def symexp(x: Tensor) -> Tensor:
-    """Inverse of :func:`symlog`."""
+    """Invert :func:`symlog`."""
     return torch.sign(x) * torch.expm1(torch.abs(x))
 
 
 def _cumulative(probs: Tensor) -> Tensor:
-    """``probs.cumsum(-1)``; a GPU has no deterministic kernel for that, and torch refuses the one it has."""
+    """Return ``probs.cumsum(-1)``, of which a GPU has no deterministic kernel."""
     if probs.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
         return probs.cumsum(-1)
     return _masked_cumulative(probs)
@@ -39,13 +38,9 @@ def _masked_cumulative(probs: Tensor) -> Tensor:
 
 
 class OneHotCategorical:
-    """Independent categoricals as one-hot vectors, mixed with ``unimix`` of a uniform distribution.
+    """Categorical over one-hot vectors from logits ``(B, K)``, mixed with ``unimix`` of a uniform distribution.
 
-    Samples, log-probabilities, entropy and KL all see the mixture: it bounds the KL between two confident ones.
-
-    Args:
-        logits: ``(B, K)``, any float dtype.
-        unimix: weight of the uniform distribution.
+    Samples, log-probabilities, entropy and KL all use the mixture: it bounds the KL between two confident ones.
     """
 
     def __init__(self, logits: Tensor, unimix: float = 0.0) -> None:
@@ -58,89 +53,73 @@ class OneHotCategorical:
         self.probs = probs
 
     def detach(self) -> OneHotCategorical:
-        """The same distribution, through which no gradient flows."""
+        """Return the same distribution without gradient."""
         other = object.__new__(OneHotCategorical)
         other.probs, other.log_probs = self.probs.detach(), self.log_probs.detach()
         return other
 
     def sample_index(self) -> Tensor:
-        """Class indices ``(B,)`` int64, by inverting the cumulative distribution at one uniform number each."""
+        """Draw class indices ``(B,)`` int64 by inverting the cumulative distribution."""
         probs = self.probs.detach()
         uniform = torch.rand(probs.shape[:-1], device=probs.device)
-        # The last class takes what rounding leaves of the sum.
+        # Rounding may leave the sum below 1: the last class takes the rest.
         return (_cumulative(probs)[..., :-1] <= uniform.unsqueeze(-1)).sum(-1)
 
     def sample(self) -> Tensor:
-        """One-hot ``(B, K)`` float32 with the straight-through gradient of the probabilities."""
+        """Draw one-hots ``(B, K)`` float32 with straight-through gradients."""
         return self.straight_through(self.sample_index())
 
     def straight_through(self, index: Tensor) -> Tensor:
-        """One-hot of ``index (B,)`` whose gradient is that of the probabilities: ``one_hot + p - sg(p)``."""
+        """Return one-hots of ``index (B,)`` with the gradient of the probabilities: ``one_hot + p - sg(p)``."""
         one_hot = F.one_hot(index, self.probs.shape[-1]).to(self.probs.dtype)
         return one_hot + (self.probs - self.probs.detach())
 
     def mode(self) -> Tensor:
-        """The most probable class, one-hot ``(B, K)`` float32."""
+        """Return the most probable class as one-hot ``(B, K)`` float32."""
         return F.one_hot(self.probs.argmax(-1), self.probs.shape[-1]).to(self.probs.dtype)
 
     def log_prob(self, one_hot: Tensor) -> Tensor:
-        """``(B, K) -> (B,)``."""
         return (one_hot * self.log_probs).sum(-1)
 
     def entropy(self) -> Tensor:
-        """``(B,)`` in nats."""
         return -(self.probs * self.log_probs).sum(-1)
 
 
 class JointCategorical:
-    """Several :class:`OneHotCategorical` of different sizes as one vector, their one-hots side by side.
-
-    Log-probabilities and entropies are sums over them.
-
-    Args:
-        logits: ``(B, K)``, any float dtype, ``K`` the sum of ``classes``.
-        classes: of each categorical, in the order of the logits.
-        unimix: weight of the uniform distribution in each.
-    """
+    """Several independent :class:`OneHotCategorical`, side by side in logits and one-hots ``(B, sum(classes))``."""
 
     def __init__(self, logits: Tensor, classes: Sequence[int], unimix: float = 0.0) -> None:
         self.classes = list(classes)
         self.parts = [OneHotCategorical(part, unimix) for part in logits.split(self.classes, -1)]
 
     def sample(self) -> Tensor:
-        """One-hots ``(B, K)`` float32 with the straight-through gradients of the probabilities."""
         return torch.cat([part.sample() for part in self.parts], -1)
 
     def mode(self) -> Tensor:
-        """The most probable class of each, one-hots ``(B, K)`` float32."""
         return torch.cat([part.mode() for part in self.parts], -1)
 
     def log_prob(self, one_hots: Tensor) -> Tensor:
-        """``(B, K) -> (B,)``."""
         drawn = one_hots.split(self.classes, -1)
         return sum(part.log_prob(one_hot) for part, one_hot in zip(self.parts, drawn, strict=True))
 
     def entropy(self) -> Tensor:
-        """``(B,)`` in nats."""
         return sum(part.entropy() for part in self.parts)
 
 
 def categorical(logits: Tensor, classes: Sequence[int], unimix: float = 0.0) -> OneHotCategorical | JointCategorical:
-    """The distribution over one-hots ``(B, K)``, one for each entry of ``classes``, side by side."""
+    """Build the distribution over one-hots ``(B, K)``, one for each entry of ``classes``, side by side."""
     return OneHotCategorical(logits, unimix) if len(classes) == 1 else JointCategorical(logits, classes, unimix)
 
 
 def categorical_kl(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
-    """``KL(p || q)`` summed over the groups: logits ``(B, S, K)`` give ``(B,)`` nats."""
+    """Return ``KL(p || q)`` in nats, summed over the groups: logits ``(B, S, K)`` give ``(B,)``."""
     return (p.probs * (p.log_probs - q.log_probs)).sum((-2, -1))
 
 
 class Normal:
-    """Diagonal normal over actions; the environment clips what it executes to its bounds.
+    """Diagonal normal over actions: mean ``(B, A)``, std ``(B, A)`` or ``(A,)``.
 
-    Args:
-        mean: ``(B, A)``.
-        std: ``(B, A)`` or ``(A,)``, above 0.
+    Samples are not clipped to the bounds: the environment does that, so that log-probabilities stay right.
     """
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
@@ -148,31 +127,22 @@ class Normal:
         self.std = std.float().expand_as(self.mean)
 
     def sample(self) -> Tensor:
-        """``(B, A)`` float32, without gradient."""
+        """Draw ``(B, A)`` float32, without gradient."""
         return (self.mean + self.std * torch.randn_like(self.mean)).detach()
 
     def mode(self) -> Tensor:
-        """``(B, A)`` float32."""
         return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """``(B, A) -> (B,)``."""
         z = (action - self.mean) / self.std
         return (-0.5 * z.square() - self.std.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """``(B,)`` in nats."""
         return (0.5 + 0.5 * math.log(2 * math.pi) + self.std.log()).sum(-1)
 
 
 class BoundedNormal(Normal):
-    """:class:`Normal` with mean in (-1, 1) and standard deviation in (min_std, max_std), as DreamerV3 has it.
-
-    Samples are not clipped: the replay keeps the raw action, so that its log-probability is right.
-
-    Args:
-        raw: ``(B, 2A)``, the mean's pre-activation, then the deviation's.
-    """
+    """Normal of DreamerV3, mean in (-1, 1), std in (min_std, max_std), from their pre-activations ``raw (B, 2A)``."""
 
     def __init__(self, raw: Tensor, min_std: float = 0.1, max_std: float = 1.0) -> None:
         mean, std = raw.float().chunk(2, -1)
@@ -180,12 +150,9 @@ class BoundedNormal(Normal):
 
 
 class TanhNormal(Normal):
-    """The distribution of ``tanh(x)`` for a normal ``x``; all actions here are ``x``, which no rounding can lose.
+    """Distribution of ``tanh(x)`` for a normal ``x``, from the mean and the std's pre-activation in ``raw (B, 2A)``.
 
-    The standard deviation is ``softplus(std) + 0.001``, as in Brax.
-
-    Args:
-        raw: ``(B, 2A)``, the mean of ``x``, then the deviation's pre-activation.
+    The std is ``softplus(.) + 0.001``, as in Brax. Actions are ``x`` everywhere: ``tanh(x)`` would round to 1.
     """
 
     def __init__(self, raw: Tensor) -> None:
@@ -193,37 +160,36 @@ class TanhNormal(Normal):
         super().__init__(mean, F.softplus(std) + 0.001)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Of ``tanh(action)``: ``(B, A) -> (B,)``."""
+        """Return the log-probability of ``tanh(action)``: ``(B, A) -> (B,)``."""
         return super().log_prob(action) - _log_slope(action).sum(-1)
 
     def entropy(self) -> Tensor:
-        """``(B,)`` in nats, estimated from one sample, since there is no closed form; its gradient is unbiased."""
+        """Estimate the entropy ``(B,)`` from one sample: there is no closed form, and the gradient is unbiased."""
         drawn = self.mean + self.std * torch.randn_like(self.mean)
         return super().entropy() + _log_slope(drawn).sum(-1)
 
 
 def _log_slope(x: Tensor) -> Tensor:
-    """``log(d tanh(x) / dx)``, finite for every ``x``."""
+    """Return ``log(d tanh(x) / dx)``, finite for every ``x``."""
     return 2 * (math.log(2) - x - F.softplus(-2 * x))
 
 
 class Bernoulli:
-    """Probability of an event from one logit: ``(B, 1)`` logits, ``(B,)`` outputs."""
+    """Bernoulli distribution from logits ``(B, 1)``; outputs are ``(B,)``."""
 
     def __init__(self, logit: Tensor) -> None:
         self.logit = logit.float().squeeze(-1)
 
     def prob(self) -> Tensor:
-        """``(B,)`` in (0, 1)."""
         return torch.sigmoid(self.logit)
 
     def loss(self, target: Tensor) -> Tensor:
-        """Cross entropy ``(B,)`` against a soft target ``(B,)`` in [0, 1]."""
+        """Return the cross entropy ``(B,)`` with soft targets ``(B,)`` in [0, 1]."""
         return F.binary_cross_entropy_with_logits(self.logit, target.float(), reduction="none")
 
 
 class TwoHotBins(nn.Module):
-    """The 255 values of a symexp two-hot distribution: exactly symmetric, exponentially spaced, up to 4.85e8."""
+    """Bins of a symexp two-hot distribution: exactly symmetric, exponentially spaced, up to 4.85e8."""
 
     def __init__(self, bins: int = 255) -> None:
         super().__init__()
@@ -235,26 +201,21 @@ class TwoHotBins(nn.Module):
 
 
 class TwoHot:
-    """A distribution over fixed bins; its mean is the prediction, its target a pair of neighbouring bins.
-
-    Args:
-        logits: ``(B, bins)``.
-        bins: ``(bins,)`` float32, ascending and symmetric about its middle.
-    """
+    """Distribution over fixed bins from logits ``(B, bins)``; ``bins`` ascend and are symmetric about their middle."""
 
     def __init__(self, logits: Tensor, bins: Tensor) -> None:
         self.log_probs = F.log_softmax(logits.float(), -1)
         self.bins = bins
 
     def pred(self) -> Tensor:
-        """Mean ``(B,)``. Bins are summed in pairs from the middle, so that equal probabilities give exactly 0.0."""
+        """Return the mean ``(B,)``, summed in pairs from the middle: equal probabilities give exactly 0.0."""
         weighted = self.log_probs.exp() * self.bins
         middle = (self.bins.shape[0] - 1) // 2
         pairs = weighted[..., :middle].flip(-1) + weighted[..., middle + 1 :]
         return weighted[..., middle] + pairs.sum(-1)
 
     def loss(self, target: Tensor) -> Tensor:
-        """Cross entropy ``(B,)`` against targets ``(B,)``, shared by the two nearest bins linearly in raw space."""
+        """Return the cross entropy ``(B,)`` with targets ``(B,)``, each split linearly between its two nearest bins."""
         target = target.float().detach()
         last = self.bins.shape[0] - 1
         above = torch.searchsorted(self.bins, target.contiguous()).clamp(1, last)

@@ -21,20 +21,16 @@ _TRUNCATED_STD = 0.87962566103423978
 
 
 def init_truncated_normal_(weight: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
-    """Fill ``weight`` from a normal cut at two standard deviations, with variance ``scale**2 / fan_in``.
-
-    ``scale=0`` fills exact zeros: the reward and value heads must predict 0.0 at initialisation, because their bins
-    reach 4.85e8 and any noise in the logits would become a huge prediction.
-    """
-    if scale == 0.0:
+    """Fill ``weight`` from a normal cut at two standard deviations, with variance ``scale**2 / fan_in``."""
+    if scale == 0.0:  # reward and value heads: their bins reach 4.85e8, and noise would become a huge prediction
         return nn.init.zeros_(weight)
     std = scale / math.sqrt(fan_in) / _TRUNCATED_STD
-    # The bounds scale with std; fixed bounds of +-2 would cut nothing and give a 14 % larger deviation.
+    # trunc_normal_ takes absolute bounds: +-2 would cut nothing and give a 14 % larger deviation.
     return nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std)
 
 
 class Linear(nn.Linear):
-    """Affine map ``(B, I) -> (B, O)`` with truncated-normal weights times ``scale`` and zero bias."""
+    """Linear layer with truncated-normal weights times ``scale`` and zero bias."""
 
     def __init__(self, inputs: int, outputs: int, *, scale: float = 1.0) -> None:
         self.scale = scale
@@ -49,18 +45,14 @@ class Linear(nn.Linear):
 
 
 class BlockLinear(nn.Module):
-    """Block-diagonal affine map ``(B, I) -> (B, O)``: block ``g`` of the output sees block ``g`` of the input only.
+    """Block-diagonal linear layer ``(B, I) -> (B, O)``: block ``g`` of the output sees block ``g`` of the input only.
 
     Initialisation counts the *whole* input width ``I`` as fan-in, as in the authors' code, not ``I / blocks``.
-
-    Raises:
-        ValueError: ``inputs`` or ``outputs`` is not divisible by ``blocks``.
     """
 
     def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
         super().__init__()
-        if inputs % blocks or outputs % blocks:
-            raise ValueError(f"BlockLinear: {inputs} inputs and {outputs} outputs must both divide by {blocks} blocks")
+        assert inputs % blocks == outputs % blocks == 0, (inputs, outputs, blocks)
         self.blocks = blocks
         self.weight = nn.Parameter(torch.empty(blocks, inputs // blocks, outputs // blocks))
         self.bias = nn.Parameter(torch.zeros(outputs))
@@ -74,7 +66,7 @@ class BlockLinear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Divide by the root mean square over the last axis; learned scale, no shift, eps 1e-4, computed in float32."""
+    """RMS normalisation over the last axis in float32, with a learned scale and without a shift."""
 
     def __init__(self, size: int, eps: float = 1e-4) -> None:
         super().__init__()
@@ -87,7 +79,7 @@ class RMSNorm(nn.Module):
 
 
 class NormAct(nn.Module):
-    """RMS normalisation over the last axis, then SiLU: what follows every hidden linear map and convolution."""
+    """RMS normalisation and SiLU, after every hidden linear layer and convolution."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -98,7 +90,7 @@ class NormAct(nn.Module):
 
 
 class MLP(nn.Sequential):
-    """``layers`` times (Linear, RMSNorm, SiLU): ``(B, I) -> (B, units)``."""
+    """Stack of ``layers`` times (Linear, RMSNorm, SiLU): ``(B, I) -> (B, units)``."""
 
     def __init__(self, inputs: int, units: int, layers: int) -> None:
         modules: list[nn.Module] = []

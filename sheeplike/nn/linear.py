@@ -1,7 +1,7 @@
-"""Linear maps by oneDNN on a CPU, which torch has for its convolutions.
+"""Linear layers by oneDNN on a CPU.
 
-torch multiplies float32 matrices with MKL, which on an AMD leaves half of the vector units idle; oneDNN uses them all,
-in float32 too. That was measured on an AMD only.
+torch multiplies float32 matrices with MKL, which on an AMD leaves half of the vector units idle; oneDNN, which torch
+has for its convolutions, uses them all. Measured on an AMD only.
 
 Shape letters: ``B`` batch, ``I`` inputs, ``O`` outputs.
 """
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ONEDNN = torch.backends.mkldnn.is_available()
-ROWS = 128  # of a product with fewer, the call costs as much as is gained
+ROWS = 128  # products of fewer rows gain less than the call costs
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -36,14 +36,14 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, T
     return to_x, _onednn(gradient.T, x.T, None), gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
-# An operator of our own is opaque to torch.compile, which would not know how to differentiate oneDNN's.
+# torch.compile does not know how to differentiate oneDNN's product, and does not look into a custom operator.
 _onednn = torch.library.custom_op("sheeplike::linear", _multiply, mutates_args=())
 _onednn.register_fake(_like_product)
 _onednn.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias``: ``(..., I)``, ``(O, I)``, ``(O,)`` to ``(..., O)``, by whatever is fast."""
+    """Return ``x @ weight.T + bias`` by the fastest library: ``(..., I)``, ``(O, I)``, ``(O,)`` to ``(..., O)``."""
     if not _by_onednn(x, weight):
         return F.linear(x, weight, bias)
     return _onednn(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
@@ -56,9 +56,9 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
-    """:class:`torch.nn.Linear` for float32 inputs ``(B, I)``, however few rows there are.
+    """:class:`torch.nn.Linear` by oneDNN for float32 inputs ``(B, I)`` of any number of rows.
 
-    PPO compares what it learns from with what it acted by: both come from the same products.
+    PPO compares probabilities when acting with those when learning: the products must be the same in both.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Running statistics that scale learning signals. State lives in buffers, updated in place, never read by the host."""
+"""Running statistics that scale learning signals, in buffers that are updated in place and never read by the host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class PercentileScale(nn.Module):
-    """Range between two percentiles of a stream of batches, tracked by an exponential average.
+    """Exponential average of the range between two percentiles of batches.
 
-    DreamerV3 divides advantages by ``max(limit, ema(p95) - ema(p5))`` of the imagined returns: large returns are
-    scaled down, small ones are not scaled up. The average starts at zero and is not debiased, as in the authors' code.
+    DreamerV3 divides advantages by ``max(limit, ema(p95) - ema(p5))`` of the imagined returns. The average starts at
+    zero and is not debiased, as in the authors' code.
     """
 
     def __init__(self, low: float = 0.05, high: float = 0.95, rate: float = 0.01, limit: float = 1.0) -> None:
@@ -22,7 +22,7 @@ class PercentileScale(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> Tensor:
-        """Take in a batch of any shape; return the scale, a 0-dim float32 tensor of at least ``limit``."""
+        """Add a batch of any shape; return the scale, a 0-dim float32 tensor of at least ``limit``."""
         # torch.quantile cannot be compiled with torch 2.11.
         ordered = x.float().flatten().sort().values
         places = [percentile * (len(ordered) - 1) for percentile in self.percentiles]
@@ -32,30 +32,25 @@ class PercentileScale(nn.Module):
 
 
 class RunningNorm(nn.Module):
-    """Whitens vectors by the mean and variance of everything taken in so far.
+    """Whitening of vectors ``(B, D)`` by the mean and variance of all batches so far, clipped to ``[-limit, limit]``.
 
-    Batches are merged by the parallel formula of Chan et al. (1983), so that the order of the data does not matter.
-    Until the first :meth:`update`, vectors are clipped and nothing else.
-
-    Args:
-        size: length ``D`` of the vectors.
-        limit: whitened values are clipped to ``[-limit, limit]``.
+    Batches are merged by the parallel formula of Chan et al. (1983). Before the first :meth:`update` it only clips.
     """
 
     def __init__(self, size: int, limit: float = 10.0) -> None:
         super().__init__()
         self.limit = limit
-        # In float64: after millions of steps float32 could not count on.
+        # After millions of steps float32 could not count on.
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("square", torch.zeros(size, dtype=torch.float64))  # sum of squared deviations
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Take in ``(B, D)`` vectors. One that holds a non-finite number is left out: it would stay for ever."""
+        """Add vectors ``(B, D)``; those that hold a non-finite number are left out, since it would stay for ever."""
         finite = x.isfinite().all(-1, keepdim=True)
         count = finite.sum(dtype=torch.float64)
-        # Chosen, not multiplied by zero: that would keep a NaN alive.
+        # A product with zero would keep a NaN.
         x = torch.where(finite, x.double(), 0.0)
         mean = x.sum(0) / count.clamp_min(1.0)
         total = (self.count + count).clamp_min(1.0)
@@ -67,14 +62,13 @@ class RunningNorm(nn.Module):
 
     @property
     def std(self) -> Tensor:
-        """``(D,)`` float32; 1 before the first update."""
+        """Standard deviation ``(D,)`` float32; 1 before the first update."""
         variance = (self.square / self.count.clamp_min(1)).clamp_min(0)
         return torch.where(self.count > 0, variance.sqrt(), 1.0).clamp_min(1e-6).float()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(B, D)`` to whitened ``(B, D)`` float32."""
         return ((x - self.mean.float()) / self.std).clamp(-self.limit, self.limit)
 
     def invert(self, x: Tensor) -> Tensor:
-        """Whitened ``(B, D)`` to vectors ``(B, D)`` float32; what was clipped stays so."""
+        """Undo the whitening, but not the clipping."""
         return x * self.std + self.mean.float()

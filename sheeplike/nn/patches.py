@@ -1,0 +1,56 @@
+"""Patches of torch's private parts, read from torch 2.11 to 2.13; on another version of torch check these first."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def keep_headers() -> None:
+    """Have Inductor keep its precompiled headers, 140 MB, beside its kernels.
+
+    torch puts them below the system's directory for temporary files, under a name that another user can guess and take
+    first; and what is in a header ends up in the code that runs.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    place = os.path.join(cache_dir(), "precompiled_headers")
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = place, os.path.join(place, "locks")
+
+
+def without_line_tables() -> dict[str, bool]:
+    """Return the option of Inductor that leaves out tables for debuggers, a third of its C++ compiler's time."""
+    from torch._inductor import list_options
+
+    name = "aot_inductor.enable_line_tables"
+    return {name: False} if name in list_options() else {}
+
+
+def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
+    """Make torch usable again after a failed capture, which leaves its allocator and generator capturing.
+
+    Args:
+        random: state of the generator before the capture.
+        pool: memory pool of the capture.
+
+    Raises:
+        RuntimeError: the context of the device is lost.
+    """
+    torch.cuda.synchronize(device)
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with suppress(RuntimeError):  # some versions of torch have done it
+            end(index, pool)
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
+    generator.set_state(random)
+
+
+def silence_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Keep an optimizer that is capturable, and not captured, from warning of it."""
+    optimizer._warned_capturable_if_run_uncaptured = True
