@@ -29,7 +29,7 @@ class Env(Options):
     id: Annotated[str | None, HEADLINE] = Field(
         None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
     )
-    num_envs: Annotated[int, HEADLINE] = Field(16, ge=1, le=2**20, description="worlds simulated side by side")
+    num_envs: Annotated[int, HEADLINE, OWN_CHOICE] = Field(16, ge=1, le=2**20, description="worlds simulated side by side")
     image_size: Annotated[Side | tuple[Side, Side] | ByCamera, HEADLINE] = Field(
         48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
     )
@@ -62,14 +62,14 @@ class Env(Options):
 
 
 class Eval(Options):
-    every: int | None = Field(20_000, ge=1, le=10**12, description="policy steps between two evaluations; null: none")
-    episodes: int = Field(16, ge=1, le=2**16, description="episodes of one evaluation")
-    num_envs: int | None = Field(
+    every: Annotated[int | None, INCIDENTAL] = Field(20_000, ge=1, le=10**12, description="policy steps between two evaluations; null: none")
+    episodes: Annotated[int, INCIDENTAL] = Field(16, ge=1, le=2**16, description="episodes of one evaluation")
+    num_envs: Annotated[int | None, INCIDENTAL] = Field(
         None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
     )
     sample: bool = Field(True, description="sample the policy's actions, as published scores do, or take its mode")
     randomize: bool = Field(True, description="with the run's randomization, or without it")
-    video: bool = Field(True, description="log a video of each evaluation")
+    video: Annotated[bool, INCIDENTAL] = Field(True, description="log a video of each evaluation")
 
 
 class Checkpoint(Options):
@@ -110,47 +110,47 @@ class Config(Options):
     """A whole configuration, checked."""
 
     exp: str = Field(description="the recipe")
-    profile: Annotated[str, HEADLINE] = Field("auto", description="the machine's profile; auto: gpu where there is one")
-    seed: Annotated[int, HEADLINE] = Field(
+    profile: Annotated[str, HEADLINE, INCIDENTAL] = Field("auto", description="the machine's profile; auto: gpu where there is one")
+    seed: Annotated[int, HEADLINE, INCIDENTAL] = Field(
         0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling"
     )
-    total_steps: int = Field(1_000_000, ge=1, le=10**12, description="policy steps of the whole run")
-    run_dir: str | None = Field(
+    total_steps: Annotated[int, INCIDENTAL] = Field(1_000_000, ge=1, le=10**12, description="policy steps of the whole run")
+    run_dir: Annotated[str | None, INCIDENTAL] = Field(
         None,
         min_length=1,
         description="where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>",
     )
-    compile: Literal["auto", "off", "inductor", "graph"] = Field(
+    compile: Annotated[Literal["auto", "off", "inductor", "graph"], INCIDENTAL] = Field(
         "auto",
         description="off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
         "auto: the fastest that the machine can do",
     )
-    dry_run: bool = Field(False, description="pass through every stage once, in the shortest time")
-    log_every: int = Field(1_000, ge=1, le=10**12, description="policy steps between two rows of metrics")
-    video_every: int | None = Field(
+    dry_run: Annotated[bool, INCIDENTAL] = Field(False, description="pass through every stage once, in the shortest time")
+    log_every: Annotated[int, INCIDENTAL] = Field(1_000, ge=1, le=10**12, description="policy steps between two rows of metrics")
+    video_every: Annotated[int | None, INCIDENTAL] = Field(
         20_000, ge=1, le=10**12, description="policy steps between two videos of the world model; null: none"
     )
-    max_skipped: int = Field(
+    max_skipped: Annotated[int, INCIDENTAL] = Field(
         10,
         ge=1,
         le=10**12,
         description="updates in a row skipped for a non-finite loss or gradient, before the run stops",
     )
-    watchdog: float | None = Field(
+    watchdog: Annotated[float | None, INCIDENTAL] = Field(
         600,
         ge=1,
         le=10**7,
         description="seconds without an iteration before all threads' stacks are printed; null: never",
     )
-    env: Env = Field(description="the task and its worlds")
-    randomization: Annotated[dict[str, Any], HEADLINE] = Field(
+    env: Annotated[Env, CONDITION] = Field(description="the task and its worlds")
+    randomization: Annotated[dict[str, Any], HEADLINE, CONDITION] = Field(
         {}, description="what differs between worlds and episodes, line by line; randomization=none: nothing"
     )
     agent: SerializeAsAny[AgentConfig] = Field(description="the algorithm and its numbers")
-    eval: Eval = Field(Eval(), description="evaluation in worlds of its own")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="checkpoints")
+    eval: Annotated[Eval, CONDITION] = Field(Eval(), description="evaluation in worlds of its own")
+    checkpoint: Annotated[Checkpoint, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
-    logger: Logger = Field(Logger(), description="where metrics go beside metrics.jsonl")
+    logger: Annotated[Logger, INCIDENTAL] = Field(Logger(), description="where metrics go beside metrics.jsonl")
 
 
 class Start(Options):

@@ -19,7 +19,7 @@ from torch import Tensor
 from sheeplike.agents.agent import own_randomness
 from sheeplike.inspection import likelihood, probes
 from sheeplike.inspection.episodes import FEWEST, Episodes
-from sheeplike.inspection.model import DETER, States, TrainedModel, psnr, stack
+from sheeplike.inspection.model import DETER, States, TrainedModel, combine, psnr
 
 AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
 HORIZON = max(AHEAD)
@@ -127,7 +127,7 @@ def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States
             rows = slice(start, start + batch)
             seen = {key: episodes.obs[key][rows] for key in model.observations}
             parts.append(model.observe(seen, episodes.action[rows]))
-    return States(*(torch.cat([getattr(part, name) for part in parts]) for name in ("deter", "stoch", "logits")))
+    return combine(parts)
 
 
 def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
@@ -268,7 +268,7 @@ def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed
             chosen = int(order[place])
             row = int(rows[chosen])
             steps = [step for step in FILM if whole.valid[chosen, step - 1]]
-            painted = model.predict(stack([whole.kept[step][chosen] for step in steps], 0))[camera]
+            painted = model.predict(combine([whole.kept[step][chosen] for step in steps], torch.stack))[camera]
             truth = model.decoder_target(camera, episodes.obs[camera][row, context - 1 + torch.tensor(steps)])
             shown = ((x.cpu() * 255).round().clamp(0, 255).to(torch.uint8) for x in (truth, painted))
             error = f"mean squared error {mean[chosen].item():.2g} over {int(whole.valid[chosen].sum())} steps"

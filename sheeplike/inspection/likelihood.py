@@ -62,7 +62,7 @@ def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) 
             found = found - error.square().sum(1) / (2 * width) - constant
         return found
 
-    flat = states.map(lambda x: x.flatten(0, lead - 1))
+    flat = states.reshape(states.lead.numel())
     seen = (obs[key].flatten(0, lead - 1) for key in model.observations)
     return model.in_batches(of_some, flat, *seen).reshape(states.lead)
 
@@ -74,7 +74,7 @@ def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> 
         posterior, prior = (model.rssm.distribution(logits) for logits in (some.logits, model.prior(some)))
         return (prior.log_prob(some.stoch) - posterior.log_prob(some.stoch)).sum(-1)
 
-    flat = states.map(lambda x: x.flatten(0, len(states.lead) - 1))
+    flat = states.reshape(states.lead.numel())
     with torch.no_grad():
         return log_likelihood(model, states, obs) + model.in_batches(ratio, flat).reshape(states.lead)
 
@@ -107,7 +107,8 @@ def bounds(
         valid = episodes.valid.nonzero()
         rows, times = valid[torch.randperm(len(valid))[:steps]].unbind(1)
         here = states.map(lambda x: x[rows, times].expand(most, *x[rows, times].shape))
-        here = States(here.deter, model.rssm.distribution(here.logits).sample(), here.logits)
+        drawn = model.rssm.distribution(here.logits).sample()
+        here = States(here.latent._replace(stoch=drawn), here.logits)
         seen = {key: episodes.obs[key][rows, times] for key in model.observations}
         seen = {key: value.expand(most, *value.shape) for key, value in seen.items()}
         per_step = log_weights(model, here, seen)  # (K, steps)

@@ -299,7 +299,7 @@ def test_weights_of_samples_are_below_the_likelihood_by_the_kl(
     state, samples = states[0, 7], 4000
     many = state.map(lambda x: x.expand(samples, *x.shape))
     torch.manual_seed(0)
-    many = States(many.deter, model.rssm.distribution(many.logits).sample(), many.logits)
+    many = States(many.latent._replace(stoch=model.rssm.distribution(many.logits).sample()), many.logits)
     obs = {key: episodes.obs[key][0, 7].expand(samples, *episodes.obs[key].shape[2:]) for key in model.observations}
     beyond = (log_weights(model, many, obs) - log_likelihood(model, many, obs)).double()
     kl, error = model.kl(state).item(), beyond.std().item() / math.sqrt(samples)

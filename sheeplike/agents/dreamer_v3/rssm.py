@@ -251,10 +251,11 @@ class RSSM(nn.Module):
         weights = {name: p.detach().to(dtype if mixed and p.dim() > 1 else p.dtype) for name, p in parameters.items()}
         return weights, tuple(tap.unbind(1) for tap in taps)
 
-    def imagine(self, latent: Latent, action: Tensor) -> Latent:
-        """One step without an observation: latents ``(B, ...)`` and actions ``(B, A)`` to the next latents."""
+    def imagine(self, latent: Latent, action: Tensor, *, sample: bool = True) -> Latent:
+        """Imagine the next latents from latents ``(B, ...)`` and actions ``(B, A)``, drawn or the most likely ones."""
         deter = self.advance(latent, self.embed_action(action))
-        return Latent(deter, self.distribution(self.prior(deter)).sample())
+        prior = self.distribution(self.prior(deter))
+        return Latent(deter, prior.sample() if sample else prior.mode())
 
     def kl(self, posterior: OneHotCategorical, prior: OneHotCategorical) -> tuple[Tensor, Tensor]:
         """Dynamics and representation loss ``(B, T)`` in nats from distributions over ``(B, T, S, K)``.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.inspection.dream.recording import MOST_SEED, Recording
-from sheeplike.inspection.model import Expected, States, TrainedModel
+from sheeplike.inspection.model import Expected, States, TrainedModel, combine
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
@@ -400,7 +400,7 @@ class Session:
         """Its dreams ``(n,)``, with the classes that are held in the first."""
         if not moment.settings.forced:
             return moment.dreams
-        return join([self.model.set_classes(moment.dreams[:1], moment.settings.forced), moment.dreams[1:]])
+        return combine([self.model.set_classes(moment.dreams[:1], moment.settings.forced), moment.dreams[1:]])
 
     def _change(self, dreams: States | None = None, **settings: Any) -> None:
         """Other dreams, or other settings, at the present moment."""
@@ -419,7 +419,7 @@ class Session:
 
     def _decode(self, moment: Moment) -> Moment:
         """Fill in what there is to see."""
-        model, states = self.model, join([moment.posterior, self._held(moment)])
+        model, states = self.model, combine([moment.posterior, self._held(moment)])
         found = model.decode(states)
         errors = sum(
             (to_unit(found.frames[key][1:]) - to_unit(moment.seen[key])).square().flatten(1).mean(1)
@@ -515,14 +515,9 @@ def repeat(states: States, count: int) -> States:
     return states[:1].map(lambda x: x.expand(count, *x.shape[1:]).clone())
 
 
-def join(parts: Sequence[States]) -> States:
-    """States one behind the other along the first axis."""
-    return States(*(torch.cat([getattr(part, name) for part in parts]) for name in ("deter", "stoch", "logits")))
-
-
 def size(moment: Moment) -> int:
-    """Bytes that it takes in memory."""
-    states = [tensor for one in (moment.posterior, moment.dreams) for tensor in (one.deter, one.stoch, one.logits)]
+    """Bytes of a moment in memory."""
+    states = [tensor for one in (moment.posterior, moment.dreams) for tensor in (*one.latent, one.logits)]
     tensors = [*states, *moment.seen.values(), *(moment.env or {}).values()]
     return sum(tensor.nbytes for tensor in tensors) + sum(
         frame.nbytes for side in moment.pictures for frame in side.values()
