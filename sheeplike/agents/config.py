@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
-from sheeplike.options import Options
+from sheeplike.options import CONDITION, Options
 
 
 class AgentConfig(Options):
@@ -23,7 +23,7 @@ class AgentConfig(Options):
     """
 
     name: str
-    observations: tuple[str, ...] = Field(
+    observations: Annotated[tuple[str, ...], CONDITION] = Field(
         ("pixels/*",), min_length=1, description="glob patterns of the observations that the agent sees"
     )
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: which agent is better, how sure that is, and the tables that say so.
+"""Comparison of several runs: which agent is better, how sure that is, and tables of it.
 
 Curves are straight lines between evaluations, and nothing is extrapolated: what is compared across groups ends where
 the shortest run ends, a group's own curve where its shortest run ends.
@@ -29,7 +29,7 @@ from sheeplike.analysis.statistics import (
 from sheeplike.monitor.progress import format_seconds
 from sheeplike.terminal import one_line
 
-MIN_SEEDS = 3  # with fewer, an interval over seeds would say nothing
+MIN_SEEDS = 3  # fewer have no interval
 GRID = 200  # most points of a group's curve
 AXES = {"steps": "policy steps", "time": "training time"}
 READING = (
@@ -45,14 +45,14 @@ READING = (
 
 @dataclass(frozen=True)
 class Group:
-    """The ``R`` seeds of one experiment, and its own curve of ``P`` points, as far as all seeds go."""
+    """The ``R`` seeds of one experiment, and its own curve of ``P`` points, up to the end of its shortest run."""
 
     label: str
     runs: Sequence[Run]
-    curves: Sequence[Curve]  # of the compared metric, one per run
+    curves: Sequence[Curve]  # one per run
     x: np.ndarray  # (P,) policy steps or seconds
     mean: np.ndarray  # (P,) interquartile mean over seeds
-    band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, the interval of the mean; None of too few seeds
+    band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, the interval of the mean; None for too few seeds
     finals: np.ndarray  # (R,) each seed's last evaluation in the common range
     bests: np.ndarray  # (R,) each seed's highest evaluation in the common range
     areas: np.ndarray  # (R,) mean height of each seed's curve in the common range
@@ -60,16 +60,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that the tables and the figure show."""
+    """Content of the tables and the figure."""
 
     env: str | None
     metric: str
     x: str  # "steps" or "time"
     threshold: float | None
-    end: float  # of the range that all runs cover, in policy steps or seconds
+    end: float  # policy steps or seconds that all runs reach
     groups: Sequence[Group]
     verdicts: Sequence[str]  # one sentence per pair of groups
-    notes: Sequence[str]  # what a reader must know beside the numbers
+    notes: Sequence[str]  # sentences
 
 
 def compare(
@@ -85,7 +85,7 @@ def compare(
     Args:
         groups: label to runs, each of which has a curve of ``metric``.
         x: ``"steps"`` or ``"time"``.
-        notes: what a reader must know of how the runs were chosen.
+        notes: on the choice of the runs.
 
     Raises:
         RunError: one run ends before another begins.
@@ -101,7 +101,8 @@ def compare(
         raise RunError(f"{ends}, {begins}: expected runs that overlap in {AXES[x]}; nearest: x={other}")
     compared = [_group(label, members, metric, x, start, end) for label, members in groups.items()]
     verdicts = [_verdict(a, b, metric) for a, b in itertools.combinations(compared, 2)]
-    ended = f", where {shortest.path} ends" * any(run.curves[metric].along(x)[-1] > end for run in runs)
+    longer = any(run.curves[metric].along(x)[-1] > end for run in runs)
+    ended = f", where {shortest.path} ends" if longer else ""
     notes = [*notes, f"Compared from {_position(start, x)} to {_position(end, x)}{ended}."]
     for run in runs:
         if count := run.nonfinite.get(metric):
@@ -111,7 +112,7 @@ def compare(
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The table, the verdicts, and how to read them."""
+    """Format the table, the verdicts, and how to read them."""
     groups, metric, x, threshold = comparison.groups, comparison.metric, comparison.x, comparison.threshold
     columns = {
         "agent": [group.label for group in groups],
@@ -137,7 +138,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Every point of every run: group, seed, step (policy steps), seconds, value."""
+    """List every point of every run: group, seed, step (policy steps), seconds, value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["group", "seed", "step", "seconds", "value"])
@@ -149,12 +150,12 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, or whole thousands with commas: ``0.912``, ``182``, ``12,345``."""
+    """Format three digits, or whole thousands with commas: ``0.912``, ``182``, ``12,345``."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def compact(value: float) -> str:
-    """Three digits with k, M or G: ``500``, ``120k``, ``1.25M``."""
+    """Format three digits with k, M or G: ``500``, ``120k``, ``1.25M``."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * size:
             return f"{value / size:.3g}{suffix}"
@@ -162,8 +163,8 @@ def compact(value: float) -> str:
 
 
 def seeds(count: int) -> str:
-    """A number of seeds, and whether that is enough for an interval."""
-    return f"{count} seed{'s' * (count != 1)}" + (": no interval" if count < MIN_SEEDS else "")
+    """Format a number of seeds, and say if it is too small for an interval."""
+    return ("1 seed" if count == 1 else f"{count} seeds") + (": no interval" if count < MIN_SEEDS else "")
 
 
 def _position(value: float, x: str) -> str:
@@ -175,7 +176,7 @@ def _group(label: str, runs: Sequence[Run], metric: str, x: str, start: float, e
     values = [curve.value[curve.along(x) <= end] for curve in curves]
     finals, bests = np.array([one[-1] for one in values]), np.array([one.max() for one in values])
     areas = np.array([area_under_curve(curve.along(x), curve.value, start, end) for curve in curves])
-    # The group's own curve: wherever any of the seeds was evaluated, or on a regular grid if that is very often.
+    # The group's own curve has a point at each evaluation of a seed, or a regular grid if these are many.
     first, last = max(curve.along(x)[0] for curve in curves), min(curve.along(x)[-1] for curve in curves)
     grid = np.unique(np.concatenate([[first, last], *(curve.along(x) for curve in curves)]))
     grid = grid[(grid >= first) & (grid <= last)]
@@ -187,7 +188,7 @@ def _group(label: str, runs: Sequence[Run], metric: str, x: str, start: float, e
 
 
 def _estimate(values: np.ndarray) -> str:
-    """The interquartile mean over seeds, with its interval where there are seeds enough for one."""
+    """Format the interquartile mean over seeds, with its interval if there are enough seeds."""
     if len(values) < MIN_SEEDS:
         return f"{number(iqm(values))} ({seeds(len(values))})"
     low, high = iqm_interval(values)
@@ -195,18 +196,19 @@ def _estimate(values: np.ndarray) -> str:
 
 
 def _reach(curves: Sequence[Curve], axis: str, threshold: float) -> str:
-    """When the threshold is reached: the median over seeds, of which those that never reach it count as infinite."""
+    """Format the median of when seeds reach the threshold; those that never do count as infinite."""
     times = np.array([first_reached(curve.along(axis), curve.value, threshold) for curve in curves])
     median, count = float(np.median(times)), f"({np.isfinite(times).sum()} of {len(times)})"
     if math.isinf(median):
         return f"not reached {count}"
     # A seed that ended before the median without reaching it might have done so earlier than the median.
     ended = any(curve.along(axis)[-1] < min(median, time) for curve, time in zip(curves, times, strict=True))
-    return f"{'at most ' * ended}{compact(median) if axis == 'steps' else format_seconds(median)} {count}"
+    text = compact(median) if axis == "steps" else format_seconds(median)
+    return f"at most {text} {count}" if ended else f"{text} {count}"
 
 
 def _success(runs: Sequence[Run], x: str, end: float) -> str | None:
-    """Success over all episodes of every run's last evaluation up to ``end``; None where a run has not counted them."""
+    """Format the success rate in the last evaluations up to ``end``; None where a run has not counted successes."""
     successes = episodes = 0
     for run in runs:
         if not run.curves.keys() >= set(SUCCESS):
@@ -225,7 +227,7 @@ def _success(runs: Sequence[Run], x: str, end: float) -> str | None:
 
 
 def _verdict(a: Group, b: Group, metric: str) -> str:
-    """Which of two groups is better, in one sentence."""
+    """Say in one sentence which of two groups is better."""
     better = "better" if any(word in metric for word in ("return", "success", "reward", "score")) else "higher"
     if probability_of_improvement(a.finals, b.finals) < 0.5:
         a, b = b, a
@@ -238,8 +240,9 @@ def _verdict(a: Group, b: Group, metric: str) -> str:
         )
     low, high = improvement_interval(x, y)
     chance = permutation_test(x, y)
-    # An interval without width would claim a certainty that a few seeds cannot give.
-    text += f" [{low:.2f}, {high:.2f}]" * (low < high) + f", permutation test p = {chance:.2g}"
+    if low < high:  # an interval without width would claim a certainty that a few seeds cannot give
+        text += f" [{low:.2f}, {high:.2f}]"
+    text += f", permutation test p = {chance:.2g}"
     if low <= 0.5:
         return f"No clear difference between {a.label} and {b.label}: {text}"
     if chance > 0.05:

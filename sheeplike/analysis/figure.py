@@ -1,4 +1,4 @@
-"""The figure of a comparison, drawn without a display and without Matplotlib's global state."""
+"""Figure of a comparison, without a display and without Matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from sheeplike.analysis.comparison import Comparison, Group, compact, number, se
 # Colours that remain distinct in all common kinds of colour blindness: Okabe and Ito, in the order of Wong,
 # Nature Methods 8, 441 (2011), the dark ones first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # for more groups than there are colours
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # groups beyond the number of colours differ in their dashes
 NAMES = {"eval/return_mean": "return (eval/return_mean)", "eval/success_rate": "success rate (eval/success_rate)"}
 AXIS_NAMES = {"steps": "policy steps", "time": "minutes of training"}
 
 
 def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
-    """Thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval.
-
-    Args:
-        log: a logarithmic x axis, for agents that need very different amounts of experience.
-    """
+    """Draw thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval."""
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.add_subplot()
     unit = 60.0 if comparison.x == "time" else 1.0
@@ -35,7 +31,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         if group.band is not None:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
         marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
-        axes.plot(group.x / unit, group.mean, label=_plain(_label(group)), linewidth=2.2, marker=marker, **style)
+        axes.plot(group.x / unit, group.mean, label=plain(_label(group)), linewidth=2.2, marker=marker, **style)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -47,7 +43,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     if any(curve.along(comparison.x)[-1] > comparison.end for curve in curves):
         axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":", label="compared up to here")
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
-    axes.set_ylabel(_plain(NAMES.get(comparison.metric, comparison.metric)), fontsize=11)
+    axes.set_ylabel(plain(NAMES.get(comparison.metric, comparison.metric)), fontsize=11)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     if not log:
@@ -55,10 +51,10 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     axes.tick_params(labelsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(_plain(title), fontsize=13, loc="left", fontweight="bold")
-    # Of fewer than four seeds, no quarter can be left out.
+    axes.set_title(plain(title), fontsize=13, loc="left", fontweight="bold")
+    # The interquartile mean of fewer than four seeds is their mean.
     mean = "mean" if all(len(group.runs) < 4 for group in comparison.groups) else "interquartile mean"
-    band = " · band: 95 % interval" * any(group.band is not None for group in comparison.groups)
+    band = " · band: 95 % interval" if any(group.band is not None for group in comparison.groups) else ""
     axes.set_title(f"thin: seeds · thick: {mean}{band}", fontsize=8.5, loc="right", color="0.35")
     widest = max(len(_label(group)) for group in comparison.groups)
     columns = max(1, min(len(comparison.groups), 105 // (widest + 8)))
@@ -67,17 +63,17 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
 
 
 def encode(figure: Figure, kind: str) -> bytes:
-    """The figure as ``"png"`` or ``"svg"``; the same figure gives the same bytes."""
+    """Encode a figure as ``"png"`` or ``"svg"``; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     # Names inside an SVG come from this salt, or else from chance; the date would differ as well.
     with matplotlib.rc_context({"svg.hashsalt": "sheeplike"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of characters that the font lacks: they are drawn as boxes
+        warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
 
-def _plain(text: str) -> str:
-    """Text that is no formula, whatever signs it has."""
+def plain(text: str) -> str:
+    """Escape signs that would begin a formula."""
     return text.replace("$", "\\$")
 
 

@@ -1,11 +1,12 @@
-"""Reading finished runs: what was configured, and the curves. No torch, no JAX, no Hydra.
+"""Finished runs, read: configuration and curves. No torch, no JAX, no Hydra.
 
 A run is a directory with ``config.yaml`` and ``metrics.jsonl``, as :mod:`sheeplike` writes them, or with TensorBoard's
-event files alone, as other tools write them. It may come from anybody: links are not followed, pipes not waited for.
+event files alone, as other tools write them. It is not trusted: links are not followed, pipes not waited for.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -18,21 +19,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sheeplike.agents import registry
+from sheeplike.config.schema import all_keys
 from sheeplike.files import EVENTS, open_regular, read_yaml
-from sheeplike.options import nearest
+from sheeplike.options import is_within, marked, nearest
 from sheeplike.terminal import one_line
 
 CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"
-LARGEST = 1e100  # of a number that is taken for finite: sums of squares of such are numbers too
-SUCCESS = ("eval/success_rate", "eval/episodes")  # read of every run that has them
-# Keys and sections that do not make another experiment.
-INCIDENTAL = frozenset({"seed", "run_dir", "dry_run", "profile", "compile", "total_steps"})
-INCIDENTAL |= {"log_every", "video_every", "watchdog", "max_skipped", "checkpoint", "logger"}
-INCIDENTAL |= {"eval.every", "eval.episodes", "eval.num_envs", "eval.video", "agent.probes"}
-# Where any two groups differ in one of these, the labels of all show it. The number of environments is each agent's own
-# choice.
-CONDITIONS = re.compile(r"env\.(?!num_envs$)|eval\.|randomization|agent\.observations$")
-# How other tools name the directories of their runs. The first is CleanRL's form.
+LARGEST = 1e100  # finite numbers, whose sums of squares are finite too
+SUCCESS = ("eval/success_rate", "eval/episodes")  # always read
+# Names that other tools give the directories of their runs. The first is CleanRL's form.
 _EXTERNAL_NAMES = (
     re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}"),
     re.compile(r"(?:(?P<name>.+?)[-_. ])??(?:(?:seed|run|version)[-_.= ]?)?(?P<seed>\d+)", re.IGNORECASE),
@@ -47,14 +43,14 @@ class RunError(ValueError):
 
 
 class Curve(NamedTuple):
-    """One metric of one run, in the order of its policy steps: ``P`` points, all finite; three ``(P,)`` float64."""
+    """One metric of one run by ascending policy steps: finite points, three times ``(P,)`` float64."""
 
     step: np.ndarray  # policy steps
-    seconds: np.ndarray  # training time; of other tools' runs, wall-clock time since they began
+    seconds: np.ndarray  # training time; wall-clock time for runs of other tools
     value: np.ndarray
 
     def along(self, x: str) -> np.ndarray:
-        """The positions of the points on the axis ``"steps"`` or ``"time"``."""
+        """Return the positions of the points on the axis ``"steps"`` or ``"time"``."""
         return {"steps": self.step, "time": self.seconds}[x]
 
 
@@ -66,19 +62,19 @@ class Run:
     env: str | None  # the task; None where the files do not say
     name: str  # agent and recipe; runs of one name may still differ in their settings
     seed: str
-    settings: Mapping[str, Any]  # what tells it from other runs of its name: full dotted key to value
+    settings: Mapping[str, Any]  # full dotted key to value, without incidental ones
     dry_run: bool
     metrics: frozenset[str]  # names of all recorded metrics
-    curves: Mapping[str, Curve]  # of the metrics that were read and have a finite value
-    nonfinite: Mapping[str, int]  # of the metrics that were read, how many values are not finite, and in no curve
-    first_evaluation: int | None = None  # policy step; None: there is none, or the files do not say
+    curves: Mapping[str, Curve]  # those that were read and have a finite value
+    nonfinite: Mapping[str, int]  # metric to the number of values that are in no curve
+    first_evaluation: Any = None  # policy step, as it was configured
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Read the runs in and below some directories, all of one task, without dry runs; also returns notes on them.
+    """Read the runs of one task in and below some directories, without dry runs; also return notes on them.
 
     Args:
-        metrics: names of the metric to compare. A run's curves have the first that it has under the first of all.
+        metrics: names of the metric to compare, of which each run's first counts as the first of all.
 
     Raises:
         RunError: there are no runs, a file is damaged, the runs are of several tasks, or one lacks the metric.
@@ -88,7 +84,7 @@ def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run]
     if not runs:
         raise RunError(f"{found[0].path} is a dry run, which shows nothing of what an agent learns: expected others")
     dry = len(found) - len(runs)
-    notes = [f"{dry} dry run{'s' * (dry > 1)} left out."] * (dry > 0)
+    notes = [f"{dry} dry runs left out." if dry > 1 else "1 dry run left out."] if dry else []
     tasks = {run.env: run.path for run in reversed(runs) if run.env}
     if len(tasks) > 1:
         listed = " and ".join(f"{task} ({path})" for task, path in sorted(tasks.items()))
@@ -105,7 +101,7 @@ def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run]
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
-    """The directories of runs in and below some directories, each once; links to directories are not followed.
+    """Find the directories of runs in and below some directories, each once; links are not followed.
 
     Raises:
         RunError: a directory does not exist, has no run in it, or cannot be read.
@@ -116,7 +112,8 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
             problem = "is a file" if place.exists() else "does not exist"
             beside = sorted(map(str, place.parent.iterdir())) if place.parent.is_dir() and not place.exists() else []
             match = nearest(place, beside, cutoff=0.6)
-            raise RunError(f"{place} {problem}: expected a directory of runs" + f"; nearest: {match}" * bool(match))
+            hint = f"; nearest: {match}" if match else ""
+            raise RunError(f"{place} {problem}: expected a directory of runs{hint}")
         runs = {run.resolve(): run for run in _walk(place)}
         if not runs:
             expected = f"directories with {CONFIG_FILE} and {METRICS_FILE} or with {EVENTS}*"
@@ -126,9 +123,7 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 
 
 def read_run(path: Path, wanted: Collection[str]) -> Run:
-    """Read a directory of :func:`find_runs`; of its metrics those that are wanted, as all would take seconds.
-
-    A last line of ``metrics.jsonl`` that was cut short is left out: the run may be writing it just now.
+    """Read a directory of :func:`find_runs`, of its metrics those that are wanted: all would take seconds.
 
     Raises:
         RunError: a file cannot be read or is damaged.
@@ -141,26 +136,24 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
     if isinstance(config["env"].get("id"), str):
-        env = f"{env} {config['env']['id']}"  # of a family of environments each is a task of its own
+        env = f"{env} {config['env']['id']}"  # each environment of a family is a task of its own
     name = agent if agent == exp else f"{agent}/{exp}"
-    settings, dry_run, evaluation = _settings(config), config.get("dry_run") is True, config.get("eval")
-    every = evaluation.get("every") if isinstance(evaluation, dict) else None
-    return Run(
-        path, env, name, str(config.get("seed")), settings, dry_run, *recorded, every if type(every) is int else None
-    )
+    settings, seed, dry_run = _settings(config), one_line(config.get("seed")), config.get("dry_run") is True
+    every = config["eval"].get("every") if isinstance(config.get("eval"), dict) else None
+    return Run(path, one_line(env), one_line(name), seed, settings, dry_run, *recorded, every)
 
 
 def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but their seed, under a label that tells them from the other groups.
+    """Group runs that differ in nothing but their seed, under labels that tell the groups apart.
 
-    It shows the settings in which runs of one name differ, and the conditions in which any two runs differ.
+    Labels have the settings in which runs of one name differ, and the conditions in which any two runs differ.
 
     Raises:
         RunError: two runs of one group have the same seed.
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
-    conditions = {key for key in _differing(configured) if CONDITIONS.match(key)}
+    conditions = {key for key in _differing(configured) - _marked("own_choice") if is_within(key, _marked("condition"))}
     families: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         families[run.name][json.dumps(run.settings, sort_keys=True, default=str)].append(run)
@@ -171,7 +164,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
         labels = [_label(run, keys) for run in firsts]
         groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
     for label, members in groups.items():
-        members.sort(key=lambda run: (len(run.seed), run.seed))  # in the order of numbers
+        members.sort(key=lambda run: (len(run.seed), run.seed))  # in numerical order
         for first, second in itertools.pairwise(members):
             if first.seed == second.seed:
                 where = f"is there twice, in {first.path} and {second.path}"
@@ -179,23 +172,34 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return groups
 
 
+@functools.cache
+def _marked(mark: str) -> frozenset[str]:
+    return marked(all_keys(*registry.built_in()), mark)
+
+
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     others = sorted(run.metrics - {metric})
     if metric in run.metrics:
         hint = f"none is finite and below {LARGEST:g}"
-    elif run.first_evaluation and metric.startswith("eval/") and not any(name.startswith("eval/") for name in others):
+    elif (
+        isinstance(run.first_evaluation, int)
+        and metric.startswith("eval/")
+        and not any(name.startswith("eval/") for name in others)
+    ):
         hint = f"the first evaluation comes at policy step {run.first_evaluation:,}"
-        hint += "; meanwhile: metric=rollout/return_mean" * ("rollout/return_mean" in others)
+        if "rollout/return_mean" in others:
+            hint += "; meanwhile: metric=rollout/return_mean"
     else:
         match = nearest(metric, others, cutoff=0.6)
         there = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
         hint = f"there are none; {there}"
-    hint += "; other runs have it: wait for this one, or leave it out" * others_have_it
+    if others_have_it:
+        hint += "; other runs have it: wait for this one, or leave it out"
     return RunError(f"{run.path}: expected values of metric={metric}, and {hint}")
 
 
 def _walk(place: Path) -> Iterator[Path]:
-    """The directories of runs, in order; what is below one of them, such as its checkpoints, is left alone."""
+    """Yield the directories of runs, in order; subdirectories of a run are not searched."""
 
     def refuse(error: OSError) -> None:
         raise RunError(f"{error.filename}: cannot be read: {error.strerror}")
@@ -210,7 +214,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """The configuration of a run as plain data, or None where there is none of ours."""
+    """Read the configuration of a run as plain data; None where there is none of ours."""
     try:
         data = read_yaml(path)
         required = data["exp"], data["agent"]["name"], data["env"]["name"]
@@ -220,24 +224,13 @@ def _config(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         return None
-    return _in_lines(data) if all(isinstance(name, str) for name in required) else None
-
-
-def _in_lines(data: Any) -> Any:
-    """Plain values whose texts are one line each: they become names in tables, figures and files."""
-    if isinstance(data, dict):
-        return {one_line(key): _in_lines(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_in_lines(value) for value in data]
-    return one_line(data) if isinstance(data, str) else data
+    return data if all(isinstance(name, str) for name in required) else None
 
 
 def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any]]:
-    """Task, name, seed and settings of a run of another tool.
-
-    ``ppo/seed_3``, ``ppo/3``, ``PPO_3`` and CleanRL's ``<env>__ppo__3__<time>`` are seed 3 of ``ppo``; a directory
-    without a number is the only run of its name.
-    """
+    """Return task, name, seed and settings of a run of another tool."""
+    # ``ppo/seed_3``, ``ppo/3``, ``PPO_3`` and CleanRL's ``<env>__ppo__3__<time>`` are seed 3 of ``ppo``; a directory
+    # without a number is the only run of its name.
     place = path.resolve()
     found = next(match for form in _EXTERNAL_NAMES if (match := form.fullmatch(place.name))).groupdict()
     name, parent = found["name"], place.parent
@@ -250,7 +243,7 @@ def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any
 
 
 def _rows(path: Path) -> Rows:
-    """The rows of ``metrics.jsonl``."""
+    """Yield the rows of ``metrics.jsonl``, without a last line that a run is just writing."""
     try:
         with open_regular(path) as file:
             lines = file.readlines()
@@ -268,7 +261,7 @@ def _rows(path: Path) -> Rows:
             if not (abs(step) <= LARGEST and abs(seconds) <= LARGEST):
                 raise ValueError
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            if not line.endswith(b"\n"):  # the last one
+            if not line.endswith(b"\n"):
                 return
             raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds, numbers") from None
         row.pop("gradient_steps", None)
@@ -276,11 +269,11 @@ def _rows(path: Path) -> Rows:
 
 
 def _events(path: Path) -> Rows:
-    """The same of TensorBoard's event files; seconds count from the first event."""
+    """Yield the values in TensorBoard's event files; seconds count from the first event."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    for file in path.glob(f"{EVENTS}*"):  # the reader opens whatever has the name
+    for file in path.glob(f"{EVENTS}*"):  # the reader opens them without checks
         if file.is_symlink() or not file.is_file():
             raise RunError(f"{file}: cannot be read: is no regular file")
     reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
@@ -300,8 +293,7 @@ def _events(path: Path) -> Rows:
 
 
 def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[str, Curve], dict[str, int]]:
-    """All names; of the wanted ones the curves, where of several values at one step the last counts, and how many
-    values were not finite."""
+    """Return all names, the curves of the wanted ones, and their numbers of non-finite values."""
     metrics: set[str] = set()
     points: dict[str, dict[float, tuple[float, float]]] = defaultdict(dict)
     nonfinite: dict[str, int] = defaultdict(int)
@@ -310,7 +302,7 @@ def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[
         for name in row.keys() & wanted:
             value = row[name]
             if isinstance(value, int | float) and abs(value) <= LARGEST:  # JSON's integers have no limit
-                points[name][step] = (seconds, value)
+                points[name][step] = (seconds, value)  # the last value of a step counts
             else:
                 nonfinite[name] += 1
     curves = {}
@@ -321,13 +313,13 @@ def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Full dotted key to value, without what is incidental; of randomization also a summary, and the order of lines."""
+    """Flatten a configuration, without incidental keys; with a summary of randomization, and its order of lines."""
 
     def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for key, value in section.items():
             path = f"{prefix}{key}"
-            if path in INCIDENTAL:
+            if path in _marked("incidental"):
                 continue
             if isinstance(value, dict) and path != "env.image_size":  # one value, also if each camera has its own
                 flat |= flatten(value, f"{path}.")
@@ -337,12 +329,12 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
     lines = config.get("randomization")
     lines = list(map(str, lines)) if isinstance(lines, dict) else []
-    more = f"+{len(lines) - 2} more" * (len(lines) > 2)
-    return flatten(config) | {"randomization": "+".join(lines[:2]) + more or "none", "randomization.lines": lines}
+    summary = "+".join(lines[:2] + ([f"{len(lines) - 2} more"] if len(lines) > 2 else [])) or "none"
+    return flatten(config) | {"randomization": summary, "randomization.lines": lines}
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:
-    """Keys that not all runs have, or with one value; numbers of randomization only where their summaries are equal."""
+    """Return the keys that differ between runs; numbers of randomization only between runs of equal summaries."""
     values: dict[tuple[str, Any], set[str]] = defaultdict(set)
     for key in set().union(*(run.settings for run in runs)):
         for run in runs:
@@ -353,11 +345,11 @@ def _differing(runs: Sequence[Run]) -> set[str]:
 
 
 def _label(run: Run, keys: Sequence[str]) -> str:
-    """A run's name and its values of some keys, without their sections where the last part of each key is enough."""
+    """Join a run's name and its values of some keys, whose sections are left out where that is not ambiguous."""
     texts, names = [run.name], [key.rpartition(".")[2] for key in keys]
     for key, name in zip(keys, names, strict=True):
         if key in run.settings:
             value = json.dumps(run.settings[key], separators=(",", ":"), ensure_ascii=False, default=str)
             short = name if names.count(name) == 1 and not key.startswith("randomization.") else key
             texts.append(f"{short}={value}".replace('"', ""))
-    return ", ".join(texts)
+    return one_line(", ".join(texts))

@@ -1,4 +1,4 @@
-"""Statistics over a few runs. What is drawn at random has a fixed seed: the same scores give the same result."""
+"""Statistics over a few runs; random draws have a fixed seed: the same scores give the same result."""
 
 from __future__ import annotations
 

@@ -16,7 +16,18 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown_key, validated
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.envs.registry import SIMULATION
-from sheeplike.options import HEADLINE, CommandError, InvalidOption, Key, Options, format_value, keys_of
+from sheeplike.options import (
+    CONDITION,
+    HEADLINE,
+    INCIDENTAL,
+    OWN_CHOICE,
+    CommandError,
+    InvalidOption,
+    Key,
+    Options,
+    format_value,
+    keys_of,
+)
 
 IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
@@ -29,7 +40,9 @@ class Env(Options):
     id: Annotated[str | None, HEADLINE] = Field(
         None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
     )
-    num_envs: Annotated[int, HEADLINE, OWN_CHOICE] = Field(16, ge=1, le=2**20, description="worlds simulated side by side")
+    num_envs: Annotated[int, HEADLINE, OWN_CHOICE] = Field(
+        16, ge=1, le=2**20, description="worlds simulated side by side"
+    )
     image_size: Annotated[Side | tuple[Side, Side] | ByCamera, HEADLINE] = Field(
         48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
     )
@@ -62,7 +75,9 @@ class Env(Options):
 
 
 class Eval(Options):
-    every: Annotated[int | None, INCIDENTAL] = Field(20_000, ge=1, le=10**12, description="policy steps between two evaluations; null: none")
+    every: Annotated[int | None, INCIDENTAL] = Field(
+        20_000, ge=1, le=10**12, description="policy steps between two evaluations; null: none"
+    )
     episodes: Annotated[int, INCIDENTAL] = Field(16, ge=1, le=2**16, description="episodes of one evaluation")
     num_envs: Annotated[int | None, INCIDENTAL] = Field(
         None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
@@ -110,11 +125,15 @@ class Config(Options):
     """A whole configuration, checked."""
 
     exp: str = Field(description="the recipe")
-    profile: Annotated[str, HEADLINE, INCIDENTAL] = Field("auto", description="the machine's profile; auto: gpu where there is one")
+    profile: Annotated[str, HEADLINE, INCIDENTAL] = Field(
+        "auto", description="the machine's profile; auto: gpu where there is one"
+    )
     seed: Annotated[int, HEADLINE, INCIDENTAL] = Field(
         0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling"
     )
-    total_steps: Annotated[int, INCIDENTAL] = Field(1_000_000, ge=1, le=10**12, description="policy steps of the whole run")
+    total_steps: Annotated[int, INCIDENTAL] = Field(
+        1_000_000, ge=1, le=10**12, description="policy steps of the whole run"
+    )
     run_dir: Annotated[str | None, INCIDENTAL] = Field(
         None,
         min_length=1,
@@ -125,8 +144,12 @@ class Config(Options):
         description="off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
         "auto: the fastest that the machine can do",
     )
-    dry_run: Annotated[bool, INCIDENTAL] = Field(False, description="pass through every stage once, in the shortest time")
-    log_every: Annotated[int, INCIDENTAL] = Field(1_000, ge=1, le=10**12, description="policy steps between two rows of metrics")
+    dry_run: Annotated[bool, INCIDENTAL] = Field(
+        False, description="pass through every stage once, in the shortest time"
+    )
+    log_every: Annotated[int, INCIDENTAL] = Field(
+        1_000, ge=1, le=10**12, description="policy steps between two rows of metrics"
+    )
     video_every: Annotated[int | None, INCIDENTAL] = Field(
         20_000, ge=1, le=10**12, description="policy steps between two videos of the world model; null: none"
     )

@@ -276,7 +276,7 @@ def test_the_likelihood_of_an_observation_is_that_of_the_training_loss(
     some = states.map(lambda x: x[:2, :6])
     obs = {key: value[:2, :6] for key, value in episodes.obs.items()}
     flat = {key: value.flatten(0, 1) for key, value in obs.items()}
-    losses = model.world.decoder.losses(model.world.decoder(some.latent), flat)
+    losses = model.world.decoder.losses(model.world.decoder(some.reshape(-1).latent), flat)
     dimensions = 48 * 48 * 3 + 3
     loss = scale * (losses[CAMERA] + losses["state"]).detach()  # what it sees; not the target
     expected = -loss - 0.5 * math.log(math.pi / scale) * dimensions

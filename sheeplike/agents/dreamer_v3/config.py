@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from sheeplike.agents.config import AgentConfig
-from sheeplike.options import HEADLINE, InvalidOption, Options
+from sheeplike.options import HEADLINE, INCIDENTAL, InvalidOption, Options
 
 CONTEXT = 1  # stored steps in front of each trained sequence, whose last latent is where it starts
 WRITE_HEAD = 1  # steps kept free where each world's ring is written: a sequence across would join old and new
@@ -57,7 +57,7 @@ class DreamerV3Config(AgentConfig):
         description="glob patterns of observations that it predicts without seeing them, such as privileged_state, to "
         "shape its latents",
     )
-    probes: tuple[str, ...] = Field(
+    probes: Annotated[tuple[str, ...], INCIDENTAL] = Field(
         (),
         description="glob patterns of vectors that probes learn to read off its latents, such as privileged_state, "
         "without changing what it learns",
