@@ -1,9 +1,7 @@
-"""A ring of sequences on the learner's device, with stored latents that are refreshed after every update.
+"""Replay of sequences on the learner's device, sampled as in ``danijar/dreamerv3`` ``embodied/core/replay.py``.
 
-The worlds step together, so one write head serves all of them and every bookkeeping number is a Python integer: adding,
-sampling and writing back never wait for the device. Each world's stream is continuous; episodes are marked, not cut.
-
-Source of the sampling rules: ``danijar/dreamerv3`` ``embodied/core/replay.py``.
+The worlds step together, so one write head serves all of them and every counter is a Python integer: adding, sampling
+and writing back never wait for the device. Each world's stream is continuous; episodes are marked, not cut.
 
 Shape letters: ``L`` ring length in time steps, ``N`` worlds, ``B`` batch, ``T`` sequence.
 """
@@ -22,7 +20,7 @@ from torch import Tensor
 from sheeplike import host
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-_GENERATOR_STATES = ((5056,), (16,))  # shapes: a CPU's, a GPU's
+_GENERATOR_STATES = ((5056,), (16,))  # shapes on a CPU and on a GPU
 
 
 class TooLarge(MemoryError):
@@ -30,18 +28,11 @@ class TooLarge(MemoryError):
 
 
 class Sequences(NamedTuple):
-    """A sampled batch.
+    """A sampled batch."""
 
-    Attributes:
-        data: key to ``(B, T, ...)``.
-        envs: ``(B,)`` int64, the world of each sequence.
-        times: ``(B, T)`` int64, how many steps that world had seen when the step was added; names a step for ever,
-            unlike its slot in the ring.
-    """
-
-    data: dict[str, Tensor]
-    envs: Tensor
-    times: Tensor
+    data: dict[str, Tensor]  # (B, T, ...) each
+    envs: Tensor  # (B,) int64, the world of each sequence
+    times: Tensor  # (B, T) int64, counted from the world's first step: unlike a slot in the ring it names one step
 
 
 class SequenceReplay:
@@ -49,21 +40,18 @@ class SequenceReplay:
 
     Args:
         spec: key to (shape of one step in one world, dtype). ``is_first`` and ``is_last``, bool, must be among them.
-        num_envs: worlds ``N``.
         size: capacity in policy steps, over all worlds.
-        sequence: length ``T`` of the sequences that will be sampled.
-        device: where the ring lives.
-        online: serve every fresh, non-overlapping sequence once, the oldest first, beside those sampled uniformly.
-        seed: of the sampler.
+        sequence: length ``T`` of the sampled sequences.
+        online: serve every new, non-overlapping sequence once, the oldest first, beside those sampled uniformly.
         refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
 
     Attributes:
         added: steps ever added, per world.
-        chunks: files of checkpoints that hold some of these steps. Whatever replaces the content empties the list, so
-            that nobody takes the file of another past for this one.
+        chunks: files of checkpoints that hold some of these steps. Cleared when the content is replaced, so that a
+            stale file is never reused.
 
     Raises:
-        ValueError: the ring is not longer than one sequence, or ``refreshed`` names what is not in ``spec``.
+        ValueError: the ring is not longer than one sequence.
         TooLarge: the ring does not fit into the device's free memory.
     """
 
@@ -79,8 +67,7 @@ class SequenceReplay:
         seed: int = 0,
         refreshed: Collection[str] = (),
     ) -> None:
-        if not spec.keys() >= set(refreshed):
-            raise ValueError(f"refreshed={sorted(refreshed)}: expected keys of the ring, which holds {sorted(spec)}")
+        assert spec.keys() >= set(refreshed), (sorted(spec), sorted(refreshed))
         self.length = size // num_envs
         if self.length < sequence + 1:  # one more, so that the write head is never inside a sequence
             raise ValueError(
@@ -100,21 +87,20 @@ class SequenceReplay:
             key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()
         }
         self.added = 0
-        self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # the same, for steps captured in a graph
+        self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # `added`, for code captured in a graph
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
-        self.expected: int | None = None  # time of the next step that write_steps has to put back; None: complete
+        self.expected: int | None = None  # time of the next step that write_steps has to restore; None: complete
         self.chunks: list[Any] = []
 
     @staticmethod
     def footprint(spec: Spec, num_envs: int, size: int) -> int:
-        """Bytes that a ring of ``size`` policy steps takes."""
+        """Return the bytes of a ring of ``size`` policy steps."""
         step = sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec.values())
         return step * num_envs * (size // num_envs)
 
     def describe(self) -> str:
-        """The ring's size for people to read."""
         taken = sum(ring.nbytes for ring in self.storage.values())
         steps = self.length * self.num_envs
         return f"{steps:,} policy steps, {taken / 2**20:,.0f} MiB on {self.device} ({taken / steps:,.0f} B each)"
@@ -130,19 +116,13 @@ class SequenceReplay:
 
     @property
     def ready(self) -> bool:
-        """Whether a sequence can be sampled."""
+        """True if a sequence can be sampled."""
         return self.added >= self.sequence
 
     def add(self, step: Mapping[str, Tensor]) -> None:
-        """Append one step of every world: key to ``(N, ...)``; copied, so the caller may reuse its tensors.
-
-        Raises:
-            ValueError: the keys are not those of the ring.
-            RuntimeError: steps of a loaded state have not been put back.
-        """
+        """Append a copy of one step of every world, key to ``(N, ...)``."""
         self._check_complete()
-        if step.keys() != self.storage.keys():
-            raise ValueError(f"replay step has keys {sorted(step)}, the ring holds {sorted(self.storage)}")
+        assert step.keys() == self.storage.keys(), (sorted(step), sorted(self.storage))
         slot = self.added % self.length
         for key, value in step.items():
             self.storage[key][slot].copy_(value)
@@ -152,24 +132,16 @@ class SequenceReplay:
             self.fresh.extend((world, self.added - self.sequence) for world in range(self.num_envs))
 
     def sample(self, batch: int) -> Sequences:
-        """Draw ``batch`` sequences; see :meth:`draw` and :meth:`gather`."""
+        """Sample ``batch`` sequences."""
         return self.gather(*self.draw(batch))
 
     def draw(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Choose ``batch`` sequences: a share of the fresh ones, then uniformly over all starts of all worlds.
+        """Draw worlds and starting times of sequences, ``(B,)`` int64 each: a share of the new ones, then uniformly.
 
         No sequence spans the write head.
-
-        Returns:
-            ``(B,)`` int64 each: environments, and times at which the sequences start.
-
-        Raises:
-            RuntimeError: fewer than ``sequence`` steps per world have been added, or steps of a loaded state have not
-                been put back.
         """
         self._check_complete()
-        if not self.ready:
-            raise RuntimeError(f"replay holds {self.added} steps per world, a sequence needs {self.sequence}")
+        assert self.ready, f"{self.added} steps per world, a sequence needs {self.sequence}"
         draw = {"device": self.device, "generator": self.generator}
         envs = torch.randint(self.num_envs, (batch,), **draw)
         starts = torch.randint(self.oldest, self.added - self.sequence + 1, (batch,), **draw)
@@ -180,20 +152,16 @@ class SequenceReplay:
         return envs, starts
 
     def _take_fresh(self, batch: int) -> list[tuple[int, int]]:
-        """The fresh sequences that the next batch begins with.
-
-        The worlds are in step, so as many become whole at once as there are worlds. A batch takes one, and one more for
-        each further round that waits: where updates are few, it takes as many as are added between two of them.
-        """
-        while self.fresh and self.fresh[0][1] < self.oldest:  # overwritten while it waited
+        # One for each round of all worlds that waits: where updates are few, as many as are added between two of them.
+        while self.fresh and self.fresh[0][1] < self.oldest:  # it was overwritten while it waited
             self.fresh.popleft()
         rounds = math.ceil(len(self.fresh) / self.num_envs)
         return [self.fresh.popleft() for _ in range(min(rounds, max(batch - 1, 1)))]
 
     def gather(self, envs: Tensor, starts: Tensor) -> Sequences:
-        """Read the sequences that :meth:`draw` chose; free of anything that the host would have to know.
+        """Read the sequences of :meth:`draw`, without a host synchronisation.
 
-        ``is_last`` is repaired where a stream was cut without one (the next step begins an episode).
+        ``is_last`` is set where a stream was cut without it: where the next step begins an episode.
         """
         times = starts[:, None] + torch.arange(self.sequence, device=self.device)
         rows = self._rows(envs, times)
@@ -205,14 +173,9 @@ class SequenceReplay:
     def write_back(self, envs: Tensor, times: Tensor, values: Mapping[str, Tensor]) -> None:
         """Overwrite stored values: ``envs (B,)``, ``times (B, T)``, key to ``(B, T, ...)``.
 
-        Steps that have left the ring between sampling and now are skipped, so that a newer step that took their slot
-        keeps its own values.
-
-        Raises:
-            ValueError: a key that is not ``refreshed``.
+        Steps that have left the ring since sampling are skipped: their slots hold newer ones.
         """
-        if not values.keys() <= self.refreshed:
-            raise ValueError(f"write_back of {sorted(values)}: only {sorted(self.refreshed)} may be refreshed")
+        assert values.keys() <= self.refreshed, (sorted(values), sorted(self.refreshed))
         rows = self._rows(envs, times).flatten()
         alive = (times >= self.head - self.length).flatten()
         for key, value in values.items():
@@ -228,14 +191,13 @@ class SequenceReplay:
         return self.storage[key].flatten(0, 1)
 
     def _check_complete(self) -> None:
-        if self.expected is not None:
-            raise RuntimeError(f"the replay's steps were put back up to {self.expected} of {self.added} only")
+        assert self.expected is None, f"steps were restored up to {self.expected} of {self.added} only"
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
     def fixed(self) -> list[str]:
-        """The keys that never change once they are added."""
+        """Keys that never change once they are added."""
         return sorted(self.storage.keys() - self.refreshed)
 
     @property
@@ -244,13 +206,8 @@ class SequenceReplay:
         return sum(self.storage[key][0].nbytes for key in self.fixed)
 
     def read_steps(self, start: int, stop: int) -> dict[str, Tensor]:
-        """Steps ``[start, stop)`` of the :attr:`fixed` keys: ``(stop - start, N, ...)``, copied to the host's memory.
-
-        Raises:
-            ValueError: they are not all in the ring.
-        """
-        if not self.oldest <= start <= stop <= self.added:
-            raise ValueError(f"the ring holds [{self.oldest}, {self.added}): no steps [{start}, {stop})")
+        """Copy steps ``[start, stop)`` of the :attr:`fixed` keys to the host's memory: ``(stop - start, N, ...)``."""
+        assert self.oldest <= start <= stop <= self.added, (self.oldest, start, stop, self.added)
         steps = {}
         for key in self.fixed:
             ring = self.storage[key]
@@ -260,9 +217,9 @@ class SequenceReplay:
         return steps
 
     def write_steps(self, start: int, steps: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`read_steps` gave, in order of time, after a state without history.
+        """Restore steps of :meth:`read_steps`, in order of time, after a state without history.
 
-        Steps that have left the ring since, or that have been put back already, are skipped.
+        Steps that have left the ring since, or that are restored already, are skipped.
 
         Raises:
             ValueError: they are of another ring, do not follow on those before, or the ring is complete.
@@ -283,23 +240,23 @@ class SequenceReplay:
         self.expected = None if stop == self.added else stop
 
     def _pieces(self, start: int, stop: int) -> list[tuple[slice, slice]]:
-        """Where times ``[start, stop)`` lie in a copy of them and in the ring: in one piece, or two where it wraps."""
+        """Return slices of a copy of the times ``[start, stop)`` and of the ring: one pair, or two where it wraps."""
         first, count = start % self.length, stop - start
         unbroken = min(count, self.length - first)
         pieces = [(slice(0, unbroken), slice(first, first + unbroken))]
         return pieces + [(slice(unbroken, count), slice(0, count - unbroken))] * (count > unbroken)
 
     def state_dict(self, *, history: bool = True) -> dict[str, object]:
-        """Contents, write head, queue and sampler; tensors and plain numbers only. A full ring is not copied.
+        """Return contents, write head, queue and sampler. A full ring is not copied.
 
         Args:
-            history: with the :attr:`fixed` keys. Without them, :meth:`write_steps` has to put them back, and no tensor
-                is copied: they change with the ring.
+            history: include the :attr:`fixed` keys. Without them, :meth:`write_steps` has to restore them, and no
+                tensor is copied: they change with the ring.
         """
         held = min(self.added, self.length)
         if not history:
             contents = {key: self.storage[key][:held] for key in sorted(self.refreshed)}
-        elif held < self.length:  # a view of a part would be written to disk with all of the memory behind it
+        elif held < self.length:  # torch.save would write a view with all of the memory behind it
             contents = {key: ring[:held].to("cpu", copy=True) for key, ring in self.storage.items()}
         else:
             contents = dict(self.storage)
@@ -311,10 +268,10 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore what :meth:`state_dict` returned; without history, :meth:`write_steps` has to complete it.
+        """Restore a :meth:`state_dict`; without history, :meth:`write_steps` has to complete it.
 
         Raises:
-            ValueError: the stored ring has other keys, shapes or length than this one, or counters that it cannot have.
+            ValueError: it has other keys, shapes or length than this ring, or impossible counters.
         """
         stored, added = state["storage"], int(state["added"])
         held = min(added, self.length)
@@ -336,20 +293,16 @@ class SequenceReplay:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that a CPU does not fill before they are used: a ring of gigabytes would take seconds of every start."""
+    """Return zeros; on a CPU without writing them: a ring of gigabytes would take seconds of every start."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # NumPy asks for pages that the system promises to hand out as zeros; torch writes them itself.
+    # NumPy takes zeroed pages from the system as they are first used; torch writes zeros itself.
     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def load_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Go on with the random numbers of ``state``, unless it is of another kind of device.
-
-    Raises:
-        ValueError, RuntimeError: it is of no generator.
-    """
+    """Restore the state of a generator, unless it is of another kind of device; ValueError if it is no such state."""
     state = state.cpu()
     if state.dtype != torch.uint8 or state.shape not in _GENERATOR_STATES:
         raise ValueError(f"the state of a generator is {tuple(state.shape)} {state.dtype}")
@@ -359,7 +312,7 @@ def load_generator(generator: torch.Generator, state: Tensor) -> None:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on ``device``, or None where the system does not tell."""
+    """Return the bytes that can still be allocated on ``device``, or None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return host.free_memory()

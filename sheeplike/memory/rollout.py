@@ -1,10 +1,10 @@
-"""The memory of an on-policy agent: the last few steps of every world, each stored once.
+"""Rollout of an on-policy agent: the last few steps of every world, each stored once.
 
 A trajectory of ``length`` steps needs one more step, whose value bootstraps the last one; that step is also the first
-of the next trajectory. Stacks of frames are put together when they are read, so no frame is held twice::
+of the next trajectory. Frames are stacked when they are read, so that none is stored twice::
 
     slot      0 … history-1   history                         …            history + length
-    holds     older frames    first step of the trajectory    …            the step that bootstraps
+    holds     older frames    first step of the trajectory    …            bootstrap step
 
 Shape letters: ``L`` slots, ``N`` worlds, ``B`` batch, ``H W C`` image.
 """
@@ -21,14 +21,11 @@ from sheeplike.memory.replay import Spec
 
 
 class Rollout:
-    """Trajectories of ``length`` steps of every world, and what bootstraps them.
+    """Trajectories of ``length`` steps of every world.
 
     Args:
         spec: key to (shape of one step in one world, dtype); ``is_first``, bool, must be among them.
-        num_envs: worlds ``N``.
-        length: steps of a trajectory.
-        device: where it lives.
-        history: older frames that a stack reaches back to.
+        history: older frames that a stack of frames needs.
     """
 
     def __init__(
@@ -40,13 +37,13 @@ class Rollout:
             key: torch.zeros(slots, num_envs, *shape, dtype=dtype, device=device)
             for key, (shape, dtype) in spec.items()
         }
-        # Steps since the episode began, as far as a stack reaches back.
+        # Steps since the episode began, at most `history`.
         self.age = torch.zeros(slots, num_envs, dtype=torch.int64, device=device)
         self.steps = 0
 
     @property
     def full(self) -> bool:
-        """Whether the trajectory is complete, the step that bootstraps it included."""
+        """True if the trajectory and its bootstrap step are complete."""
         return self.steps == self.length + 1
 
     @property
@@ -55,13 +52,8 @@ class Rollout:
         return self.history + self.steps - 1
 
     def add(self, step: Mapping[str, Tensor]) -> None:
-        """Store one step of all worlds, key to ``(N, ...)``.
-
-        Raises:
-            RuntimeError: the trajectory is complete; :meth:`restart` begins the next one.
-        """
-        if self.full:
-            raise RuntimeError(f"the rollout holds {self.length} steps and the next one already: restart() first")
+        """Store one step of all worlds, key to ``(N, ...)``."""
+        assert not self.full, "the rollout is complete: restart() first"
         slot = self.newest + 1
         for key, ring in self.storage.items():
             ring[slot].copy_(step[key])
@@ -69,7 +61,7 @@ class Rollout:
             older = (self.age[slot - 1] + 1).clamp(max=self.history)
             self.age[slot] = torch.where(step["is_first"], 0, older)
         else:
-            self.age[slot] = 0  # nothing is known of what came before
+            self.age[slot] = 0  # older frames are unknown
         self.steps += 1
 
     def restart(self) -> None:
@@ -80,20 +72,17 @@ class Rollout:
         self.steps = 1
 
     def trajectory(self, key: str) -> Tensor:
-        """All steps of a complete trajectory and the one that bootstraps it: a view ``(length + 1, N, ...)``."""
+        """Return a view ``(length + 1, N, ...)`` of a complete trajectory and its bootstrap step."""
         return self.storage[key][self.history :]
 
     def stack(self, key: str, slot: Tensor, env: Tensor, shift: Tensor | None = None) -> Tensor:
-        """Frames with those before them in the same episode, oldest first, as channels of one image.
+        """Stack frames with those before them, oldest first, as ``(B, H, W, (history + 1) * C)``.
 
-        Where an episode is younger than the stack, its first frame stands in for what came before.
+        Where an episode is younger than the stack, its first frame is repeated.
 
         Args:
             slot, env: ``(B,)`` int64.
-            shift: ``(B, 2)`` integers, rows and columns by which an image is moved; its edge fills the gap.
-
-        Returns:
-            ``(B, H, W, (history + 1) * C)``.
+            shift: ``(B, 2)`` rows and columns by which each image is moved; its edge fills the gap.
         """
         ring, age = self.storage[key], self.age[slot, env]
         sources = [slot - age.clamp(max=back) for back in reversed(range(self.history + 1))]
@@ -109,11 +98,7 @@ class Rollout:
         return {"storage": dict(self.storage), "age": self.age, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: it is of another shape, or does not hold everything.
-        """
+        """Restore a :meth:`state_dict`; ValueError if it has other shapes or lacks a key."""
         for key, ring in self.storage.items():
             if key not in state["storage"]:
                 raise ValueError(f"rollout {key!r} is missing: expected {', '.join(self.storage)}")

@@ -238,7 +238,7 @@ def test_a_step_with_other_keys_is_refused(change: str) -> None:
         step.pop("time")
     else:
         step["speed"] = torch.zeros(1)
-    with pytest.raises(ValueError, match="replay step has keys"):
+    with pytest.raises(AssertionError):
         replay.add(step)
     assert replay.added == 0
 
@@ -247,7 +247,7 @@ def test_sampling_before_a_sequence_is_held_is_refused() -> None:
     replay = make(sequence=5)
     add(replay, 4)
     assert not replay.ready
-    with pytest.raises(RuntimeError, match="4 steps per world, a sequence needs 5"):
+    with pytest.raises(AssertionError):
         replay.sample(1)
     add(replay, 1)
     assert replay.ready

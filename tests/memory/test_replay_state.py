@@ -231,7 +231,7 @@ def test_any_steps_that_are_held_can_be_read_by_time_as_copies(added: int) -> No
         for stop in range(start, added + 1)
     }
     for start, stop in ((replay.oldest - 1, added), (replay.oldest, added + 1), (added, added - 1)):
-        with pytest.raises(ValueError, match="no steps"):
+        with pytest.raises(AssertionError):
             replay.read_steps(start, stop)
     replay.storage["image"].zero_()
     for (start, stop), steps in read.items():
@@ -253,7 +253,7 @@ def test_steps_are_put_back_in_pieces(added: int, size: int, older: int) -> None
             steps = {key: torch.cat([value[:1].expand(older, *value.shape[1:]), value]) for key, value in steps.items()}
             start -= older
         for use in (lambda: other.draw(1), lambda: other.add({})):
-            with pytest.raises(RuntimeError, match="put back up to"):
+            with pytest.raises(AssertionError, match="restored up to"):
                 use()
         other.write_steps(start, steps)
     assert all(torch.equal(other.storage[key], replay.storage[key]) for key in STEPS)
@@ -294,9 +294,9 @@ def test_steps_that_do_not_follow_are_refused() -> None:
 def test_only_what_may_be_refreshed_is_written_back() -> None:
     replay = timed(12)
     sample = replay.sample(2)
-    with pytest.raises(ValueError, match=r"write_back of \['deter', 'image'\]: only \['deter'\] may be refreshed"):
+    with pytest.raises(AssertionError):
         replay.write_back(sample.envs, sample.times, {name: sample.data[name] for name in ("deter", "image")})
-    with pytest.raises(ValueError, match=r"refreshed=\['detr'\]: expected keys of the ring"):
+    with pytest.raises(AssertionError):
         SequenceReplay(STEPS, num_envs=2, size=24, sequence=4, refreshed=("detr",))
 
 
