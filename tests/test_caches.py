@@ -152,7 +152,8 @@ import jax, mujoco
 import jax.numpy as jnp
 import sheeplike
 from mujoco import mjx
-from sheeplike.envs.mjx.rendering import WarpRenderer
+from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 
 SCENE = '''<mujoco><worldbody>
   <camera name="above" pos="0 0 3"/><camera name="aside" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/>
@@ -164,7 +165,7 @@ jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpar
 
 def draw():
     scene = mujoco.MjModel.from_xml_string(SCENE)
-    renderer = WarpRenderer(scene, num_envs=2, image_size=8, cameras=[sys.argv[1]])
+    renderer = WarpRenderer(scene, SimulationOptions(cameras=(sys.argv[1],)), num_envs=2, image_size=8)
     renderer.open()
     model, data = mjx.put_model(scene, impl="warp"), mjx.make_data(scene, impl="warp", naconmax=2, njmax=2)
 

@@ -20,7 +20,8 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import as_command_errors, expand
 from sheeplike.config.schema import Start, all_keys, to_data
 from sheeplike.config.sources import Sources
-from sheeplike.envs.registry import SIMULATION, options_of
+from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.registry import options_of
 from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.signals import FAILED, INTERRUPTED, PREEMPTED, SIGNALS, stops_at_once
@@ -90,13 +91,13 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
         known = task in envs.list_envs()
         own = [key for key in keys_of(options_of(task)) if key.path != "id"] if known else []
         # An environment that renders itself takes none of these keys.
-        left_out = {f"env.{name}" for name in SIMULATION if known and not envs.simulated(task)}
+        left_out = {f"env.{name}" for name in SimulationOptions.model_fields if known and not envs.simulated(task)}
     parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
     if not values:
         parts.append(
             "Defaults are those of the code. Files in configs/ change some: name exp= and env= here to see the values "
             "of a run beside them; show=config prints the file that each comes from. Environments of Gymnasium take no "
-            f"{', '.join(f'env.{name}' for name in SIMULATION)}."
+            f"{', '.join(f'env.{name}' for name in SimulationOptions.model_fields)}."
         )
     of_a_run = [key for key in all_keys() if key.path not in {"agent", *left_out}]
     parts.append(explain_keys([*keys_of(Start), *of_a_run], values))

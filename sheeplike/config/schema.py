@@ -14,8 +14,8 @@ from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, unknown_key, validated
+from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.randomization.spec import parse
-from sheeplike.envs.registry import SIMULATION
 from sheeplike.options import (
     CONDITION,
     HEADLINE,
@@ -35,7 +35,9 @@ Side = Annotated[int, Field(ge=48, le=256, multiple_of=16)]
 ByCamera = Annotated[dict[str, Side | tuple[Side, Side]], Field(min_length=1)]
 
 
-class Env(Options):
+class Worlds(Options):
+    """Keys of every environment."""
+
     name: Annotated[str, HEADLINE] = Field(description="the task, or a family of environments")
     id: Annotated[str | None, HEADLINE] = Field(
         None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
@@ -46,31 +48,22 @@ class Env(Options):
     image_size: Annotated[Side | tuple[Side, Side] | ByCamera, HEADLINE] = Field(
         48, description="pixels a side, or [height,width]; or of each camera, {front:64,wrist:[48,64]}"
     )
-    cameras: tuple[str, ...] | None = Field(
-        None, min_length=1, description="names of the cameras to render; null: all, or the task's choice"
-    )
-    physics: Literal["auto", "warp", "native"] = Field(
-        "auto",
-        description="native: MuJoCo's own engine, on all cores of a CPU; warp: MJX-Warp's; auto: as the device is",
-    )
-    renderer: Literal["warp", "none"] = Field(
-        "warp", description="warp: MJX-Warp's; none: no images, for agents that see vectors"
-    )
-    stagger: bool = Field(
-        True, description="end first episodes at random times, so that simulated worlds are not in step"
-    )
-    depth: bool = Field(False, description="render depth beside the colours")
-    segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
-    shadows: bool = Field(False, description="render the shadows of lights that cast any")
-    textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
     action_repeat: Annotated[int, HEADLINE] = Field(
         1, ge=1, le=1000, description="control steps for which an action is held"
+    )
+
+
+class Env(SimulationOptions, Worlds):
+    """Keys of an environment; those of ``SimulationOptions`` are for environments that are simulated here."""
+
+    stagger: bool = Field(
+        True, description="end first episodes at random times, so that simulated worlds are not in step"
     )
     options: dict[str, Any] = Field({}, description="further arguments of the task, by name")
 
     @property
     def task(self) -> str:
-        """What tells the task from others: the name, and which of a family."""
+        """Name of the task, and of its family if it has one: tells it from all others."""
         return self.name if self.id is None else f"{self.name} {self.id}"
 
 
@@ -272,7 +265,7 @@ def _check_env(config: Config) -> None:
             image_size=env.image_size,
             randomization=config.randomization,
             randomize=config.eval.randomize,
-            **{name: getattr(env, name) for name in SIMULATION},
+            simulation=env,
         )
     except InvalidOption as error:
         if error.key == "options":  # its value is the name of an option that there is not
@@ -293,9 +286,6 @@ def _check_rendering(config: Config) -> None:
         raise InvalidOption("env.image_size", sizes, expected)
     if env.renderer != "none":
         return
-    for option in ("depth", "segmentation", "shadows", "textures"):
-        if getattr(env, option):
-            raise InvalidOption(f"env.{option}", True, "false, since env.renderer=none renders nothing", False)
     for key in ("observations", "value_observations"):
         patterns = getattr(config.agent, key, None) or ()
         if any(pattern.startswith(IMAGES) for pattern in patterns):

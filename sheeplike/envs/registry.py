@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
@@ -15,8 +15,8 @@ from pydantic import create_model
 from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym.options import FAMILIES, CommonOptions
-from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, TaskOptions
-from sheeplike.options import InvalidOption, Options, build, nearest
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions
+from sheeplike.options import InvalidOption, Options, build, format_value, nearest
 
 if TYPE_CHECKING:
     import gymnasium
@@ -87,14 +87,13 @@ def check(
     image_size: object = 64,
     randomization: Mapping[str, object] | None = None,
     randomize: bool = True,
-    **simulation: object,
+    simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
 ) -> Options:
     """Checks all that can be checked without torch and JAX; the arguments are those of :func:`make`.
 
     Args:
         id: of an environment of the family ``name``.
         options: of the environment, by name.
-        simulation: any of :data:`SIMULATION`.
 
     Returns:
         the options, its ``id`` among them.
@@ -121,20 +120,21 @@ def check(
             error.nearest = known.get(error.key)
         raise
     if not simulated(name):
-        for option, value in simulation.items():
-            if value != (default := SIMULATION[option]):
-                word = {None: "null", False: "false"}.get(default, default)
-                raise InvalidOption(option, value, f"{word}, since {name} simulates and renders itself", default)
+        for option, field in SimulationOptions.model_fields.items():
+            if (value := getattr(simulation, option)) != field.default:
+                expected = f"{format_value(field.default)}, since {name} simulates and renders itself"
+                raise InvalidOption(option, value, expected, field.default)
         if isinstance(image_size, Mapping):
             raise InvalidOption("image_size", image_size, f"one size, since {name} renders its images itself")
         if randomization:
             raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
+    simulation.check()
     if isinstance(checked, CommonOptions | PlaygroundOptions):
         checked.check()
     if isinstance(checked, TaskOptions):
-        checked.check_cameras(simulation.get("cameras") or ())
+        checked.check_cameras(simulation.cameras or ())
     return checked
 
 
@@ -144,30 +144,24 @@ def make(
     num_envs: int,
     device: torch.device | str = "cpu",
     image_size: ImageSize | Mapping[str, ImageSize] = 64,
-    cameras: Sequence[str] | None = None,
-    physics: str = "auto",
-    renderer: str = "warp",
-    depth: bool = False,
-    segmentation: bool = False,
-    shadows: bool = False,
-    textures: bool | None = None,
     action_repeat: int = 1,
     seed: int = 0,
     stagger: bool = False,
     randomization: Mapping[str, Mapping[str, Any]] | None = None,
     randomize: bool = True,
+    simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
     **options: Any,
 ) -> gymnasium.vector.VectorEnv:
-    """Builds the vector environment ``name``.
+    """Build the vector environment ``name``.
 
     Args:
         name: one of ``list_envs()``.
-        num_envs, device, image_size, seed: of every environment. For ``physics`` to ``textures`` and
-            ``stagger`` to ``randomize``, of those that we simulate, see
-            :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
+        stagger, randomization, randomize, simulation: of environments that are simulated here; see
+            :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         **options: the environment's own, such as ``id`` of a family and ``episode_length``; see
-            :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Any other keyword is refused.
+            :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Options of ``simulation`` may be
+            given one by one too, such as ``cameras=["front"]``.
 
     Raises:
         Unusable: a package that the environment needs is missing.
@@ -175,10 +169,12 @@ def make(
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
     id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)
-    looks = {"depth": depth, "segmentation": segmentation, "shadows": shadows, "textures": textures}
-    simulation = {"physics": physics, "cameras": cameras, "renderer": renderer, **looks}
-    varied = {"randomization": randomization, "randomize": randomize}
-    checked = check(name, id=id, options=options, image_size=image_size, **varied, **simulation)
+    of_simulation = SimulationOptions.model_fields.keys() & options.keys() - task_options(name).keys()
+    if of_simulation:
+        given = {option: options.pop(option) for option in of_simulation}
+        simulation = build(type(simulation), dict(simulation) | given)
+    varied = {"randomization": randomization, "randomize": randomize, "simulation": simulation}
+    checked = check(name, id=id, options=options, image_size=image_size, **varied)
     options |= {} if id is None else {"id": id}
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
     if isinstance(checked, CommonOptions):
@@ -198,15 +194,7 @@ def make(
 
     task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
     task = repeat_actions(task, action_repeat)
-    return MjxVectorEnv(task, **common, **simulation, **varied, stagger=stagger)
-
-
-SIMULATION: Mapping[str, object] = {
-    option: inspect.signature(make).parameters[option].default
-    for option in ("physics", "cameras", "renderer", "depth", "segmentation", "shadows", "textures")
-}
-"""How our simulator steps and renders, unless it is asked for something else. An environment that does so itself takes
-nothing else."""
+    return MjxVectorEnv(task, **common, **varied, stagger=stagger)
 
 
 def _find(name: str) -> Any:

@@ -25,7 +25,7 @@ from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Step
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
-from sheeplike.envs.mjx.rendering import NoRenderer
+from sheeplike.envs.mjx.rendering.renderer import NoRenderer
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.files import write_atomically
 from sheeplike.loop import LoopState, first_step, train
@@ -298,8 +298,8 @@ class Bench:
             # Flat and committed to the device, as the vector env passes them: JAX compiles once for both.
             flat = [jax.device_put(action.reshape(-1), whole.device) for action in actions]
             if "physics" in parts:
-                options = {"num_envs": whole.num_envs, "device": whole.device, "randomization": whole.randomization}
-                blind = Simulator(whole.task, NoRenderer(whole.num_envs), **options, physics=whole.physics.name)
+                no_frames = NoRenderer(whole.task.model, whole.renderer.options, num_envs=whole.num_envs)
+                blind = Simulator(whole.task, no_frames, device=whole.device, randomization=whole.randomization)
                 with phase("building kernels without rendering"):
                     tasks["physics"] = self.repeat(bare_loop(blind, flat, seed))
             if "envs" in parts:

@@ -91,7 +91,7 @@ def test_unknown_key(refused, key, match):
         ("env.image_size={front:64,wrist:48}", ["a size for each of env.cameras=[front], and for no other"]),
         ("env.image_size={wrist:48}", ["a size for each of env.cameras=[front], and for no other"]),
         ("env.renderer=wrap", ["one of warp, none", "nearest: env.renderer=warp"]),
-        ("env.renderer=null", ["one of warp, none", "nearest: env.renderer=none"]),
+        ("env.renderer=non", ["env.renderer=non", "warp, none", "nearest: env.renderer=none"]),
         ("env.renderer=none", ["agent.observations=[pixels/*]: expected vectors alone", "observations=[state]"]),
         ("env.segmentation=seg", ["true or false", "nearest: env.segmentation=false"]),
         ("env.shadows=2", ["true or false", "nearest: env.shadows=false"]),

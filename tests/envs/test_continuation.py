@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sheeplike.envs.mjx.options import TASKS
+from sheeplike.envs.mjx.options import TASKS, SimulationOptions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -23,7 +23,9 @@ GRAVITY_AND_COLOURS = {
 def build(name, varied, physics):
     task = {"franka_pick": FrankaPick, "cartpole_balance": Cartpole}[name](TASKS[name](episode_length=9))
     lines = GRAVITY_AND_COLOURS if varied else None
-    return MjxVectorEnv(task, num_envs=4, image_size=48, randomization=lines, physics=physics)
+    return MjxVectorEnv(
+        task, num_envs=4, image_size=48, randomization=lines, simulation=SimulationOptions(physics=physics)
+    )
 
 
 def leaves(tree, path=""):

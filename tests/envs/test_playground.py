@@ -19,7 +19,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 import sheeplike.envs
-from sheeplike.envs.mjx.options import PlaygroundOptions
+from sheeplike.envs.mjx.options import PlaygroundOptions, SimulationOptions
 from sheeplike.envs.mjx.playground import PlaygroundTask
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -104,7 +104,9 @@ def physics(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def balance(physics: str) -> MjxVectorEnv:
     made = task("CartpoleBalance", episode_length=LENGTH)
-    return MjxVectorEnv(made, num_envs=WORLDS, image_size=48, randomization=GRAVITY, physics=physics)
+    return MjxVectorEnv(
+        made, num_envs=WORLDS, image_size=48, randomization=GRAVITY, simulation=SimulationOptions(physics=physics)
+    )
 
 
 def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
@@ -124,7 +126,7 @@ def test_tasks_are_playgrounds_step_for_step(
     """One that falls to rest in its reset, one whose scene got a geom and a target, and a large one."""
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes what it thinks of Playground's scenes
     with find_body():
-        options = {"num_envs": WORLDS, "randomization": GRAVITY, "physics": physics}
+        options = {"num_envs": WORLDS, "randomization": GRAVITY, "simulation": SimulationOptions(physics=physics)}
         assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), **options), id)
 
 

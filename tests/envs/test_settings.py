@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.envs.mjx.options import FrankaPickOptions
+from sheeplike.envs.mjx.options import FrankaPickOptions, SimulationOptions
 from sheeplike.envs.mjx.settings import declared
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
@@ -73,7 +73,7 @@ def physics(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def stones(physics):
-    return MjxVectorEnv(Stone(), num_envs=3, image_size=8, physics=physics)
+    return MjxVectorEnv(Stone(), num_envs=3, image_size=8, simulation=SimulationOptions(physics=physics))
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_saved_state_with_other_settings_changes_nothing(env):
 
 
 def test_the_same_seed_and_settings_give_the_same_episodes_for_any_number_of_worlds(env, physics):
-    few = MjxVectorEnv(Stone(), num_envs=2, image_size=8, physics=physics)
+    few = MjxVectorEnv(Stone(), num_envs=2, image_size=8, simulation=SimulationOptions(physics=physics))
     for name, values in {"spread": [0.1, 0.2, 0.3], "low": [0.8, 1.3, 1.1]}.items():
         env.set_attr(name, values)
         few.set_attr(name, values[:2])

@@ -13,7 +13,8 @@ import pytest
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.rendering import WarpRenderer
+from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 from sheeplike.envs.mjx.simulator import Simulator
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
@@ -88,7 +89,13 @@ COLOUR = {
 
 @pytest.fixture(scope="module")
 def drone(physics):
-    return MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), depth=True, randomization=COLOUR, physics=physics)
+    return MjxVectorEnv(
+        Drone(),
+        num_envs=3,
+        image_size=(6, 8),
+        randomization=COLOUR,
+        simulation=SimulationOptions(depth=True, physics=physics),
+    )
 
 
 def test_vectors_frames_and_reward_show_the_same_moment(drone):
@@ -167,8 +174,8 @@ def test_variation_is_drawn_anew_for_each_episode_and_only_then(drone):
 def test_frames_are_mjx_own_to_the_bit(by_threads):
     """Against MJX's float unpacking of its own render."""
     task = Drone()
-    options = {"num_envs": 3, "image_size": (6, 8), "cameras": ["eye", "above"], "depth": True, "segmentation": True}
-    renderer = WarpRenderer(task.model, **options)
+    options = SimulationOptions(cameras=("eye", "above"), depth=True, segmentation=True)
+    renderer = WarpRenderer(task.model, options, num_envs=3, image_size=(6, 8))
     renderer.by_threads = by_threads
     renderer.open()
     model = mjx.put_model(task.model, impl="warp")
@@ -229,7 +236,9 @@ def test_the_process_ends_after_the_last_step_has(physics, monkeypatch):
     """A step calls Python: it would never end if Python had gone, and neither would the process."""
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append((function, arguments)))
-    simulator = MjxVectorEnv(Drone(), num_envs=3, image_size=(6, 8), randomization=COLOUR, physics=physics).simulator
+    simulator = MjxVectorEnv(
+        Drone(), num_envs=3, image_size=(6, 8), randomization=COLOUR, simulation=SimulationOptions(physics=physics)
+    ).simulator
     actions = jax.device_put(np.zeros(3, np.float32), simulator.device)
     worlds = simulator.step(*simulator.start(0), actions)
     (finish, arguments), *_ = [entry for entry in at_exit if entry[0].__module__ == Simulator.__module__]
@@ -239,7 +248,7 @@ def test_the_process_ends_after_the_last_step_has(physics, monkeypatch):
 
 def test_cameras_come_in_the_order_asked_for(drone):
     assert list(drone.single_observation_space)[:4] == ["depth/above", "depth/eye", "pixels/above", "pixels/eye"]
-    renderer = WarpRenderer(Drone().model, num_envs=1, image_size=4, cameras=["eye", "above"])
+    renderer = WarpRenderer(Drone().model, SimulationOptions(cameras=("eye", "above")), num_envs=1, image_size=4)
     assert renderer.cameras == ("eye", "above")
 
 
@@ -283,10 +292,3 @@ class IntegerReward(Drone):
 def test_tasks_that_break_the_protocol_are_refused(task, error, message):
     with pytest.raises(error, match=message):
         MjxVectorEnv(task(), num_envs=2, image_size=4)
-
-
-def test_world_counts_must_agree():
-    task = Drone()
-    renderer = WarpRenderer(task.model, num_envs=3, image_size=4)
-    with pytest.raises(ValueError, match=r"renderer.num_envs=3 but the simulator has num_envs=2"):
-        Simulator(task, renderer, num_envs=2, device=jax.devices("cpu")[0])

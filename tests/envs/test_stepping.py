@@ -13,8 +13,9 @@ import pytest
 import torch
 from mujoco import mjx
 
-from sheeplike.envs.mjx.physics import make_physics
-from sheeplike.envs.mjx.simulator import Resets
+from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.mjx.physics.physics import make_physics
+from sheeplike.envs.mjx.resets import Resets
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -112,7 +113,9 @@ def played(env: MjxVectorEnv) -> list[dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def stepping(physics: str) -> MjxVectorEnv:
-    return MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, physics=physics)
+    return MjxVectorEnv(
+        SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, simulation=SimulationOptions(physics=physics)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,11 @@ def test_the_same_task_in_both_forms_plays_the_same(
     stepping: MjxVectorEnv, steps: list[dict[str, torch.Tensor]], physics: str
 ) -> None:
     """Every output of every step: ends of both kinds, resets, fields that differ between worlds."""
-    other = played(MjxVectorEnv(Drone(), num_envs=3, image_size=16, randomization=WEIGHT, physics=physics))
+    other = played(
+        MjxVectorEnv(
+            Drone(), num_envs=3, image_size=16, randomization=WEIGHT, simulation=SimulationOptions(physics=physics)
+        )
+    )
     for number, (step, expected) in enumerate(zip(steps, other, strict=True)):
         assert step.keys() == expected.keys()
         for name, value in step.items():
@@ -136,7 +143,9 @@ def test_the_same_task_in_both_forms_plays_the_same(
 
 def test_a_reset_that_is_branched_around_is_the_same(steps: list[dict[str, torch.Tensor]], physics: str) -> None:
     """On a GPU a cheap reset is made in every step."""
-    env = MjxVectorEnv(SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, physics=physics)
+    env = MjxVectorEnv(
+        SteppingDrone(), num_envs=3, image_size=16, randomization=WEIGHT, simulation=SimulationOptions(physics=physics)
+    )
     assert env.simulator._resets._branch
     env.simulator._resets._branch = False
     for step, expected in zip(played(env), steps, strict=True):

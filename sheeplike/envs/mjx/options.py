@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 from pydantic import Field
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.options import InvalidOption, Options, nearest
+from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
+from sheeplike.options import InvalidOption, Options, format_value, nearest
 
 PLAYGROUND_IDS = (
     *("AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse"),
@@ -18,6 +19,46 @@ PLAYGROUND_IDS = (
     *("PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6", "WalkerRun", "WalkerStand", "WalkerWalk"),
 )
 """Playground's tasks of the DeepMind Control suite, whose scenes it brings along; all others need meshes."""
+
+
+class SimulationOptions(Options):
+    """How worlds are simulated and rendered here; each option is a key ``env.<name>`` of a run.
+
+    An image option is written here, and read by the renderers that serve it as ``self.options.<name>``. ``stagger`` and
+    ``randomize`` are not among these options: evaluations in the same simulation change them.
+    """
+
+    cameras: tuple[str, ...] | None = Field(
+        None, min_length=1, description="names of the cameras to render; null: all, or the task's choice"
+    )
+    physics: str = Field(
+        "auto",
+        description="native: MuJoCo's own engine, on all cores of a CPU; warp: MJX-Warp's; auto: native on a CPU and "
+        "warp on a GPU; or the engine of an installed package",
+    )
+    renderer: str = Field(
+        "warp",
+        description="warp: MJX-Warp's; none: no images, for agents that see vectors; or one of an installed package",
+    )
+    depth: bool = Field(False, description="render depth beside the colours")
+    segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
+    shadows: bool = Field(False, description="render the shadows of lights that cast any")
+    textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
+
+    def check(self) -> None:
+        """Check the names of the engines, and that nothing is asked of a renderer that renders nothing.
+
+        Raises:
+            InvalidOption: the first option that is not valid.
+        """
+        PHYSICS.check(self.physics)
+        RENDERERS.check(self.renderer)
+        of_images = SimulationOptions.model_fields.keys() - {"cameras", "physics", "renderer"}
+        for name in SimulationOptions.model_fields if self.renderer == "none" else ():
+            if name in of_images and (value := getattr(self, name)):
+                off = type(value)()
+                expected = f"{format_value(off)}, since env.renderer=none renders nothing"
+                raise InvalidOption(name, value, expected, off)
 
 
 class TaskOptions(Options):
@@ -36,8 +77,8 @@ class TaskOptions(Options):
 
     @classmethod
     def check_cameras(cls, cameras: Sequence[str]) -> None:
-        """Raises ``InvalidOption`` for a camera that the scene lacks; without ``scene``, whoever makes it finds out."""
-        if cls.scene is None or isinstance(cameras, str):
+        """Raise ``InvalidOption`` for a camera that the scene lacks; without ``scene``, that shows when it is made."""
+        if cls.scene is None:
             return
         known = [camera.get("name") for camera in ElementTree.fromstring(cls.read_scene()).iter("camera")]
         if not {*cameras} <= {*known}:

@@ -21,9 +21,8 @@ A task that steps the physics itself does 1 and 4 in one call, before the merge;
 
 import atexit
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +30,10 @@ import numpy as np
 from mujoco import mjx
 
 from sheeplike.envs.mjx.leaves import leaves_read
+from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
 from sheeplike.envs.mjx.packing import Packed, pack
-from sheeplike.envs.mjx.physics import make_physics
-from sheeplike.envs.mjx.physics.native import obstacle
-from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, PhysicsName
+from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, make_physics
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
     Variation,
@@ -46,8 +44,9 @@ from sheeplike.envs.mjx.randomization.draw import (
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering.renderer import ENVS, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
+from sheeplike.envs.mjx.resets import Resets, signature
 from sheeplike.envs.mjx.settings import Settings, declared
-from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Task, Vectors, check_capacity, steps_itself
+from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Task, check_capacity, steps_itself
 
 Scalars = dict[str, jax.Array]
 """The task's settings by name, float32 () of one world, (N,) of all."""
@@ -104,30 +103,27 @@ class Output(NamedTuple):
 
 
 class Simulator:
-    """Steps ``num_envs`` worlds of ``task``.
+    """Steps all worlds of ``task``.
 
     Args:
         task: one world.
-        renderer: built for the same number of worlds.
-        num_envs: worlds.
+        renderer: built for as many worlds; its options are those of the simulation.
         device: where everything lives.
         randomization: what differs between worlds, drawn anew for each episode; see
             :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
         randomize: False: every world is the compiled scene all the same.
-        physics: what steps the worlds; ``"auto"``: MuJoCo's own engine on a CPU, where the task reads nothing that
-            Warp alone has.
         stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Attributes:
         randomization: bound to the scene.
         settings: the task's, of all worlds; each step reads them where an episode begins.
-        physics: what steps the worlds.
-        remarks: what a user should know.
+        physics: the engine that steps the worlds.
+        warnings: for the user.
         vector_shapes: of the vectors of one world, by name.
 
     Raises:
-        ValueError: world counts that differ, too few contacts or constraints allocated for the scene, or a variation
-            that cannot be simulated or seen.
+        ValueError: too few contacts or constraints allocated for the scene, or a variation that cannot be simulated or
+            seen.
         TypeError: a task that takes or returns something other than the protocol says.
     """
 
@@ -136,39 +132,34 @@ class Simulator:
         task: Task | SteppingTask,
         renderer: Renderer,
         *,
-        num_envs: int,
         device: jax.Device,
         randomization: Lines | Randomization | None = None,
         randomize: bool = True,
-        physics: PhysicsName = "auto",
         stagger: bool = False,
     ) -> None:
-        if renderer.num_envs != num_envs:
-            raise ValueError(
-                f"renderer.num_envs={renderer.num_envs} but the simulator has num_envs={num_envs}: expected the same"
-            )
         check_capacity(task)
         self.task = task
-        self.remarks: list[str] = []
+        self.warnings: list[str] = []
         self.renderer = renderer
-        self.num_envs = num_envs
+        self.num_envs = num_envs = renderer.num_envs
         self.device = device
         self.stagger = stagger
         defaults = {} if steps_itself(task) else declared(task)
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
-        self._use(make_physics(physics, task, num_envs=num_envs, device=device))
+        asked = renderer.options.physics
+        self._use(make_physics(asked, task, num_envs=num_envs, device=device))
         if not isinstance(randomization, Randomization):
             lines, cameras = randomization or {}, tuple(renderer.image_sizes)
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
         memory, self.vector_shapes, self._outcome = self._check_task()
-        if self.physics.name == "native" and (reason := self._beyond_native(memory)):
-            if physics == "native":
-                raise ValueError(f"physics='native': {task.name} needs {reason}; nearest: 'warp'")
+        if lacking := self.physics.lacks(randomization, self._leaves_read(memory)):
+            if asked != "auto":
+                raise ValueError(f"physics={asked!r}: {task.name} needs {lacking}; nearest: 'warp'")
             self._use(make_physics("warp", task, num_envs=num_envs, device=device))
-            self.remarks.append(f"{task.name} needs {reason}: physics=warp steps it, slowly on a CPU")
-        if self.physics.name == "warp":
-            self.remarks += randomization.remarks
+            self.warnings.append(f"{task.name} needs {lacking}: physics=warp steps it, slowly on a CPU")
+        if not self.physics.derives_constants:
+            self.warnings += randomization.warnings
         self._varied_fields = tuple(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
         self.physics.vary(self._varied_fields)
         renderer.vary(self._varied_fields)
@@ -186,10 +177,8 @@ class Simulator:
         self.physics, self._model, self._template = physics, physics.model, physics.template
         self._resets = Resets(self.task, physics, self.device) if steps_itself(self.task) else None
 
-    def _beyond_native(self, memory: Memory) -> str | None:
-        """What the task needs and MuJoCo's own engine does not have, such as a contact that it reads."""
-        if reason := obstacle(self.task.model, self.randomization.rows("body_ipos", "body_iquat")):
-            return reason
+    def _leaves_read(self, memory: Memory) -> Iterator[str]:
+        """Yield the names of the leaves of a step's data that the task reads."""
         action = jnp.zeros(self.task.action_space.shape, jnp.float32)
 
         def judge(data: mjx.Data, memory: Memory) -> Any:
@@ -200,8 +189,7 @@ class Simulator:
             outcome = self.task.evaluate(data, memory, action)
             return {name: getattr(after, name) for name in INPUTS}, outcome, dict(self.task.observe(data, memory))
 
-        read = leaves_read(judge, self._template, memory)
-        return next((f"data.{name}, which Warp alone has" for name in read if name.startswith("_impl.")), None)
+        yield from leaves_read(judge, self._template, memory)
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
@@ -236,17 +224,11 @@ class Simulator:
         """How often ``step`` was compiled: once, and once more for each set of names in ``overrides``."""
         return self._compiled._cache_size()
 
-    def film(self, camera: str, size: tuple[int, int], *, device: str) -> Callable[[Variation, State], jax.Array]:
-        """A compiled function that renders the first world, with shadows: uint8 (1, H, W, 3)."""
-        renderer = WarpRenderer(
-            self.task.model,
-            num_envs=1,
-            image_size=size,
-            cameras=[camera],
-            shadows=True,
-            textures=self.renderer.textures,
-            device=device,
-        )
+    def film(self, camera: str, size: tuple[int, int]) -> Callable[[Variation, State], jax.Array]:
+        """Return a compiled function that renders the first world, with shadows: uint8 (1, H, W, 3)."""
+        own = self.renderer
+        look = SimulationOptions(cameras=(camera,), shadows=True, textures=own.options.textures)
+        renderer = WarpRenderer(self.task.model, look, num_envs=1, image_size=size, device=own.device)
         renderer.vary(self._varied_fields)
         renderer.open()
 
@@ -427,81 +409,13 @@ class Simulator:
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
-            if _signature(other) != _signature(memory):
+            if signature(other) != signature(memory):
                 raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
         for name, value in {"reward": outcome.reward, **outcome.reward_terms, **vectors}.items():
             if value.dtype != jnp.float32 or value.ndim != (name in vectors):
                 shape = "(D,)" if name in vectors else "()"
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
         return memory, {name: value.shape for name, value in vectors.items()}, outcome
-
-
-class Resets:
-    """Begins episodes of a stepping task.
-
-    ``begin`` runs a forward pass, and some tasks let their robot fall to rest in it: 200 physics steps, for a control
-    step of one. Made in every step, that would be most of the work. So it is made for all worlds in those steps alone
-    in which some world begins an episode: a branch in the compiled step, which no world takes on its own.
-
-    On a CPU the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that
-    only a reset that is worth it is branched around; the others are made in every step.
-
-    Attributes:
-        outcome, vectors: shapes of what ``advance`` returns.
-
-    Raises:
-        TypeError: ``begin`` and ``advance`` return memory or vectors that differ.
-    """
-
-    def __init__(self, task: SteppingTask, physics: Physics, device: jax.Device) -> None:
-        self._task, self._physics = task, physics
-        model, template = physics.model, physics.template
-        self._branch = device.platform == "cpu" or task.long_reset
-        action = jnp.zeros(task.action_space.shape, jnp.float32)
-        self._first = jax.eval_shape(self._begin, model, template, jax.random.key(0))
-        _, memory, vectors = self._first
-        _, self.outcome, self.vectors = jax.eval_shape(self.advance, model, template, memory, action)
-        for what, first, later in (("memory", memory, self.outcome.memory), ("vectors", vectors, dict(self.vectors))):
-            if _signature(first) != _signature(later):
-                raise TypeError(f"{task.name}.advance returned {what} of {later}: expected begin's, {first}")
-
-    def blank_memory(self) -> Memory:
-        """Zeros in the shape of a memory, of a world that has not begun yet."""
-        return jax.tree.map(_zeros, self._first[1])
-
-    def begin(
-        self, model: mjx.Model, clean: mjx.Data, key: jax.Array, due: jax.Array
-    ) -> tuple[mjx.Data, Memory, dict[str, jax.Array]]:
-        """Data, memory and vectors at the beginning of an episode of one world; anything where it is not ``due``.
-
-        ``model`` has this world's fields, ``clean`` inputs at their defaults; ``key`` is a typed PRNG key.
-        """
-        if self._branch:
-            inputs, memory, vectors = jax.lax.cond(
-                jax.lax.pmax(due.astype(jnp.int32), ENVS) > 0,  # of all worlds, so that the branch stays one
-                lambda: self._begin(model, clean, key),
-                lambda: jax.tree.map(_zeros, self._first),
-            )
-        else:
-            inputs, memory, vectors = self._begin(model, clean, key)
-        return clean.replace(**inputs), memory, vectors
-
-    def advance(
-        self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
-    ) -> tuple[mjx.Data, Outcome, Vectors]:
-        """The task's own ``advance``, in this engine."""
-        with self._engine():
-            return self._task.advance(model, data, memory, action)
-
-    def _engine(self) -> contextlib.AbstractContextManager:
-        """What is traced inside, and calls MJX's functions, gets them from the engine."""
-        return mock.patch.multiple(mjx, step=self._physics.step, forward=self._physics.forward)
-
-    def _begin(self, model: mjx.Model, clean: mjx.Data, key: jax.Array) -> tuple[Any, Memory, dict[str, jax.Array]]:
-        with self._engine():
-            first, memory, vectors = self._task.begin(model, clean, key)
-        inputs = {name: jnp.asarray(getattr(first, name), getattr(clean, name).dtype) for name in INPUTS}
-        return inputs, memory, dict(vectors)
 
 
 def _finish(newest: list[jax.Array]) -> None:
@@ -522,12 +436,3 @@ def _zero_statistics(outcome: Outcome) -> Statistics:
         success=None if outcome.success is None else jnp.zeros((), bool),
         reward_terms={name: jnp.zeros((), jnp.float32) for name in outcome.reward_terms},
     )
-
-
-def _signature(tree: Any) -> Any:
-    """Structure, shapes and dtypes: trees that agree in them may take each other's place."""
-    return jax.tree.structure(tree), [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
-
-
-def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(shape.shape, shape.dtype)

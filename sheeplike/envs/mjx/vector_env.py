@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -17,12 +17,13 @@ from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.contract import ImageSize, check_actions, check_positive, check_seed, resolve_device
+from sheeplike.envs.mjx.engines import RENDERERS
+from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
-from sheeplike.envs.mjx.physics.physics import PhysicsName
 from sheeplike.envs.mjx.quiet import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
-from sheeplike.envs.mjx.rendering import make_renderer
+from sheeplike.envs.mjx.rendering.renderer import Renderer
 from sheeplike.envs.mjx.settings import Values
 from sheeplike.envs.mjx.simulator import Results, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
@@ -68,17 +69,12 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         num_envs: worlds.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the worlds live and the observations appear.
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
-        cameras: names; None: the task's ``default_cameras`` if it has such, or all of the scene's.
-        renderer: ``"warp"``, or ``"none"``: no frames, and a scene needs no camera.
-        depth, segmentation: such images beside the frames.
-        shadows: of lights that cast any.
-        textures: of materials that have any; None: if the task's ``textures`` is true.
         seed: of the first ``reset()``.
         randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
             :mod:`sheeplike.envs.mjx.randomization.spec`.
         randomize: False: every world is the compiled scene, with the same observations: for evaluation.
-        physics: ``"native"``, MuJoCo's own engine on all cores of a CPU; ``"warp"``; ``"auto"``: native on a CPU.
         stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
+        simulation: engines, cameras and images.
 
     Warns:
         UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
@@ -101,52 +97,33 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         num_envs: int,
         device: torch.device | str = "cpu",
         image_size: ImageSize | Mapping[str, ImageSize] = 64,
-        cameras: Sequence[str] | None = None,
-        renderer: str = "warp",
-        depth: bool = False,
-        segmentation: bool = False,
-        shadows: bool = False,
-        textures: bool | None = None,
         seed: int = 0,
         randomization: Lines | None = None,
         randomize: bool = True,
-        physics: PhysicsName = "auto",
         stagger: bool = False,
+        simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
         jax_device = jax_device_of(self.device)
         if jax.config.jax_enable_x64:
             raise ValueError("jax_enable_x64 is on: simulations are float32; leave JAX_ENABLE_X64 unset")
         start_warp()
-        made = make_renderer(
-            renderer,
-            task.model,
-            num_envs=num_envs,
-            image_size=image_size,
-            cameras=getattr(task, "default_cameras", None) if cameras is None else cameras,
-            depth=depth,
-            segmentation=segmentation,
-            shadows=shadows,
-            textures=renderer != "none" and getattr(task, "textures", False) if textures is None else textures,
-            device=str(self.device),
-        )
+        if simulation.cameras is None and (cameras := getattr(task, "default_cameras", None)):
+            simulation = simulation.replace(cameras=cameras)
+        if simulation.textures is None:
+            simulation = simulation.replace(textures=getattr(task, "textures", False))
+        make = RENDERERS.load(simulation.renderer, Renderer)
+        renderer = make(task.model, simulation, num_envs=num_envs, image_size=image_size, device=str(self.device))
         self.simulator = Simulator(
-            task,
-            made,
-            num_envs=num_envs,
-            device=jax_device,
-            randomization=randomization,
-            randomize=randomize,
-            physics=physics,
-            stagger=stagger,
+            task, renderer, device=jax_device, randomization=randomization, randomize=randomize, stagger=stagger
         )
-        for remark in self.simulator.remarks:
-            warnings.warn(remark, stacklevel=2)
+        for warning in self.simulator.warnings:
+            warnings.warn(warning, stacklevel=2)
         self.name, self.episode_length, self.single_action_space = task.name, task.episode_length, task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
         shapes = self.simulator.vector_shapes
         vectors = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
-        self.single_observation_space = spaces.Dict(dict(sorted({**made.spaces, **vectors}.items())))
+        self.single_observation_space = spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         control_rate = 1.0 / (task.substeps * task.model.opt.timestep)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(control_rate, 6)}
@@ -232,7 +209,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         if self._state is None:
             raise RuntimeError("film() before reset(): there is nothing to see yet")
         for name in sizes.keys() - self._films.keys():
-            self._films[name] = self.simulator.film(name, sizes[name], device=str(self.device))
+            self._films[name] = self.simulator.film(name, sizes[name])
         return {name: to_torch(self._films[name](self._variation, self._state)) for name in sizes}
 
     @property
@@ -321,8 +298,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
     def _named_leaves(self, tree: tuple[Variation, State]) -> dict[str, jax.Array]:
         """All that goes on; what only Warp has is empty with another engine."""
         named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        warp = self.simulator.physics.name == "warp"
-        return {name: leaf for name, leaf in named.items() if warp or "._impl." not in name}
+        return {name: leaf for name, leaf in named.items() if self.simulator.physics.saves(name)}
 
     def _copies(self, arrays: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:
         copies = {name: jnp.copy(array) for name, array in arrays.items()}

@@ -8,7 +8,7 @@ import yaml
 
 import sheeplike.envs
 from sheeplike.config.sources import CONFIGS
-from sheeplike.envs.mjx.options import PlaygroundOptions
+from sheeplike.envs.mjx.options import PlaygroundOptions, SimulationOptions
 from sheeplike.envs.mjx.playground import PlaygroundTask
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -115,4 +115,5 @@ def test_tasks_of_playground_are_the_same(id):
     pytest.importorskip("mujoco_playground")
     task = PlaygroundTask(PlaygroundOptions(id=id))
     task.model.opt.iterations, task.model.opt.ls_iterations = 30, 50
-    assert_agreement([MjxVectorEnv(task, num_envs=2, renderer="none", physics=physics) for physics in ENGINES])
+    options = [SimulationOptions(renderer="none", physics=physics) for physics in ENGINES]
+    assert_agreement([MjxVectorEnv(task, num_envs=2, simulation=simulation) for simulation in options])

@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def delivered(data):
 
 def stepped(scene, inputs, fields, *, threads=2, calls=10, substeps=3):
     """All fields of the data of all worlds after some calls of the engine; ``fields`` of the model (N, ...) by path."""
-    physics = NativePhysics(scene, num_envs=len(inputs["qpos"]), device=CPU, threads=threads)
+    physics = NativePhysics(SimpleNamespace(model=scene), num_envs=len(inputs["qpos"]), device=CPU, threads=threads)
     physics.vary(fields)
 
     def of_world(inputs, fields):
@@ -148,7 +149,7 @@ def test_worlds_step_as_mujoco_steps_a_model_of_these_fields(own):
 def test_constants_follow_what_a_line_draws():
     """Not those that are derived for Warp in single precision."""
     scene = mujoco.MjModel.from_xml_string(MIXED)
-    physics = NativePhysics(scene, num_envs=3, device=CPU, threads=1)
+    physics = NativePhysics(SimpleNamespace(model=scene), num_envs=3, device=CPU, threads=1)
     lines = {
         "mass": {"field": ["body_mass", "body_inertia"], "operation": "scale", "distribution": {"uniform": [0.5, 2.0]}},
         "armature": {"field": "dof_armature", "operation": "add", "distribution": {"uniform": [0.0, 0.1]}},
@@ -213,7 +214,7 @@ def test_the_number_of_threads_changes_no_bit(scene):
 def test_every_field_that_may_vary_means_the_same_to_the_engine():
     """The nominal values, as Warp has them, leave its model as it is."""
     scene = mujoco.MjModel.from_xml_string(MIXED)
-    physics = NativePhysics(scene, num_envs=1, device=CPU, threads=1)
+    physics = NativePhysics(SimpleNamespace(model=scene), num_envs=1, device=CPU, threads=1)
     fields = {}
     for path in sorted(OFFERED | DERIVED.keys()):
         owner, _, name = path.rpartition(".")
@@ -248,7 +249,7 @@ def test_every_field_that_may_vary_means_the_same_to_the_engine():
 def test_every_field_is_delivered_even_where_worlds_are_all_alike(scene, num_envs):
     """As in a reset without a draw: then nothing that the engine takes is mapped over the worlds."""
     scene = mujoco.MjModel.from_xml_string(scene)
-    physics = NativePhysics(scene, num_envs=num_envs, device=CPU, threads=2)
+    physics = NativePhysics(SimpleNamespace(model=scene), num_envs=num_envs, device=CPU, threads=2)
     physics.vary(())
     data = jax.vmap(lambda _: delivered(physics.forward(physics.model, physics.template)))(jnp.arange(num_envs))
     expected = mujoco.MjData(scene)

@@ -36,14 +36,14 @@ def test_shipped_recipes_fit_their_scenes_without_a_remark(recipe, task):
     cameras = [scene.camera(i).name for i in range(scene.ncam)]
     randomization = Randomization(lines, scene, mjx.put_model(scene, impl="warp"), cameras=cameras)
     assert tuple(randomization.shapes) == tuple(lines)
-    assert randomization.remarks == []
+    assert randomization.warnings == []
 
 
 def test_constants_that_stay_are_remarked():
-    (remark,) = bind(spec("body_ipos", "add", {"uniform": [-0.01, 0.01]}, of="box")).remarks
-    assert "randomization.it: body_ipos changes, but body_invweight0" in remark
-    assert "nominal" in remark
-    assert bind(spec("body_mass", "scale", UNIFORM)).remarks == []
+    (warning,) = bind(spec("body_ipos", "add", {"uniform": [-0.01, 0.01]}, of="box")).warnings
+    assert "randomization.it: body_ipos changes, but body_invweight0" in warning
+    assert "nominal" in warning
+    assert bind(spec("body_mass", "scale", UNIFORM)).warnings == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from mujoco import mjx
 
+from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import replace_fields
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.task import Outcome
@@ -103,7 +104,13 @@ VISION = {
 @pytest.fixture(scope="module")
 def hover(physics):
     lines = {name: line for name, (line, _, _) in (PHYSICS | VISION).items()}
-    env = MjxVectorEnv(Hover(), num_envs=len(lines) + 1, image_size=32, randomization=lines, physics=physics)
+    env = MjxVectorEnv(
+        Hover(),
+        num_envs=len(lines) + 1,
+        image_size=32,
+        randomization=lines,
+        simulation=SimulationOptions(physics=physics),
+    )
     yield env
     env.close()
 

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from sheeplike.config.sources import CONFIGS
-from sheeplike.envs.mjx.options import FrankaPickOptions
+from sheeplike.envs.mjx.options import FrankaPickOptions, SimulationOptions
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -30,11 +30,11 @@ def recipe(name):
 LINES = {**recipe("franka_vision"), **recipe("franka_physics"), **EXTRA}
 
 
-def make(num_envs, lines=LINES, **options):
+def make(num_envs, lines=LINES, physics="auto", **options):
     # Worlds end at different times: after five steps, or when the box has been shaken off.
-    options = {"image_size": 16, "cameras": ["front"], **options}
+    simulation = SimulationOptions(cameras=("front",), physics=physics)
     task = FrankaPick(FrankaPickOptions(episode_length=5))
-    return MjxVectorEnv(task, num_envs=num_envs, randomization=lines, **options)
+    return MjxVectorEnv(task, num_envs=num_envs, image_size=16, randomization=lines, simulation=simulation, **options)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import sheeplike.envs
-from sheeplike.envs.mjx.rendering import NoRenderer, make_renderer
+from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.mjx.rendering.renderer import NoRenderer
 from sheeplike.envs.mjx.task import Outcome
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -41,7 +42,7 @@ class Blind:
 
 
 def test_a_scene_needs_no_camera():
-    env = MjxVectorEnv(Blind(), num_envs=3, renderer="none")
+    env = MjxVectorEnv(Blind(), num_envs=3, simulation=SimulationOptions(renderer="none"))
     assert list(env.single_observation_space) == ["state"]
     obs, _ = env.reset(seed=0)
     assert list(obs) == ["state"]
@@ -75,10 +76,12 @@ def test_the_worlds_are_those_that_are_rendered(swingup, physics):
 
 @pytest.mark.parametrize("option", ["depth", "segmentation", "shadows", "textures"])
 def test_what_would_not_be_rendered_cannot_be_asked_for(option):
-    with pytest.raises(ValueError, match=f"{option}=True: expected False, since renderer='none' renders nothing"):
-        make_renderer("none", mujoco.MjModel.from_xml_string(BLIND), num_envs=1, **{option: True})
+    with pytest.raises(sheeplike.envs.InvalidOption) as error:
+        SimulationOptions(renderer="none", **{option: True}).check()
+    assert (error.value.key, error.value.nearest) == (option, False)
 
 
 def test_unknown_renderers_are_refused():
-    with pytest.raises(ValueError, match=r"renderer='wrap': expected one of warp, none .nearest: warp."):
+    with pytest.raises(sheeplike.envs.InvalidOption) as error:
         sheeplike.envs.make("cartpole_swingup", num_envs=2, renderer="wrap")
+    assert (error.value.key, error.value.nearest) == ("renderer", "warp")

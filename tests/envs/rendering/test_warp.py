@@ -9,7 +9,8 @@ import torch
 from mujoco import mjx
 
 import sheeplike.envs
-from sheeplike.envs.mjx.rendering import WarpRenderer
+from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -116,10 +117,10 @@ SCENE = """
 """
 
 
-def draw(scene: str, fovy: tuple[float, ...] = (), **options) -> dict[str, np.ndarray]:
+def draw(scene: str, fovy: tuple[float, ...] = (), image_size=64, **options) -> dict[str, np.ndarray]:
     """Frames of a scene as it stands, from all its cameras; of as many worlds as there are lenses."""
     model = mujoco.MjModel.from_xml_string(scene)
-    renderer = WarpRenderer(model, num_envs=max(len(fovy), 1), **options)
+    renderer = WarpRenderer(model, SimulationOptions(**options), num_envs=max(len(fovy), 1), image_size=image_size)
     if fovy:
         renderer.vary(["cam_fovy"])
     renderer.open()
@@ -213,8 +214,8 @@ def test_lenses_may_differ_between_worlds():
 
 def test_the_simulator_tells_which_fields_differ():
     lens = {"lens": {"field": "cam_fovy", "operation": "set", "distribution": {"uniform": [20.0, 60.0]}}}
-    look = {"image_size": 24, "segmentation": True, "cameras": ["front"]}
-    env = MjxVectorEnv(FrankaPick(), num_envs=2, **look, randomization=lens)
+    look = SimulationOptions(segmentation=True, cameras=("front",))
+    env = MjxVectorEnv(FrankaPick(), num_envs=2, image_size=24, simulation=look, randomization=lens)
     obs, _ = env.reset(seed=0)
     fovy, model = np.asarray(env.varied_fields["cam_fovy"]), FrankaPick().model
     assert abs(fovy[0] - fovy[1]).max() > 1
@@ -241,9 +242,9 @@ CLOTH = """
 
 def test_flexes_are_not_taken_for_geoms():
     cloth = mujoco.MjModel.from_xml_string(CLOTH)
-    assert WarpRenderer(cloth, num_envs=1, depth=True).image_sizes == {"above": (64, 64)}
+    assert WarpRenderer(cloth, SimulationOptions(depth=True), num_envs=1).image_sizes == {"above": (64, 64)}
     with pytest.raises(ValueError, match="segmentation=True: the scene has flexes"):
-        WarpRenderer(cloth, num_envs=1, segmentation=True)
+        WarpRenderer(cloth, SimulationOptions(segmentation=True), num_envs=1)
 
 
 @pytest.mark.gpu

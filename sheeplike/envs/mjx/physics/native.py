@@ -15,9 +15,12 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from sheeplike.envs.mjx.host_call import call_for_all
 from sheeplike.envs.mjx.leaves import leaf
-from sheeplike.envs.mjx.physics.physics import INPUTS, POSES
+from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics
 from sheeplike.envs.mjx.quiet import quiet
+from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.randomization.fields import DERIVED
+from sheeplike.envs.mjx.task import World
+from sheeplike.host import cpu_cores
 
 STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 """The inputs that a step changes."""
@@ -31,49 +34,44 @@ DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQ
 """Warnings after which MuJoCo begins anew from the model's defaults, without a word to the caller."""
 
 
-def obstacle(scene: mujoco.MjModel, recentred: Iterable[int]) -> str | None:
-    """Why this engine cannot step a scene, or nothing.
-
-    Args:
-        recentred: bodies whose centre of mass, or the axes of whose inertia, vary.
-    """
-    if scene.nhistory:
-        return "the scene's delays, which Warp alone carries over"
-    if scene.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
-        return "the scene's flag sleep, which Warp alone serves"
-    for body in recentred:
-        if scene.body_simple[body]:
-            name = scene.body(body).name
-            return f"body_ipos or body_iquat of {name} to vary, which Warp alone lets it"
-    return None
-
-
-class NativePhysics:
-    """Steps worlds by ``mujoco.batch``; see :class:`~sheeplike.envs.mjx.physics.physics.Physics`.
+class NativePhysics(Physics):
+    """Steps worlds by ``mujoco.batch``.
 
     Every field of ``mjx.Data`` is delivered but those of Warp's own (``data._impl``: contacts, constraints), which stay
     empty.
 
     Args:
-        scene: compiled.
-        num_envs: worlds.
-        device: a CPU.
-        threads: that step worlds side by side.
+        threads: that step worlds side by side; None: one for each core.
     """
 
     name = "native"
+    derives_constants = True
 
-    def __init__(self, scene: mujoco.MjModel, *, num_envs: int, device: jax.Device, threads: int) -> None:
-        self.num_envs = num_envs
-        self.model = mjx.put_model(scene, device=device, impl="warp")
-        self.template = mjx.make_data(scene, device=device, impl="warp", naconmax=1, njmax=1)
-        self._scene, self._threads = scene, threads
+    def __init__(self, task: World, *, num_envs: int, device: jax.Device, threads: int | None = None) -> None:
+        if device.platform != "cpu":
+            raise ValueError("physics='native' steps worlds that live on a CPU: expected 'warp' on a GPU")
+        super().__init__(task, num_envs=num_envs, device=device)
+        self._scene, self._threads = task.model, threads or cpu_cores()
         self._inputs = self._not_empty(INPUTS)
         own = ("_impl", "history", "userdata", "plugin_state")
         self._derived = self._not_empty(f.name for f in mjx.Data.fields() if f.name not in (*INPUTS, *own))
         self._stepped = (*self._not_empty(STEPPED), *self._derived)
         self._poses = self._not_empty(POSES)
         self._varied: tuple[str, ...] = ()
+
+    def lacks(self, randomization: Randomization, read: Iterable[str]) -> str | None:
+        if self._scene.nhistory:
+            return "the scene's delays, which Warp alone carries over"
+        if self._scene.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            return "the scene's flag sleep, which Warp alone serves"
+        for body in randomization.rows("body_ipos", "body_iquat"):
+            if self._scene.body_simple[body]:
+                name = self._scene.body(body).name
+                return f"body_ipos or body_iquat of {name} to vary, which Warp alone lets it"
+        return next((f"data.{name}, which Warp alone has" for name in read if name.startswith("_impl.")), None)
+
+    def saves(self, leaf: str) -> bool:
+        return "._impl." not in leaf
 
     def _not_empty(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if getattr(self.template, name).size)

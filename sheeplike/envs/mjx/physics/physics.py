@@ -1,11 +1,14 @@
-"""What every engine is, and which one steps the worlds."""
+"""Base class of physics engines, which step the worlds."""
 
-from collections.abc import Collection
-from typing import Literal, Protocol
+from collections.abc import Collection, Iterable
+from typing import ClassVar
 
+import jax
 from mujoco import mjx
 
-PhysicsName = Literal["auto", "warp", "native"]
+from sheeplike.envs.mjx.engines import PHYSICS
+from sheeplike.envs.mjx.randomization.draw import Randomization
+from sheeplike.envs.mjx.task import World
 
 INPUTS = (
     *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "time"),
@@ -21,8 +24,18 @@ POSES = (
 """The fields that the kinematics compute from positions."""
 
 
-class Physics(Protocol):
-    """Steps one world; is traced inside the simulator's ``vmap``, so that all worlds are stepped together.
+class Physics:
+    """Steps one world; traced inside the simulator's ``vmap``, so that all worlds are stepped together.
+
+    An engine implements ``step``, ``forward`` and ``kinematics``; everything else has a default. Renderers read
+    ``model`` and ``template`` in MJX's Warp layout.
+
+    Args:
+        task: one world.
+        num_envs: worlds.
+        device: where they live.
+        contacts: to allocate for all worlds together.
+        constraints: rows to allocate in each world.
 
     Attributes:
         model: the scene on the device.
@@ -30,18 +43,47 @@ class Physics(Protocol):
     """
 
     name: str
-    model: mjx.Model
-    template: mjx.Data
+    derives_constants: ClassVar[bool] = False
+    """The engine itself derives constants such as ``body_invweight0`` anew from the fields that vary."""
+
+    def __init__(
+        self, task: World, *, num_envs: int, device: jax.Device, contacts: int = 1, constraints: int = 1
+    ) -> None:
+        self.num_envs = num_envs
+        self.model = mjx.put_model(task.model, device=device, impl="warp")
+        self.template = mjx.make_data(task.model, device=device, impl="warp", naconmax=contacts, njmax=constraints)
+
+    def lacks(self, randomization: Randomization, read: Iterable[str]) -> str | None:
+        """Name something that the task needs and this engine does not have; ``read``: leaves of data the task reads."""
+        return None
+
+    def saves(self, leaf: str) -> bool:
+        """Return True if a leaf of the worlds' state belongs into a checkpoint."""
+        return True
 
     def vary(self, fields: Collection[str]) -> None:
-        """Takes the paths of the model's fields that differ between worlds; called before anything is traced."""
+        """Take the paths of the model's fields that differ between worlds; called before anything is traced."""
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
-        """``substeps`` physics steps. As with ``mj_step``, what follows from the state is that of the last one's
+        """Take ``substeps`` physics steps. As after ``mj_step``, what follows from the state is of the last one's
         beginning."""
+        raise NotImplementedError
 
     def forward(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
-        """Computes all that follows from the state."""
+        """Compute all that follows from the state."""
+        raise NotImplementedError
 
     def kinematics(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
-        """Computes :data:`POSES`."""
+        """Compute :data:`POSES`."""
+        raise NotImplementedError
+
+
+def make_physics(name: str, task: World, *, num_envs: int, device: jax.Device) -> Physics:
+    """Build the engine of this name; ``auto``: MuJoCo's own on a CPU, and Warp's on a GPU.
+
+    Raises:
+        ValueError: the engine is not installed, or is not for this device.
+    """
+    if name == "auto":
+        name = "native" if device.platform == "cpu" else "warp"
+    return PHYSICS.load(name, Physics)(task, num_envs=num_envs, device=device)

@@ -69,7 +69,7 @@ class Randomization:
         shapes: ``(R, C)`` of what each line draws, by name, in their order.
         max_delay: the longest that an action can wait, in control steps.
         randomize: as given.
-        remarks: what a user should know: constants that keep their nominal values.
+        warnings: constants that keep their nominal values.
 
     Raises:
         InvalidOption: a line that does not fit the scene; the text names what would.
@@ -86,7 +86,7 @@ class Randomization:
     ) -> None:
         self._scene, self._cameras, self.randomize = scene, tuple(cameras), randomize
         self._fields: dict[str, Field] = {}
-        self.remarks: list[str] = []
+        self.warnings: list[str] = []
         parsed = parse(lines)
         for line in parsed:
             for path in () if {PIXELS, DELAY} & set(line.field) else line.field:
@@ -240,7 +240,7 @@ class Randomization:
             raise line.invalid("of", list(line.of), "a material whose colour is seen: no geom shows it")
         if path in KEPT and self.randomize:
             kept = f"{KEPT[path]} keep their nominal values"
-            self.remarks.append(f"randomization.{line.name}: {path} changes, but {kept}")
+            self.warnings.append(f"randomization.{line.name}: {path} changes, but {kept}")
 
 
 def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _Bound:

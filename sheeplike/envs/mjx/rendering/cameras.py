@@ -20,8 +20,6 @@ def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tup
         ValueError: no camera at all, one that the scene lacks, or one named twice.
     """
     known = [model.camera(i).name for i in range(model.ncam)]
-    if isinstance(cameras, str):
-        raise ValueError(f"cameras={cameras!r}: expected a list of camera names, such as [{cameras!r}]")
     chosen = tuple(known if cameras is None else cameras)
     if not chosen:
         raise ValueError(f"cameras={cameras!r}: expected at least one of {', '.join(known) or 'none in this scene'}")

@@ -1,6 +1,7 @@
-"""What every renderer is, and the one that renders nothing."""
+"""Base class of renderers, and the one that renders nothing."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
 import mujoco
@@ -9,6 +10,7 @@ from gymnasium import spaces
 from mujoco import mjx
 
 from sheeplike.envs.contract import ImageSize
+from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.rendering.cameras import resolve_cameras, resolve_image_sizes
 
 Frames = dict[str, jax.Array]
@@ -21,9 +23,10 @@ GEOM_GROUPS = (0, 1, 2)
 
 
 class Renderer:
-    """Renders one world; is traced inside the simulator's ``vmap``, so that all worlds become one batch.
+    """Renders one world; traced inside the simulator's ``vmap``, so that all worlds become one batch.
 
-    Frames are ``"pixels/<camera>"`` uint8 (H, W, 3), and if asked for
+    A renderer implements ``render``, and ``prepare``, ``vary`` and ``open`` where it needs them. Frames are
+    ``"pixels/<camera>"`` uint8 (H, W, 3), and if asked for
 
     - ``"depth/<camera>"`` float32 (H, W, 1): metres along the optical axis, not along the ray; 0 where nothing is hit;
     - ``"segmentation/<camera>"`` int32 (H, W, 1): the id of the geom that is hit, as ``model.geom(id)`` takes it, and
@@ -31,12 +34,9 @@ class Renderer:
 
     Args:
         model: the scene. Geom groups 0, 1 and 2 are drawn; 3 and above (collision shapes) are not.
+        options: what is rendered, and how.
         num_envs: worlds. Warp allocates for exactly this many.
         image_size: ``(H, W)`` or one number, in pixels, for all cameras; or a size for each of them, by name.
-        cameras: names, or all of the scene's.
-        depth, segmentation: also such images.
-        shadows: of the lights that cast any; one more ray for each light and pixel.
-        textures: of the materials that have any; without them, a geom has its colour alone.
         device: Warp's name of the device, such as ``"cpu"`` or ``"cuda:0"``.
 
     Attributes:
@@ -51,52 +51,48 @@ class Renderer:
     def __init__(
         self,
         model: mujoco.MjModel,
+        options: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
         *,
         num_envs: int,
         image_size: ImageSize | Mapping[str, ImageSize] = 64,
-        cameras: Sequence[str] | None = None,
-        depth: bool = False,
-        segmentation: bool = False,
-        shadows: bool = False,
-        textures: bool = False,
         device: str = "cpu",
     ) -> None:
-        self.num_envs, self.model, self.device = num_envs, model, device
-        self.depth, self.segmentation, self.shadows, self.textures = depth, segmentation, shadows, textures
-        self.cameras = resolve_cameras(model, cameras)
+        self.model, self.options, self.num_envs, self.device = model, options, num_envs, device
+        self.cameras = resolve_cameras(model, options.cameras)
         self.image_sizes = resolve_image_sizes(image_size, self.cameras)
         self.spaces: dict[str, spaces.Box] = {}
         for camera, size in self.image_sizes.items():
             self.spaces[f"pixels/{camera}"] = spaces.Box(0, 255, (*size, 3), np.uint8)
-            if depth:
+            if options.depth:
                 self.spaces[f"depth/{camera}"] = spaces.Box(0.0, np.inf, (*size, 1), np.float32)
-            if segmentation:
+            if options.segmentation:
                 self.spaces[f"segmentation/{camera}"] = spaces.Box(-1, model.ngeom - 1, (*size, 1), np.int32)
         self.prepare()
 
     def prepare(self) -> None:
-        """Raises ``ValueError`` for what this renderer cannot do; allocates nothing."""
+        """Raise ``ValueError`` for what this renderer cannot do; allocates nothing."""
 
     def vary(self, fields: Collection[str]) -> None:
-        """Takes the paths of the model's fields that differ between worlds; called before ``open``.
+        """Take the paths of the model's fields that differ between worlds; called before ``open``.
 
         Raises:
             ValueError: a field whose differences would not be seen.
         """
 
     def open(self) -> None:
-        """Allocates and compiles what rendering needs; called before the first ``render``, and again to no effect."""
+        """Allocate and compile what rendering needs; called before the first ``render``, and again to no effect."""
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
-        """Frames of one world whose kinematics are fresh, and ``data``, which must replace the one passed in."""
+        """Render one world whose kinematics are fresh; also returns the data with which to go on."""
         raise NotImplementedError
 
 
 class NoRenderer(Renderer):
     """No frames, for agents that learn from vectors: allocates nothing, and a scene without a camera will do."""
 
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs, self.cameras, self.image_sizes, self.spaces = num_envs, (), {}, {}
+    def __init__(self, model: mujoco.MjModel, options: SimulationOptions, *, num_envs: int, **unused: Any) -> None:
+        self.model, self.options, self.num_envs = model, options, num_envs
+        self.cameras, self.image_sizes, self.spaces = (), {}, {}
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
         return {}, data

@@ -2,11 +2,9 @@
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +12,10 @@ import numpy as np
 import warp as wp
 from mujoco import mjx
 from mujoco.mjx.third_party import mujoco_warp
-from mujoco.mjx.warp import ffi
 
 from sheeplike.envs.mjx.host_call import call_for_all
 from sheeplike.envs.mjx.leaves import leaf
+from sheeplike.envs.mjx.patches import hide_side_effects
 from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
 from sheeplike.envs.mjx.rendering.renderer import GEOM_GROUPS, Frames, Renderer
 from sheeplike.host import cpu_cores
@@ -37,16 +35,16 @@ class WarpRenderer(Renderer):
     """
 
     def prepare(self) -> None:
-        if self.segmentation and self.model.nflex:
+        if self.options.segmentation and self.model.nflex:
             raise ValueError("segmentation=True: the scene has flexes, whose ids would be taken for those of geoms")
         self._precomputed_rays, self._varied = True, frozenset()
         self.by_threads = self.device == "cpu"
         self._context = None
 
     def vary(self, fields: Collection[str]) -> None:
-        if "light_castshadow" in fields and not self.shadows:
+        if "light_castshadow" in fields and not self.options.shadows:
             raise ValueError("variation of 'light_castshadow': no light casts a shadow; expected shadows=true")
-        if "mat_texrepeat" in fields and not self.textures:
+        if "mat_texrepeat" in fields and not self.options.textures:
             raise ValueError("variation of 'mat_texrepeat': no material has its image; expected textures=true")
         # Rays that were computed once, from the model, would show every world with the nominal lens.
         self._varied = frozenset(fields)
@@ -60,12 +58,12 @@ class WarpRenderer(Renderer):
             "cam_active": list(self.cameras),
             "cam_res": [(width, height) for height, width in self.image_sizes.values()],
             "render_rgb": True,
-            "render_depth": self.depth,
-            "render_seg": self.segmentation,
+            "render_depth": self.options.depth,
+            "render_seg": self.options.segmentation,
             "use_precomputed_rays": self._precomputed_rays,
             "enabled_geom_groups": list(GEOM_GROUPS),
-            "use_shadows": self.shadows,
-            "use_textures": self.textures,
+            "use_shadows": self.options.shadows,
+            "use_textures": bool(self.options.textures),
         }
         if self.by_threads:
             self._context = _Shares(self.num_envs, cpu_cores(), self._varied, options)
@@ -73,7 +71,7 @@ class WarpRenderer(Renderer):
             self._context = mjx.create_render_context(nworld=self.num_envs, devices=[self.device], **options)
             # The pytree holds only a key into Warp's registry: the context itself must outlive every compiled step.
             self._handle = self._context.pytree()
-        wanted = {"rgb": True, "depth": self.depth, "seg": self.segmentation}
+        wanted = {"rgb": True, "depth": self.options.depth, "seg": self.options.segmentation}
         addresses = {kind: getattr(self._context, f"{kind}_adr") for kind, asked in wanted.items() if asked}
         self._starts = {f"{kind}_data": array.numpy().tolist() for kind, array in addresses.items()}
 
@@ -86,9 +84,9 @@ class WarpRenderer(Renderer):
             # One uint32 per pixel, bytes B G R A on a little-endian machine: reinterpret and reverse, no float frame.
             bgra = jax.lax.bitcast_convert_type(of["rgb_data"].reshape(size), jnp.uint8)
             frames[f"pixels/{camera}"] = bgra[..., 2::-1]
-            if self.depth:
+            if self.options.depth:
                 frames[f"depth/{camera}"] = of["depth_data"].reshape(*size, 1)
-            if self.segmentation:
+            if self.options.segmentation:
                 # Pairs of an object's id and its kind, which can only be a geom.
                 frames[f"segmentation/{camera}"] = of["seg_data"][:, 0].reshape(*size, 1)
         return frames, data
@@ -97,10 +95,10 @@ class WarpRenderer(Renderer):
         """What all rays of one world meet, by Warp's name of the buffer; and the data to go on with."""
         if isinstance(self._context, _Shares):
             return self._context.cast(model, data), data
-        with _side_effects_undeclared():
+        with hide_side_effects():
             data = mjx.refit_bvh(model, data, self._handle)
             # The returned data carries the token that orders this render after its refit and before the next one's.
-            if self.segmentation:
+            if self.options.segmentation:
                 *rays, data = mjx.render_with_segmentation(model, data, self._handle)
             else:
                 *rays, data = mjx.render(model, data, self._handle)
@@ -172,20 +170,3 @@ class _Shares:
             setattr(holder, name, wp.array(values[share], dtype=kind, device="cpu", copy=False))
         mujoco_warp.refit_bvh(model, data, context)
         mujoco_warp.render(model, data, context)
-
-
-@contextmanager
-def _side_effects_undeclared() -> Iterator[None]:
-    """Hides the side effects of refit and render from XLA.
-
-    JAX dispatches a computation with side effects in Python, leaf by leaf: 3 to 5 ms for each step of the worlds. They
-    need not be declared: the token in the data orders these calls, and the delivered frames keep them from being
-    dropped.
-    """
-    declared = ffi.jax_callable_variadic_tuple
-
-    def undeclared(*args: Any, has_side_effect: bool = False, **options: Any) -> Any:
-        return declared(*args, **options)
-
-    with mock.patch.object(ffi, "jax_callable_variadic_tuple", undeclared):
-        yield

@@ -1,0 +1,74 @@
+"""Physics engines and renderers by name: those of this package, and entry points of others.
+
+An engine of another package is a subclass of :class:`~sheeplike.envs.mjx.physics.physics.Physics` or
+:class:`~sheeplike.envs.mjx.rendering.renderer.Renderer`, announced in its ``pyproject.toml``::
+
+    [project.entry-points."sheeplike.renderers"]
+    toy = "toy:ToyRenderer"
+
+Importing this module imports neither JAX nor MuJoCo.
+"""
+
+import pkgutil
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from sheeplike import entry_points
+from sheeplike.options import InvalidOption, nearest
+
+T = TypeVar("T")
+
+
+class Engines(NamedTuple):
+    """Engines of one kind."""
+
+    option: str
+    """The key that chooses one."""
+    group: str
+    """Entry points of other packages."""
+    built_in: Mapping[str, str]
+    """Each engine's ``<module>:<class>``."""
+    automatic: tuple[str, ...] = ()
+    """Values of the key that leave the choice to the simulator."""
+
+    def names(self) -> list[str]:
+        """Return the values that the key takes here, those of installed packages last."""
+        return list(dict.fromkeys([*self.automatic, *self.built_in, *entry_points.plugins(self.group)]))
+
+    def check(self, name: str) -> None:
+        """Raise ``InvalidOption`` unless an engine of this name is installed; nothing is imported."""
+        if name not in (known := self.names()):
+            raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
+
+    def load(self, name: str, base: type[T]) -> type[T]:
+        """Import the engine of this name, which must be a subclass of ``base``.
+
+        Raises:
+            ValueError: no engine, or no working one, has this name.
+        """
+        self.check(name)
+        if name in self.built_in and name not in entry_points.plugins(self.group):
+            return pkgutil.resolve_name(self.built_in[name])
+        found, plugin = entry_points.load(self.group, name, self.option, built_in=name in self.built_in)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise ValueError(f"{self.option} {name!r} of {plugin}: expected a subclass of {base.__qualname__}")
+        return found
+
+
+PHYSICS = Engines(
+    "physics",
+    "sheeplike.physics",
+    {
+        "warp": "sheeplike.envs.mjx.physics.warp:WarpPhysics",
+        "native": "sheeplike.envs.mjx.physics.native:NativePhysics",
+    },
+    automatic=("auto",),
+)
+RENDERERS = Engines(
+    "renderer",
+    "sheeplike.renderers",
+    {
+        "warp": "sheeplike.envs.mjx.rendering.warp:WarpRenderer",
+        "none": "sheeplike.envs.mjx.rendering.renderer:NoRenderer",
+    },
+)
