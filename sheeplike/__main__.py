@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import ast
-import atexit
-import errno
 import importlib
 import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import sheeplike
 from sheeplike import commands
 from sheeplike.commands import Request
-from sheeplike.config.errors import unknown
+from sheeplike.config.errors import UnknownName
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
-from sheeplike.run import signals
-from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
+from sheeplike.run.signals import INTERRUPTED, UNSAVED
 from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
-PATIENCE = 10.0  # seconds for which Python may wait, when a command has ended, for threads that others have begun
-# What says that a place cannot be used, rather than that the program is wrong: a line is all there is to tell. Zero is
-# that of our own errors.
-_KINDS = ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR")
-_KINDS += ("EMFILE", "ENFILE")
-FILE_SYSTEM_ERRORS = {0, *(getattr(errno, name) for name in _KINDS if hasattr(errno, name))}
+PATIENCE = 10.0  # seconds that Python may wait for threads of others when a command has ended
 FLAGS = {
     "--help": "this text",
     "--version": "the version",
@@ -37,81 +28,48 @@ FLAGS = {
 }
 
 
-_ended: int | None = None  # the status with which the process is to end
-
-
-@atexit.register  # before all libraries, so that it comes behind what they do at the exit
-def _leave() -> None:
-    """End a process of ours now: Python would take everything down first, which takes seconds with torch and JAX."""
-    if _ended is not None:
-        with suppress(AttributeError, OSError, ValueError):  # there is none, its disk is full, or it is closed
-            sys.stdout.flush()
-        os._exit(_ended)
-
-
 def program() -> None:
-    """:func:`main` as a whole process, whose status is delivered whatever threads an environment leaves behind."""
-    global _ended
-    status = 1  # that of a traceback
-    signals.receive()
+    """Run :func:`main` as a whole process."""
+    status = 1
     try:
         main()
         status = 0
     except SystemExit as ending:
-        status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        status = ending.code if isinstance(ending.code, int) else 1
         raise
     finally:
-        signals.ignore()  # what there was to save is saved
-        _ended = status
-        # Python waits for threads before it calls what libraries have registered for the exit: JAX is not cut short.
-        timer = threading.Timer(PATIENCE, _end)
+        # An environment may leave a thread running, for which Python would wait forever.
+        timer = threading.Timer(PATIENCE, os._exit, [status])
         timer.daemon = True
         timer.start()
-
-
-def _end() -> None:
-    others = {threading.main_thread(), threading.current_thread()}
-    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in others]
-    if not left:  # Python waits for something else
-        return
-    warn(f"something in the run left {'threads' if len(left) > 1 else 'a thread'} behind, ended now: {', '.join(left)}")
-    _leave()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ``arguments`` default to those of the process.
 
     Raises:
-        SystemExit: status 2 and one line on stderr when the request cannot be met, or another that the error names.
-            ``SHEEPLIKE_DEBUG=1`` lets the exception through instead, with its traceback. Status 130 after Ctrl-C.
+        SystemExit: with status 2 and one line on stderr if the request cannot be met, with 130 after Ctrl-C, or with
+            another status that the error names. ``SHEEPLIKE_DEBUG=1`` lets the exception through instead.
     """
     try:
         with warnings_as_lines():
             status = dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except AskedToExit:
-        raise
-    except (CommandError, OSError, SystemExit) as error:
-        explained = not isinstance(error, OSError) or error.errno in FILE_SYSTEM_ERRORS
-        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or not explained:
+    except (CommandError, OSError) as error:
+        if os.environ.get("SHEEPLIKE_DEBUG") == "1":
             raise
-        warn(_explain(error))
-        status = getattr(error, "status", FAILED if isinstance(error, SystemExit) else UNSAVED)
+        text = error
+        if isinstance(error, OSError):
+            text = f"{error.filename or 'a file'}: {error.strerror or error}; SHEEPLIKE_DEBUG=1 shows where"
+        warn(text)
+        status = getattr(error, "status", UNSAVED)
     if status:
         raise SystemExit(status)
 
 
-def _explain(error: BaseException) -> str:
-    if isinstance(error, SystemExit):  # no command ends so: an environment, or something that it uses, does
-        return f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
-    if isinstance(error, OSError):
-        return f"{error.filename or 'a file'}: {error.strerror}; SHEEPLIKE_DEBUG=1 shows where"
-    return str(error)
-
-
 def dispatch(arguments: list[str]) -> int:
-    """Run the command that the arguments name, ``train`` where they name none; returns the exit status.
+    """Run the command that the arguments name, ``train`` by default; returns the exit status.
 
     Raises:
         CommandError: the command does not exist, or it refuses the arguments.
@@ -130,12 +88,13 @@ def dispatch(arguments: list[str]) -> int:
     except FileNotFoundError:
         raise CommandError("the working directory is gone: expected one that is there") from None
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
-        raise unknown("command", name, list_commands())
-    return importlib.import_module(f"sheeplike.commands.{name}").main(parse(arguments)) or 0
+        raise UnknownName("command", name, list_commands())
+    request = parse(arguments)
+    return importlib.import_module(f"sheeplike.commands.{request.module(name)}").main(request) or 0
 
 
 def list_commands() -> dict[str, str]:
-    """Name and first line of every command, ``train`` first; nothing is imported."""
+    """Return name and first line of every command, ``train`` first, without importing any."""
     files = sorted(COMMANDS.glob("[!_]*.py"), key=lambda file: (file.stem != "train", file.stem))
     docs = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
     return {name: doc.partition("\n")[0].rstrip(".") for name, doc in docs.items()}
@@ -163,17 +122,17 @@ def parse(arguments: Iterable[str]) -> Request:
                 raise CommandError("--config-dir: expected a directory behind it")
             config_dirs.append(directory)
         else:
-            raise unknown("flag", flag, FLAGS)
+            raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)
 
 
 def overview() -> str:
-    """The text of ``python -m sheeplike --help``."""
+    """Return the text of ``python -m sheeplike --help``."""
     lines = [
         "python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]",
         "python -m sheeplike exp=<recipe> env=<task> seeds=3      one run after another; seeds=[3,7,9] names them",
-        "python -m sheeplike resume=<run_dir>                     go on with a run that was stopped",
-        "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or go on with it",
+        "python -m sheeplike resume=<run_dir>                     resume a run that was stopped",
+        "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or resume it",
         "python -m sheeplike exp=<recipe> env=<task> show=config  print every value, and where it comes from",
         "python -m sheeplike <command> --help",
         "",

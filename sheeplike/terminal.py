@@ -1,26 +1,23 @@
-"""Every text that a command shows: in lines, and without characters that a terminal would obey, whoever wrote it."""
+"""Output of all commands, in lines and without control characters that a terminal would obey."""
 
 from __future__ import annotations
 
 import os
 import re
-import select
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-LONGEST = 10_000  # characters of a line that somebody else may have made
-PATIENCE = 0.5  # seconds that a reader has once the process was asked to stop
+LONGEST = 10_000  # characters of a line of untrusted text
 _CLEAR = "\r\x1b[2K"
-_waits = True  # for readers; see stop_waiting
 # Control characters but for tabs and line breaks, marks of direction, and halves of characters.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def text_of(value: object) -> str:
-    """``str(value)``, also of an exception of somebody else's whose own text raises one."""
+    """Return ``str(value)``, even if that raises: an exception of another package may."""
     try:
         return str(value)
     except Exception:
@@ -28,29 +25,29 @@ def text_of(value: object) -> str:
 
 
 def one_line(text: object) -> str:
-    """The first ten thousand characters of a text of whatever origin, as one line and :func:`visible`."""
+    """Return the first ten thousand characters of a text as one :func:`visible` line."""
     return visible(" ".join(text_of(text)[:LONGEST].split()))
 
 
 def first_sentence(text: object) -> str:
-    """That of a library's message, 200 characters at most: what follows is advice, or a list of all that it can do."""
+    """Return the first sentence of a library's message, at most 200 characters; advice follows it."""
     return re.split(r"(?<=[.!?]) ", one_line(text), maxsplit=1)[0][:200]
 
 
 def visible(text: str) -> str:
-    """Text in which control characters, line breaks apart, are shown as escapes such as ``\\x1b``.
+    """Escape control characters, as ``\\x1b``, but no line breaks.
 
-    So are lone surrogates, which no file takes, and marks that change the direction of writing, with which one name can
-    pass for another.
+    Lone surrogates, which no file takes, and marks that change the direction of writing are escaped too: with those one
+    name can pass for another.
     """
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def echo(*lines: object) -> None:
-    """Print lines that somebody has asked for; a reader that has gone away had enough.
+    """Print the result of a command. A reader that has gone away is no error; a full disk is.
 
     Raises:
-        OSError: they cannot be written, as on a full disk.
+        OSError: the lines cannot be written.
     """
     try:
         write("\n".join(map(str, lines)) + "\n")
@@ -60,86 +57,53 @@ def echo(*lines: object) -> None:
 
 
 def info(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines that nobody has to read: that they cannot be written does not end the run."""
+    """Print lines about the progress of a command; a failure to write them is ignored."""
     with suppress(OSError):
         write("\n".join(map(str, lines)) + "\n", file)
 
 
 def warn(text: str) -> None:
-    """Print a line to stderr that says what a user should know, and need not stop for."""
+    """Print a warning or an error to stderr, as one line."""
     info(f"sheeplike: {one_line(text)}", file=sys.stderr)
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Show Python's warnings in a line each, without the place in the code that they come from."""
+    """Show each of Python's warnings as one line, without its place in the code."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: info(one_line(message), file=sys.stderr)
         yield
 
 
 def is_terminal(file: TextIO | None = None) -> bool:
-    """Whether somebody watches the file, standard output by default."""
+    """Return True if the file, standard output by default, is a terminal."""
     try:
         return (file or sys.stdout).isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # the file is None or closed
         return False
 
 
 def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> None:
-    """Write and flush, to standard output by default; an encoding without ``…`` will do.
+    """Write and flush, to standard output by default; characters that the encoding lacks are replaced.
 
     Args:
-        in_place: over what stands in the terminal's last line.
+        in_place: replace the terminal's last line.
 
     Raises:
-        OSError: it cannot be written, for another reason than that nobody reads on.
+        OSError: it cannot be written; a reader that has gone away is no error.
     """
     file = file or sys.stdout
-    if file is None or not _is_read(file):  # None: as under pythonw, or with standard output closed
+    if file is None:  # under pythonw, or with standard output closed
         return
     encoding = getattr(file, "encoding", None) or "utf-8"
     try:
-        file.write(_CLEAR * in_place + visible(text).encode(encoding, "replace").decode(encoding))
+        file.write((_CLEAR if in_place else "") + visible(text).encode(encoding, "replace").decode(encoding))
         file.flush()
     except BrokenPipeError:
-        # Or Python would try again when it exits, fail, and end with a status of its own.
+        # Python would flush again at its exit, fail, and replace the exit status.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, file.fileno())
             os.close(nowhere)
-    except ValueError:  # it is closed
+    except ValueError:  # the file is closed
         pass
-
-
-def stop_waiting() -> None:
-    """From now on lose what a reader does not take within half a second.
-
-    A full pipe that nobody reads must not hold up a process that was asked to stop.
-    """
-    global _waits
-    _waits = False
-
-
-def tell_at_once(text: str) -> None:
-    """Write a line to standard output, if that can take it: for a signal's handler, which may interrupt a print."""
-    with suppress(OSError, ValueError, AttributeError):  # there is none, nobody reads it, or the disk is full
-        if _takes(sys.stdout, 0.0):
-            os.write(sys.stdout.fileno(), f"\n{text}\n".encode())
-
-
-def _is_read(file: TextIO) -> bool:
-    """Wait until a line can be written without waiting; False where nobody reads it and the process shall stop.
-
-    Waiting in the write itself would hold the stream's lock, and only a signal in the main thread would end it.
-    """
-    while not (taken := _takes(file, PATIENCE)) and _waits:
-        pass
-    return taken
-
-
-def _takes(file: TextIO, seconds: float) -> bool:
-    try:
-        return bool(select.select([], [file.fileno()], [], seconds)[1])
-    except (OSError, ValueError, AttributeError):  # no descriptor, or of a kind that this system cannot ask
-        return True

@@ -1,4 +1,7 @@
-"""The command line: each file here is a command, its first line the help, its ``main(request)`` what it does."""
+"""The command line: each file is a command, its first line the help; ``main(request)`` runs it.
+
+``train --help``, ``train seeds=…`` and ``train show=…`` have files of their own, which begin with an underscore.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,21 @@ class Request(NamedTuple):
     Attributes:
         arguments: overrides such as ``env.num_envs=8``, and bare words.
         config_dirs: given with ``--config-dir``.
-        help: whether ``--help`` is among them.
+        help: ``--help`` is among them.
     """
 
     arguments: list[str]
     config_dirs: list[str]
     help: bool
 
+    def module(self, command: str) -> str:
+        """Return the file of a command that serves this request."""
+        keys = {argument.partition("=")[0] for argument in self.arguments}
+        forms = ["help"] if self.help else [form for form in ("show", "seeds") if form in keys]
+        return f"_train_{forms[0]}" if command == "train" and forms else command
+
     def about_run(self) -> list[str]:
-        """The arguments of a command about a run, whose directory may stand there without ``run=``.
+        """Return the arguments of a command about a run, whose directory may stand there without ``run=``.
 
         Raises:
             CommandError: configs are of no use beside a run, which holds its whole configuration.

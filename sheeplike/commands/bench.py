@@ -17,13 +17,12 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import Composed, explain, load, load_options
-from sheeplike.config.errors import as_command_errors, expand, require_writable, unknown_key
+from sheeplike.config.errors import UnknownKey, as_command_errors, expand, require_writable
 from sheeplike.config.schema import all_keys, to_data
 from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.monitor.progress import format_seconds
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.run.run_dir import check_accelerator
-from sheeplike.run.signals import stops_at_once
 from sheeplike.terminal import echo, info
 
 PARTS = {
@@ -70,20 +69,19 @@ def main(request: Request) -> None:
     asked = asked.replace(out=asked.out or f"bench/{name}")
     require_writable("out", expand(asked.out), "bench.md", "bench.json")
     info("loading torch and JAX")
-    with stops_at_once():  # all that has been measured is saved: there is nothing to wait for after Ctrl-C
-        from sheeplike.run.build import explain_oom
-        from sheeplike.tools.bench import Bench, save
+    from sheeplike.run.build import explain_oom
+    from sheeplike.tools.bench import Bench, save
 
-        start, tables = time.monotonic(), []
-        facts = {"command": f"`{shlex.join(['python', '-m', 'sheeplike', 'bench', *request.arguments])}`"}
-        settings = {"bench": asked.model_dump(mode="json"), "config": to_data(config)}
-        with explain_oom(config), as_command_errors(OSError, envs.Unusable):
-            bench = Bench(config, seconds=asked.seconds, rounds=asked.rounds)
-            facts |= bench.facts()
-            for table in bench.measure(asked.parts, asked.modes):
-                tables.append(table)
-                facts["took"] = format_seconds(time.monotonic() - start)
-                save(expand(asked.out), f"Benchmark: {config.env.task}, {config.agent.name}", facts, settings, tables)
+    start, tables = time.monotonic(), []
+    facts = {"command": f"`{shlex.join(['python', '-m', 'sheeplike', 'bench', *request.arguments])}`"}
+    settings = {"bench": asked.model_dump(mode="json"), "config": to_data(config)}
+    with explain_oom(config), as_command_errors(OSError, envs.Unusable):
+        bench = Bench(config, seconds=asked.seconds, rounds=asked.rounds)
+        facts |= bench.facts()
+        for table in bench.measure(asked.parts, asked.modes):
+            tables.append(table)
+            facts["took"] = format_seconds(time.monotonic() - start)
+            save(expand(asked.out), f"Benchmark: {config.env.task}, {config.agent.name}", facts, settings, tables)
     echo("", *tables, f"saved: {asked.out}/bench.md and bench.json")
 
 
@@ -93,7 +91,7 @@ def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, C
     for key, value in (argument.split("=", 1) for argument in arguments if "=" in argument):
         given[key] = value
         if "." not in key and key not in known | BenchOptions.model_fields.keys():
-            raise unknown_key(key, [*keys_of(BenchOptions), *all_keys()])
+            raise UnknownKey(key, [*keys_of(BenchOptions), *all_keys()])
     if not given.keys() & {"agent", "exp"}:
         agents = ", ".join(sources.choices("agent"))
         raise CommandError(f"agent= is missing: expected one of {agents}; for example: {EXAMPLE}")

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from sheeplike.commands import Request
-from sheeplike.config.errors import as_command_errors, expand, require_writable, unknown, validated
+from sheeplike.config.errors import UnknownName, as_command_errors, expand, require_writable, validated
 from sheeplike.files import find_unusual, write_atomically
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.terminal import echo, one_line
@@ -97,7 +97,7 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:
         if not equals or "/" in key:
             places.append(expand(argument))
         elif key not in CompareOptions.model_fields:
-            raise unknown("key", key, CompareOptions.model_fields)
+            raise UnknownName("key", key, CompareOptions.model_fields)
         elif not value:
             raise CommandError(f"{key}=: expected {CompareOptions.model_fields[key].description}")
         else:

@@ -34,8 +34,8 @@ from omegaconf.errors import OmegaConfBaseException
 from sheeplike import envs, host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import as_command_errors, unknown, unknown_key, validated
-from sheeplike.config.saved import RESUMABLE, flat, may_change, read_saved
+from sheeplike.config.errors import UnknownKey, UnknownName, as_command_errors, validated
+from sheeplike.config.saved import flat, may_change, read_saved, resumable_keys
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
 from sheeplike.options import CommandError, InvalidOption, Key, Options, format_value, keys_of
@@ -146,7 +146,7 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
     given: dict[str, Any] = {}
     for override in map(parse, arguments):
         if override.key_or_group not in known:
-            raise unknown("key", override.key_or_group, known)
+            raise UnknownName("key", override.key_or_group, known)
         given[override.key_or_group] = override.value()
     try:
         return validated(cls, given)
@@ -170,7 +170,7 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         if key not in GROUPS and not key.startswith("agent."):
             check_key(override, keys)
         if key in GROUPS or not may_change(key):
-            expected = ", ".join(sorted(RESUMABLE))
+            expected = ", ".join(sorted(resumable_keys()))
             raise CommandError(
                 f"'{argument}' cannot change when a run is resumed: expected {expected}; nearest: leave it out, or the "
                 "command line that began the run with resume=auto"
@@ -345,7 +345,7 @@ def _check_file(file: _File, sources: Sources) -> None:
             )
     for group, name, part in file.sections():
         if name not in {*sources.choices(group), *(registry.list_agents() if group == "agent" else ())}:
-            raise unknown(f"{file.source}: {group}", name, sources.choices(group))
+            raise UnknownName(f"{file.source}: {group}", name, sources.choices(group))
         if not isinstance(part, dict):
             raise CommandError(f"{file.source}: {group} {name}: expected keys with their values")
         _check_file(file._replace(content=part), sources)
@@ -355,7 +355,7 @@ def _check_choice(override: Override, sources: Sources) -> None:
     """Raise for a choice there is not, and for a recipe whose keys would not be those of a run."""
     group, name = override.key_or_group, override.value()
     if name not in sources.choices(group):
-        raise unknown(group, str(name), sources.choices(group))
+        raise UnknownName(group, str(name), sources.choices(group))
     path = sources.find(f"{group}/{name}")
     if group == "exp" and path:
         with _one_line(None):
@@ -379,7 +379,7 @@ def _check_path(path: str, known: Mapping[str, Key]) -> None:
     parts = path.split(".")
     above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
     if path not in known and not any(key and key.is_open for key in above):
-        raise unknown_key(path, [*known.values(), *keys_of(Start)])
+        raise UnknownKey(path, [*known.values(), *keys_of(Start)])
 
 
 def check_key(override: Override, known: Mapping[str, Key]) -> None:
@@ -468,7 +468,7 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
             ) from None
         if sources and (lost := re.search(r"In '([^']+)': Could not \w+ '(\w+)/([^']+)'", str(error))):
             where = "" if lost[1] == "config" else f"{lost[1]}.yaml: "
-            raise unknown(f"{where}{lost[2]}", lost[3], sources.choices(lost[2])) from None
+            raise UnknownName(f"{where}{lost[2]}", lost[3], sources.choices(lost[2])) from None
         if twice := re.search(r"Multiple values for (\w+)\.", str(error)):
             raise CommandError(
                 f"{twice[1]} is chosen twice: expected '- override /{twice[1]}: <name>' in the file that changes it"

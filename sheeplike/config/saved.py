@@ -1,4 +1,4 @@
-"""The configuration that a run has saved: read as data, and what may change when the run goes on.
+"""The configuration that a run has saved, read as data, and the keys that may change when the run is resumed.
 
 A run's directory may come from elsewhere. Nothing in it is composed, interpolated or run, and no link leads out of it.
 """
@@ -13,53 +13,45 @@ import yaml
 
 from sheeplike.config.schema import Config, to_data
 from sheeplike.files import read_yaml
-from sheeplike.options import CommandError, format_value
+from sheeplike.options import CommandError, format_value, is_within, keys_of, marked
 
 FORMAT = 1  # of config.yaml
-# What may change when a run is resumed; anything else would make it another run.
-RESUMABLE = {
-    "seed",
-    "total_steps",
-    "compile",
-    "log_every",
-    "video_every",
-    "watchdog",
-    "eval",
-    "checkpoint",
-    "max_skipped",
-    "logger",
-}
 SHOWN = 8  # changes, at most
 
 
 def to_yaml(config: Config) -> str:
-    """The configuration as a run saves it, every value in full; of ``env.options`` those that were given."""
+    """Return the configuration as a run saves it: every value in full, and the given ones of ``env.options``."""
     return yaml.safe_dump({"format": FORMAT} | to_data(config), sort_keys=False, allow_unicode=True)
 
 
+def resumable_keys() -> frozenset[str]:
+    """Return the keys and sections that may change when a run is resumed; any other would make it another run."""
+    return marked(keys_of(Config), "resumable")
+
+
 def may_change(key: str) -> bool:
-    """Whether a key may have another value when a run goes on."""
-    return key.partition(".")[0] in RESUMABLE
+    """Return True if a key may have another value when a run is resumed."""
+    return is_within(key, resumable_keys())
 
 
 def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """What differs between two configurations: dotted key to both values; ``run_dir`` apart, which may have moved."""
+    """Return dotted key to both values of what differs, except for ``run_dir``: a run may have been moved."""
     old, new = (dict(flat(to_data(config.replace(run_dir=None)))) for config in (before, after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
 def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """``total_steps 1000 -> 2000, log_every 10 -> 20``; of many the first few."""
+    """Return text such as ``total_steps 1000 -> 2000, log_every 10 -> 20``, of the first few."""
     texts = [f"{key} {format_value(before)} -> {format_value(after)}" for key, (before, after) in changed.items()]
     more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
     return ", ".join(texts[:SHOWN] + more)
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """The content of a saved configuration as plain data, not yet validated.
+    """Return the content of a saved configuration as plain data, not yet validated.
 
     Raises:
-        CommandError: the file cannot be read, or holds what :func:`to_yaml` never writes.
+        CommandError: the file cannot be read, or holds anything that :func:`to_yaml` never writes.
     """
     try:
         data = read_yaml(path)
@@ -75,7 +67,7 @@ def read_saved(path: Path) -> dict[str, Any]:
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested dictionaries; an empty one is a value."""
+    """Yield dotted key and value of everything in nested dictionaries; an empty one is a value."""
     for name, value in section.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{name}.")

@@ -13,7 +13,7 @@ from pydantic import Field, SerializeAsAny
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
-from sheeplike.config.errors import as_command_errors, unknown_key, validated
+from sheeplike.config.errors import UnknownKey, as_command_errors, validated
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.options import (
@@ -21,6 +21,7 @@ from sheeplike.options import (
     HEADLINE,
     INCIDENTAL,
     OWN_CHOICE,
+    RESUMABLE,
     CommandError,
     InvalidOption,
     Key,
@@ -121,10 +122,10 @@ class Config(Options):
     profile: Annotated[str, HEADLINE, INCIDENTAL] = Field(
         "auto", description="the machine's profile; auto: gpu where there is one"
     )
-    seed: Annotated[int, HEADLINE, INCIDENTAL] = Field(
+    seed: Annotated[int, RESUMABLE, HEADLINE, INCIDENTAL] = Field(
         0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling"
     )
-    total_steps: Annotated[int, INCIDENTAL] = Field(
+    total_steps: Annotated[int, RESUMABLE, INCIDENTAL] = Field(
         1_000_000, ge=1, le=10**12, description="policy steps of the whole run"
     )
     run_dir: Annotated[str | None, INCIDENTAL] = Field(
@@ -132,7 +133,7 @@ class Config(Options):
         min_length=1,
         description="where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>",
     )
-    compile: Annotated[Literal["auto", "off", "inductor", "graph"], INCIDENTAL] = Field(
+    compile: Annotated[Literal["auto", "off", "inductor", "graph"], RESUMABLE, INCIDENTAL] = Field(
         "auto",
         description="off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
         "auto: the fastest that the machine can do",
@@ -140,19 +141,19 @@ class Config(Options):
     dry_run: Annotated[bool, INCIDENTAL] = Field(
         False, description="pass through every stage once, in the shortest time"
     )
-    log_every: Annotated[int, INCIDENTAL] = Field(
+    log_every: Annotated[int, RESUMABLE, INCIDENTAL] = Field(
         1_000, ge=1, le=10**12, description="policy steps between two rows of metrics"
     )
-    video_every: Annotated[int | None, INCIDENTAL] = Field(
+    video_every: Annotated[int | None, RESUMABLE, INCIDENTAL] = Field(
         20_000, ge=1, le=10**12, description="policy steps between two videos of the world model; null: none"
     )
-    max_skipped: Annotated[int, INCIDENTAL] = Field(
+    max_skipped: Annotated[int, RESUMABLE, INCIDENTAL] = Field(
         10,
         ge=1,
         le=10**12,
         description="updates in a row skipped for a non-finite loss or gradient, before the run stops",
     )
-    watchdog: Annotated[float | None, INCIDENTAL] = Field(
+    watchdog: Annotated[float | None, RESUMABLE, INCIDENTAL] = Field(
         600,
         ge=1,
         le=10**7,
@@ -163,10 +164,12 @@ class Config(Options):
         {}, description="what differs between worlds and episodes, line by line; randomization=none: nothing"
     )
     agent: SerializeAsAny[AgentConfig] = Field(description="the algorithm and its numbers")
-    eval: Annotated[Eval, CONDITION] = Field(Eval(), description="evaluation in worlds of its own")
-    checkpoint: Annotated[Checkpoint, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
+    eval: Annotated[Eval, RESUMABLE, CONDITION] = Field(Eval(), description="evaluation in worlds of its own")
+    checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
-    logger: Annotated[Logger, INCIDENTAL] = Field(Logger(), description="where metrics go beside metrics.jsonl")
+    logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(
+        Logger(), description="where metrics go beside metrics.jsonl"
+    )
 
 
 class Start(Options):
@@ -210,7 +213,7 @@ def validate(data: Mapping[str, Any]) -> Config:
         for name in agent:
             if name not in {field.alias or key for key, field in spec.config.model_fields.items()}:
                 elsewhere = f"{agent['name']} has no such key" if _is_of_another_agent(name) else ""
-                raise unknown_key(f"agent.{name}", keys_of(spec.config, "agent."), elsewhere=elsewhere)
+                raise UnknownKey(f"agent.{name}", list(keys_of(spec.config, "agent.")), elsewhere)
         data = {**data, "agent": validated(spec.config, agent, "agent.")}
     config = validated(Config, data)
     env = config.env

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,11 @@ class Recorder:
         row, self.pending = self.pending, None
         if row is not None:
             self._put(row)
+
+    def flush_quietly(self) -> None:
+        """Write the waiting row, unless the device that computes it has failed."""
+        with suppress(RuntimeError):
+            self.flush()
 
     def evaluated(self, result: Evaluation, state: LoopState) -> dict[str, float]:
         """Write the outcome of an evaluation, and its video where there is one; returns its metrics."""

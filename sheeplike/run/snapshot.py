@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,20 +14,124 @@ from gymnasium.vector import VectorEnv
 
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.config.schema import Config
+from sheeplike.config.errors import as_command_errors
+from sheeplike.config.saved import changes, describe_changes, may_change
+from sheeplike.config.schema import Config, validate
 from sheeplike.envs.spaces import Spaces
 from sheeplike.loop import LoopState, first_step
+from sheeplike.monitor.progress import phase
+from sheeplike.nn.compilation import is_out_of_memory
+from sheeplike.options import CommandError
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
 from sheeplike.run.recorder import Recorder
+from sheeplike.run.run_dir import parts_to_read
+from sheeplike.terminal import first_sentence, info, warn
 
 STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # of the current step; the next one has another action
+# Exceptions raised when a checkpoint does not fit the agent or the environments.
+MISMATCH_ERRORS = (LookupError, TypeError, AttributeError, RuntimeError, OverflowError, ValueError, checkpoint.Corrupt)
+
+
+class Saved(NamedTuple):
+    """A checkpoint that a run goes on from.
+
+    Attributes:
+        step: its policy steps.
+        parts: its states by name.
+        changed: keys whose values differ from those that it was made with.
+        compiled: compilation mode of the updates before it, or None.
+    """
+
+    step: int
+    parts: dict[str, Any]
+    changed: Collection[str]
+    compiled: str | None
+
+
+def read(run_dir: Path, config: Config) -> Saved:
+    """Read the newest whole checkpoint; says what has changed and why the resume may not be exact.
+
+    Raises:
+        CommandError: there is none, or ``config.yaml`` was edited since.
+    """
+    with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
+        with phase("reading the checkpoint"):
+            meta, parts = _read_newest(run_dir, config)
+        changed = changes_since(meta, config)
+        if forbidden := forbidden_changes(changed):
+            raise CommandError(f"{run_dir}: {forbidden}; expected the values that the run has had; nearest: a new run")
+        if changed:
+            info(f"changed: {describe_changes(changed)}")
+        for difference in _differences(meta, parts, config):
+            warn(difference)
+        return Saved(meta["step"], parts, changed, meta["compile"])
+
+
+def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        return checkpoint.load_latest(run_dir / CHECKPOINTS, only=parts_to_read(config))
+    except checkpoint.UnknownFormat:
+        raise
+    except checkpoint.Corrupt as error:
+        hint = "; checkpoint.replay=false goes on with an empty replay, if that alone is damaged"
+        hint = hint if config.checkpoint.replay else ""
+        raise CommandError(f"{error}; expected another run_dir{hint}") from error
+
+
+def changes_since(meta: Mapping[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between the configuration that a checkpoint was made with and another one."""
+    try:
+        return changes(validate(meta["config"]), config)
+    except CommandError as error:
+        raise CommandError(f"{error} (in the checkpoint of policy step {meta['step']:,})") from None
+
+
+def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
+    """Return a clause about changes that make it another run, or None; only an edit of ``config.yaml`` makes them."""
+    refused = {key: values for key, values in changed.items() if not may_change(key)}
+    return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
+
+
+def numerics_device(config: Config) -> str:
+    """Return the device, and on a CPU the thread count, that determine the last bits of an update."""
+    return "cuda" if config.fabric.accelerator == "cuda" else f"{torch.get_num_threads()} threads of torch"
+
+
+def _differences(meta: Mapping[str, Any], parts: Mapping[str, Any], config: Config) -> Iterator[str]:
+    """Yield a warning for each reason why the resumed run will not be bit-identical."""
+    if "memory" not in parts:
+        yield (
+            "this resume is approximate: the checkpoint does not hold what the agent has seen "
+            "(checkpoint.replay=false), and it begins again with an empty memory"
+        )
+    here = checkpoint.versions()
+    changed = [f"{name} {was} -> {here.get(name)}" for name, was in meta["versions"].items() if here.get(name) != was]
+    if meta["device"] != (now := numerics_device(config)):
+        changed.append(f"{meta['device']} -> {now}")
+    if changed:
+        yield f"this resume may differ in the last bits: {', '.join(changed)}"
+
+
+@contextmanager
+def checkpoint_mismatch(run_dir: Path) -> Iterator[None]:
+    """Turn into one line the errors of loading a checkpoint into an agent or environments that it does not fit."""
+    try:
+        yield
+    except CommandError:
+        raise
+    except MISMATCH_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
+        what = "the checkpoint is not of the agent and the environments in its config.yaml"
+        raise CommandError(f"{run_dir}: {what}: {type(error).__name__}: {first_sentence(error)}") from error
 
 
 def take(
     agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState
 ) -> tuple[dict[str, Any], dict[str, Any], checkpoint.History | None]:
-    """Collect a checkpoint: its parts by file name, its metadata, and the replay, or None.
+    """Return a checkpoint: its parts by file name, its metadata, and the replay or None.
 
-    All rows up to here are written first: nobody would write them after a resume.
+    All rows up to here are written first, since a resumed run does not write them again.
     """
     recorder.flush()
     step = {name: getattr(state.step, name) for name in STEP}
@@ -44,7 +150,7 @@ def take(
         "rng": random_state(),
     }
     if config.checkpoint.replay:
-        # What the agent has seen is a part of its own, which an evaluation need not read.
+        # The memory is a part of its own, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space)
@@ -57,16 +163,10 @@ def take(
 def restore(
     parts: Mapping[str, Any], start: int, config: Config, agent: Agent, envs: VectorEnv, recorder: Recorder
 ) -> LoopState:
-    """Put a checkpoint back into objects that were built for it; returns where the run stood.
+    """Put the checkpoint of policy step ``start`` back into objects that were built for it.
 
-    Every tensor is copied into one of the shape and type that the run makes itself: what is wrong shows here.
-
-    Args:
-        start: policy steps of the checkpoint.
-
-    Raises:
-        ValueError, KeyError, …: it is of another agent or of other environments.
-        Corrupt: a file of the replay has been removed or altered since it was verified.
+    Every tensor is copied into one of the shape and type that the run makes itself, so that a mismatch shows here, as
+    one of ``MISMATCH_ERRORS``.
     """
     monitor, loop = parts["monitor"], parts["loop"]
     counters = loop["counters"]
@@ -88,24 +188,24 @@ def restore(
     player.load_state_dict(loop["player"])
     step = _step(loop["step"], envs)
     if not getattr(envs, "exact_resume", True):
-        # They begin new episodes at their next step: those under way were cut after this one.
+        # These worlds begin new episodes at their next step: the episodes under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
     set_random_state(parts["rng"])
     recorder.trained = float(counters["seconds"])
     recorder.pauses |= {name: float(counters.get("pauses", {}).get(name, 0.0)) for name in recorder.pauses}
-    due = counters["due"] if "memory" in parts else 0  # there is nothing to learn from
+    due = counters["due"] if "memory" in parts else 0  # an empty memory has nothing to learn from
     return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"], due)
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators: Python's, NumPy's and torch's."""
+    """Seed the global generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002, plugins may use it
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """The states of the global generators: torch's, CUDA's, NumPy's and Python's."""
+    """Return the states of the global generators of torch, CUDA, NumPy and Python."""
     kind, words, *rest = np.random.get_state()  # noqa: NPY002
     state = {
         "torch": torch.get_rng_state(),
@@ -133,12 +233,12 @@ def _plain(number: Any) -> float | int:
 
 
 def _step(saved: Mapping[str, Any], envs: VectorEnv) -> Step:
-    """The step that is acted upon next."""
+    """Return the step that is acted upon next."""
     obs = {}
     for key, space in envs.single_observation_space.spaces.items():
         dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
         obs[key] = torch.empty(envs.num_envs, *space.shape, dtype=dtype, device=envs.device).copy_(saved["obs"][key])
     step = first_step(obs, envs.num_envs)
-    for name in STEP[1:]:  # each in memory of its own, which those of a first step share
+    for name in STEP[1:]:  # the tensors of a first step share memory; these must not
         setattr(step, name, torch.empty_like(getattr(step, name)).copy_(saved[name]))
     return step

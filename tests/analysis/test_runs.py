@@ -15,7 +15,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from sheeplike.agents import registry
 from sheeplike.analysis.runs import ANALYSIS_FILE, find_runs, read_run
-from sheeplike.config.saved import RESUMABLE
+from sheeplike.config.saved import resumable_keys
 from sheeplike.config.schema import all_keys
 from sheeplike.options import marked
 
@@ -71,7 +71,7 @@ def test_sizes_of_images_are_one_setting_and_not_one_for_each_camera(compared, t
 
 def test_what_may_change_on_resuming_does_not_make_another_group():
     incidental = marked(all_keys(*registry.built_in()), "incidental")
-    assert RESUMABLE - {"eval"} <= incidental
+    assert resumable_keys() - {"eval"} <= incidental
 
 
 @pytest.mark.parametrize(("key", "value", "groups"), [("every", 7, 1), ("episodes", 3, 1), ("sample", False, 2)])

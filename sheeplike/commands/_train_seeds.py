@@ -1,0 +1,96 @@
+"""``seeds=``: one run after another, each in a process of its own, which gives all memory back."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+
+from sheeplike.commands import Request
+from sheeplike.config.compose import load, start_of
+from sheeplike.config.sources import Sources
+from sheeplike.options import CommandError, InvalidOption
+from sheeplike.run.run_dir import lock, plan
+from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS
+from sheeplike.terminal import info, warn
+
+
+def main(request: Request) -> int:
+    """Train once per seed. The same command, given again, skips finished runs and resumes a stopped one.
+
+    Returns:
+        The exit status: 0, or that of the run that was stopped or failed; later seeds are not started.
+
+    Raises:
+        CommandError: one of the runs can neither begin nor go on; none was started.
+    """
+    start, overrides = start_of(request.arguments)
+    if start.resume not in (None, "auto"):
+        raise CommandError("seeds= and resume=: expected one of them; to go on, give the first command again")
+    config = load(overrides, Sources(request.config_dirs)).config
+    keys = {argument.partition("=")[0] for argument in overrides}
+    # A dry run replaces the one before instead of resuming it.
+    resume = ["resume=auto"] if start.resume == "auto" or not config.dry_run else []
+    lines = {}
+    for seed in list_seeds(start.seeds, config.seed, given="seed" in keys):
+        place = [f"run_dir={config.run_dir}/seed_{seed}"] if "run_dir" in keys else []
+        lines[seed] = [*overrides, f"seed={seed}", *place, *resume]
+    plans = {seed: plan(line, request.config_dirs) for seed, line in lines.items()}
+    if len({planned.run_dir for planned in plans.values()}) < len(plans):
+        raise CommandError(
+            f"run_dir={config.run_dir} comes from a config and would be shared by all seeds: expected run_dir=<parent> "
+            "on the command line"
+        )
+    for planned in plans.values():
+        if planned.resume:
+            lock(planned.run_dir).close()  # refuses a run that is going on
+    flags = [part for directory in request.config_dirs for part in ("--config-dir", directory)]
+    for number, (seed, line) in enumerate(lines.items(), 1):
+        info(f"seed {seed} ({number} of {len(lines)}): {plans[seed].run_dir}")
+        status = call([sys.executable, "-m", "sheeplike", "train", *flags, *line])
+        if status in (INTERRUPTED, PREEMPTED):
+            again = shlex.join(["python", "-m", "sheeplike", *flags, *request.arguments])
+            info(f"stopped at seed {seed} ({number} of {len(lines)}); resume all that is left: {again}")
+        elif status:
+            warn(f"seed {seed} failed; the seeds behind it were not started")
+        if status:
+            return status if status > 0 else 128 - status
+    info(f"finished: {len(lines)} seeds in {plans[seed].run_dir.parent}")
+    return 0
+
+
+def call(command: list[str]) -> int:
+    """Run a process to its end and pass signals on to it; returns its status.
+
+    A signal between two processes ends the series: each begins with the handlers of this process.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    for signum, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            # A terminal sends Ctrl-C to the child too, which takes both for one request.
+            signal.signal(signum, lambda number, frame: process.send_signal(number))
+    try:
+        return process.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def list_seeds(asked: int | tuple[int, ...], first: int, *, given: bool) -> list[int]:
+    """Return the seeds that ``seeds=`` means: so many, counted from ``seed``, or those in a list.
+
+    Args:
+        given: ``seed=`` is on the command line too.
+    """
+    expected = "how many, counted from seed=, or a list of different ones"
+    if isinstance(asked, int):
+        if not 1 <= asked <= 1000:
+            raise InvalidOption("seeds", asked, expected, min(max(asked, 1), 1000))
+        return list(range(first, first + asked))
+    if given:
+        raise CommandError(f"seeds=[{','.join(map(str, asked))}] and seed={first}: expected one of them")
+    if not asked or len(set(asked)) < len(asked):
+        raise InvalidOption("seeds", asked, expected, list(dict.fromkeys(asked)) or 3)
+    return list(asked)
