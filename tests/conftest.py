@@ -170,7 +170,7 @@ def sheeplike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) ->
     def call(*arguments: str) -> Result:
         runs: list[Plan] = []
 
-        monkeypatch.setitem(sys.modules, "sheeplike.run.experiment", SimpleNamespace(run=runs.append))
+        monkeypatch.setattr("sheeplike.commands.train.run", runs.append)
         capsys.readouterr()
         status = 0
         try:

@@ -26,7 +26,7 @@ from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.layout import FILES
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -70,7 +70,7 @@ def test_no_command_escapes() -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("prepared") / "mine"
     config = load([*JOB, "run_dir=mine"], Sources()).config
-    with Claim(place, config):
+    with claim(place, config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in ("agent", "envs", "loop", "memory", "monitor", "rng")}
     checkpoint.save(place / "checkpoints", 64, parts, {}, keep_last=9, config=to_data(config))
@@ -424,7 +424,7 @@ def test_a_start_that_fails_removes_what_it_made_and_nothing_else(
     job += ("env.options.max_restarts=0", "agent.observations=[state]")
     place = Path("logs/mine")
     if there:
-        with Claim(place, load([*job, f"run_dir={place}"], Sources()).config):
+        with claim(place, load([*job, f"run_dir={place}"], Sources()).config):
             pass
         (place / "faults").mkdir()
         for name in ("notes.txt", "faults/step_000000000042.pt", "metrics.jsonl"):

@@ -23,7 +23,7 @@ from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance", "profile=cpu", "dry_run=true")
 USES = ("eval run=mine checkpoint=64", "export run=mine checkpoint=64", "train resume=mine")
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("workplace")
 def run_dir() -> Path:
     """The directory ``mine`` of a run with one checkpoint."""
     config = load([*JOB, "run_dir=mine"], Sources()).config
-    with Claim(Path("mine"), config):
+    with claim(Path("mine"), config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in PARTS}
     checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))

@@ -17,7 +17,7 @@ from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
 from sheeplike.trained.exported import load_agent
 
 PARTS = ("agent", "envs", "loop")
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("workplace")
 def run_dir(workplace: Path) -> Path:
     """A run with one checkpoint, beside code that must not run: in the run, and announced by metadata within it."""
     config = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "run_dir=mine"], Sources()).config
-    with Claim(Path("mine"), config):
+    with claim(Path("mine"), config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in PARTS}
     checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))

@@ -54,10 +54,10 @@ def main(request: Request) -> None:
     info("loading torch and JAX")
     import torch
 
-    from sheeplike.run.build import changes_since, edits
+    from sheeplike.run.snapshot import changes_since, forbidden_changes
 
     meta, known, weights = exported.read_checkpoint(run_dir, asked.checkpoint)
-    if edited := edits(changes_since(meta, config)):
+    if edited := forbidden_changes(changes_since(meta, config)):
         warn(edited)
     place = place or run_dir / "export" / f"step_{meta['step']:012d}"
     _check_free(place)

@@ -31,7 +31,6 @@ from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError
 from sheeplike.run.layout import CHECKPOINTS
-from sheeplike.run.snapshot import numerics_device
 from sheeplike.terminal import text_of, warn
 
 
@@ -183,6 +182,11 @@ def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.W
         )
     stack.callback(writer.close)
     return writer
+
+
+def numerics_device(config: Config) -> str:
+    """Return the device, and on a CPU the thread count, that determine the last bits of an update."""
+    return "cuda" if config.fabric.accelerator == "cuda" else f"{torch.get_num_threads()} threads of torch"
 
 
 @contextmanager

@@ -91,7 +91,6 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
             planned = _resumed(expand(start.resume), overrides)
         else:
             planned = _begun(load(overrides, Sources(config_dirs)), auto=start.resume == "auto")
-    check_accelerator(planned.config)
     try:
         parse_yaml(to_yaml(planned.config))
     except ValueError as error:
@@ -109,12 +108,14 @@ def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
         )
     composed = load_saved(file, overrides)
     config = composed.config.replace(run_dir=str(run_dir))  # the directory may have been moved
+    check_accelerator(config)
     return Plan(config, run_dir, resume=True, files=composed.files)
 
 
 def _begun(composed: Composed, *, auto: bool) -> Plan:
     """Return the plan of a new run, or with ``auto`` of the one that ``run_dir`` holds already."""
     config, run_dir = composed.config, expand(composed.config.run_dir or "")
+    check_accelerator(config)
     if not auto or not (run_dir / CONFIG_FILE).is_file() or not checkpoint_steps(run_dir):
         return Plan(config, check(config, run_dir), files=composed.files)
     changed = changes(load_saved(config_file(run_dir, "run_dir")).config, config)

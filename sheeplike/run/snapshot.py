@@ -22,6 +22,7 @@ from sheeplike.loop import LoopState, first_step
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import is_out_of_memory
 from sheeplike.options import CommandError
+from sheeplike.run.build import numerics_device
 from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import parts_to_read
@@ -90,11 +91,6 @@ def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
     """Return a clause about changes that make it another run, or None; only an edit of ``config.yaml`` makes them."""
     refused = {key: values for key, values in changed.items() if not may_change(key)}
     return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
-
-
-def numerics_device(config: Config) -> str:
-    """Return the device, and on a CPU the thread count, that determine the last bits of an update."""
-    return "cuda" if config.fabric.accelerator == "cuda" else f"{torch.get_num_threads()} threads of torch"
 
 
 def _differences(meta: Mapping[str, Any], parts: Mapping[str, Any], config: Config) -> Iterator[str]:

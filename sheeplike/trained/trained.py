@@ -109,7 +109,8 @@ def rebuild(
     import torch
 
     from sheeplike import checkpoint
-    from sheeplike.run.build import build_envs, launch, make_agent, of_this_agent
+    from sheeplike.run.build import build_envs, launch, make_agent
+    from sheeplike.run.snapshot import checkpoint_mismatch
 
     saved = config
     config = config.replace(
@@ -124,7 +125,7 @@ def rebuild(
         fabric = launch(config)
         made = build_envs(config, asked.num_envs, fabric.device, **options)
         agent = make_agent(config, made, fabric)
-    with of_this_agent(run_dir):
+    with checkpoint_mismatch(run_dir):
         give_weights(agent)
     return step, agent, made
 
@@ -155,7 +156,7 @@ def read_weights(run_dir: Path, path: Path | None, config: Config) -> tuple[int,
         config: of the run, as it is saved.
     """
     from sheeplike import checkpoint
-    from sheeplike.run.build import changes_since, edits
+    from sheeplike.run.snapshot import changes_since, forbidden_changes
 
     if is_export(run_dir):
         model, weights = exported.read(run_dir)
@@ -163,7 +164,7 @@ def read_weights(run_dir: Path, path: Path | None, config: Config) -> tuple[int,
         return model.step, lambda agent: exported.load_weights(agent, weights, problem)
     only = ("agent",)
     meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(run_dir / CHECKPOINTS, only=only)
-    if edited := edits(changes_since(meta, config)):
+    if edited := forbidden_changes(changes_since(meta, config)):
         warn(edited)
 
     def give_weights(agent: Agent) -> None:

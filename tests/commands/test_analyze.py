@@ -12,7 +12,7 @@ from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.commands.analyze import AnalyzeOptions
 from sheeplike.inspection.episodes import FEWEST
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
 from sheeplike.trained import exported
 from sheeplike.trained.trained import name_results
 
@@ -25,7 +25,7 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
 
     def call(steps: tuple[int, ...], *arguments: str) -> Path:
         (run,) = sheeplike(*(arguments or JOB), "run_dir=mine").runs
-        with Claim(run.run_dir, run.config):
+        with claim(run.run_dir, run.config):
             pass
         for step in steps:
             checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, {}, keep_last=9)

@@ -23,7 +23,7 @@ from sheeplike.config.compose import load
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
 from sheeplike.trained.exported import Spaces
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def make_run(*arguments: str) -> None:
     config = load([*arguments, "profile=cpu", "dry_run=true", "run_dir=mine"], Sources()).config
     envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
     agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
-    with Claim(Path("mine"), config):
+    with claim(Path("mine"), config):
         pass
     parts = {"agent": agent.state_dict(replay=False), "envs": {}}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
@@ -77,7 +77,7 @@ def test_what_is_refused(refused: Callable[..., str], arguments: tuple[str, ...]
 
 def test_a_run_without_a_checkpoint(refused: Callable[..., str]) -> None:
     config = load(["exp=dreamer_v3", "env=cartpole_balance", "profile=cpu", "run_dir=mine"], Sources()).config
-    with Claim(Path("mine"), config):
+    with claim(Path("mine"), config):
         pass
     assert "expected a run with a checkpoint; this one has none" in refused("dream", "run=mine")
 

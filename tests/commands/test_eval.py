@@ -15,7 +15,7 @@ from PIL import Image
 from sheeplike import checkpoint, host
 from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
-from sheeplike.run.run_dir import Claim, lock
+from sheeplike.run.run_dir import claim, lock
 from sheeplike.trained import exported
 from sheeplike.trained.trained import results_of
 
@@ -33,7 +33,7 @@ def begun(sheeplike):
 
     def call(checkpoints: dict[int, float | None], *arguments: str) -> Path:
         (run,) = sheeplike(*JOB, "run_dir=mine", *arguments).runs
-        with Claim(run.run_dir, run.config):
+        with claim(run.run_dir, run.config):
             pass
         for step, score in checkpoints.items():
             meta = {} if score is None else {"score": score}

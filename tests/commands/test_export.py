@@ -25,7 +25,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.envs.spaces import Spaces
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_agent, make_envs
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
 from sheeplike.trained.exported import load_agent
 
 AGENTS = {
@@ -43,7 +43,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
     agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
-    with Claim(run_dir, config):
+    with claim(run_dir, config):
         pass
     for step in (64, 128):
         with torch.no_grad():

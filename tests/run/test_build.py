@@ -32,14 +32,14 @@ from sheeplike.nn.compilation import is_out_of_memory
 from sheeplike.options import CommandError
 from sheeplike.run.build import (
     _make_deterministic,
-    differences,
     explain_oom,
     launch,
-    learner,
     make_agent,
     make_envs,
+    numerics_device,
 )
-from sheeplike.run.run_dir import Claim
+from sheeplike.run.run_dir import claim
+from sheeplike.run.snapshot import _differences
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
 JOB += ["profile=cpu", "dry_run=true"]
@@ -81,7 +81,7 @@ def run_dir(trouble: dict[str, Exception], tmp_path: Path) -> Path:
     config = load([*JOB, f"run_dir={run_dir}"], Sources()).config
     envs = make_envs(config, config.env.num_envs, torch.device("cpu"))
     agent = make_agent(config, envs, Fabric(accelerator="cpu", devices=1))
-    with Claim(run_dir, config):
+    with claim(run_dir, config):
         pass
     parts = {"agent": agent.state_dict(replay=False)}
     checkpoint.save(run_dir / "checkpoints", 64, parts, {}, keep_last=1, config=to_data(config))
@@ -213,11 +213,11 @@ def test_what_other_devices_say(error: Exception | None, says_so: bool) -> None:
 @pytest.mark.usefixtures("trouble")
 def test_a_run_that_goes_on_with_other_threads_is_told() -> None:
     config = load(JOB, Sources()).config
-    meta = {"versions": checkpoint.versions(), "device": learner(config)}
-    assert not list(differences(meta, {"memory": {}}, config))
-    (line,) = differences(meta | {"device": "9 threads of torch"}, {"memory": {}}, config)
-    assert line == f"this resume may differ in the last bits: 9 threads of torch -> {learner(config)}"
-    (line,) = differences(meta | {"versions": meta["versions"] | {"another": "1.0"}}, {"memory": {}}, config)
+    meta = {"versions": checkpoint.versions(), "device": numerics_device(config)}
+    assert not list(_differences(meta, {"memory": {}}, config))
+    (line,) = _differences(meta | {"device": "9 threads of torch"}, {"memory": {}}, config)
+    assert line == f"this resume may differ in the last bits: 9 threads of torch -> {numerics_device(config)}"
+    (line,) = _differences(meta | {"versions": meta["versions"] | {"another": "1.0"}}, {"memory": {}}, config)
     assert line == "this resume may differ in the last bits: another 1.0 -> None"
 
 

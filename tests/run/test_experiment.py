@@ -21,8 +21,9 @@ from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.memory import Rollout
 from sheeplike.options import CommandError
 from sheeplike.run.evaluation import Evaluator
-from sheeplike.run.experiment import Experiment, Halted, Unsaved
+from sheeplike.run.experiment import Experiment, Unsaved
 from sheeplike.run.layout import checkpoint_steps
+from sheeplike.run.nonfinite import Halted
 
 SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
 # Without images, and most in worlds that nothing has to be compiled for.
@@ -267,7 +268,7 @@ def test_the_end_is_saved_even_where_the_last_update_was_skipped(
     with begin(*PPO_JOB, *GYM, "total_steps=64") as run:
         run.iterate(63)
         run.agent.skips.skipped_in_a_row.fill_(1)
-        run._save_if_sound()
+        run._save_if_finite()
     assert "updates are being skipped (1 in a row); its end is saved all the same" in capsys.readouterr().out
     assert checkpoint_steps(run.run_dir)[-1] == 64
 
@@ -348,7 +349,7 @@ def test_how_updates_are_compiled_is_kept_and_a_change_is_told(
     assert meta["compile"] == "off"
     capsys.readouterr()
     with sheeplike.init(f"resume={run.run_dir}", "total_steps=96") as again:
-        assert again._was_compiled == "off"
+        assert again._compiled_before == "off"
         again.agent.compiled.fused = True  # as where the machine had no compiler before
         again.iterate()
     told = "this resume may differ in the last bits: compiled as 'off' before, and as 'inductor' here"

@@ -10,7 +10,7 @@ import yaml
 
 from sheeplike import checkpoint
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import Claim, lock, update
+from sheeplike.run.run_dir import claim, lock, update
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/seed_0")
@@ -22,7 +22,7 @@ def begun(sheeplike):
 
     def call(*arguments: str, checkpoint: bool = True):
         (run,) = sheeplike(*arguments).runs
-        Claim(run.run_dir, run.config)
+        claim(run.run_dir, run.config)
         if checkpoint:
             (run.run_dir / "checkpoints/step_000000000128").mkdir(parents=True, exist_ok=True)
         return run
@@ -46,7 +46,6 @@ def test_a_run_dir_in_use(begun, refused, monkeypatch):
 
 def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, refused):
     begun(*JOB, checkpoint=False)
-    assert "expected resume=auto to begin again where it came to no checkpoint, or another" in refused(*JOB)
     assert "expected a run with a checkpoint" in refused(f"resume={DEFAULT}")
 
 
@@ -79,9 +78,8 @@ def test_two_runs_that_start_at_once(sheeplike):
     assert (first.run_dir, first.resume, DEFAULT.exists()) == (DEFAULT, False, False)
     DEFAULT.mkdir(parents=True)  # empty, it will do
     (second,) = sheeplike(*JOB).runs
-    Claim(first.run_dir, first.config)
-    with pytest.raises(CommandError, match="was taken by another run"):
-        Claim(second.run_dir, second.config)
+    with claim(first.run_dir, first.config), pytest.raises(CommandError):
+        claim(second.run_dir, second.config)
 
 
 def test_resume_takes_the_saved_configuration(begun, sheeplike):
@@ -169,7 +167,7 @@ def test_resume_needs_the_same_kind_of_device(begun, refused):
 
 def test_auto_begins_a_run_and_goes_on_with_it(begun, sheeplike):
     (first,) = sheeplike(*JOB, "resume=auto", "run_dir=mine").runs
-    assert (first.resume, first.again, first.run_dir) == (False, False, Path("mine"))
+    assert (first.resume, first.run_dir) == (False, Path("mine"))
     begun(*JOB, "run_dir=mine")
     result = sheeplike(*JOB, "resume=auto", "run_dir=mine")
     assert (result.runs[0].resume, result.runs[0].config) == (True, first.config)
@@ -210,30 +208,6 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
     assert "holds another run: exp dreamer_v3 -> ppo" in line
     assert " more; expected" in line
-
-
-def test_auto_begins_again_where_there_was_no_checkpoint(begun, sheeplike, refused):
-    begun(*JOB, checkpoint=False)
-    (DEFAULT / "metrics.jsonl").write_text("{}\n")
-    (DEFAULT / "replay").mkdir()
-    (DEFAULT / "notes.txt").touch()
-    (again,) = sheeplike(*JOB, "resume=auto", "log_every=7").runs
-    assert (again.resume, again.again) == (False, True)
-    there = {path.name for path in DEFAULT.iterdir()}
-    with Claim(again.run_dir, again.config, again=again.again) as claim:
-        assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
-        (DEFAULT / "checkpoints").mkdir()
-        claim.discard()
-    assert {path.name for path in DEFAULT.iterdir()} == there
-
-
-def test_what_came_to_a_checkpoint_meanwhile_does_not_make_room(begun, sheeplike):
-    begun(*JOB, checkpoint=False)
-    (again,) = sheeplike(*JOB, "resume=auto").runs
-    (DEFAULT / "checkpoints/step_000000000128").mkdir(parents=True)
-    with pytest.raises(CommandError, match="was taken by another run"):
-        Claim(again.run_dir, again.config, again=again.again)
-    assert (DEFAULT / "checkpoints/step_000000000128").is_dir()
 
 
 def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheeplike):
@@ -288,17 +262,28 @@ def test_a_directory_is_one_process_s(begun):
     lock(run.run_dir).close()
 
 
-def test_what_begins_again_keeps_the_metrics_of_before(begun, sheeplike):
-    """Somebody may have removed the checkpoints of a run that was finished."""
+@pytest.mark.parametrize("resume", [(), ("resume=auto",)])
+def test_a_directory_without_a_checkpoint_is_free(begun, sheeplike, resume):
+    """Its metrics are kept, as is anything that no run writes."""
     begun(*JOB, checkpoint=False)
-    rows = '{"step": 64}\n{"step": 90}\n{"step": 4'
-    (DEFAULT / "metrics.jsonl").write_text(rows)
+    (DEFAULT / "replay").mkdir()
+    (DEFAULT / "notes.txt").touch()
     for count in (1, 2):
-        (again,) = sheeplike(*JOB, "resume=auto").runs
-        with Claim(again.run_dir, again.config, again=again.again):
-            pass
-        assert (DEFAULT / f"metrics_before_{count}.jsonl").read_text() == rows
-    with Claim(again.run_dir, again.config, again=again.again) as claim:
-        claim.discard()
-    assert not (DEFAULT / "metrics_before_3.jsonl").exists()
-    assert (DEFAULT / "metrics.jsonl").read_text() == rows
+        (DEFAULT / "metrics.jsonl").write_text(f"{count}")
+        (again,) = sheeplike(*JOB, *resume, "log_every=7").runs
+        assert not again.resume
+        with claim(again.run_dir, again.config):
+            assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
+        assert (DEFAULT / f"metrics_before_{count}.jsonl").read_text() == f"{count}"
+    assert {path.name for path in DEFAULT.iterdir()} == {
+        *("config.yaml", ".lock", "notes.txt", "metrics_before_1.jsonl", "metrics_before_2.jsonl")
+    }
+
+
+def test_a_directory_that_came_to_a_checkpoint_meanwhile_is_not_cleared(begun, sheeplike):
+    begun(*JOB, checkpoint=False)
+    (again,) = sheeplike(*JOB, "resume=auto").runs
+    (DEFAULT / "checkpoints/step_000000000128").mkdir(parents=True)
+    with pytest.raises(CommandError):
+        claim(again.run_dir, again.config)
+    assert (DEFAULT / "checkpoints/step_000000000128").is_dir()

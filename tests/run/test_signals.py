@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sheeplike.run import signals
-from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stoppable, stops_at_once
+from sheeplike.run.signals import INTERRUPTED, PREEMPTED, SIGNALS, stoppable
 
 HERE = os.getpid()
 
@@ -82,14 +81,14 @@ def test_whoever_listened_before_is_told_when_all_is_saved(exits: list[int]) -> 
         send(signal.SIGUSR2)
         assert (told, exits) == ([], [])
     assert signal.getsignal(signal.SIGUSR2) is bypass
-    stop.tell_others()
+    stop.call_previous_handlers()
     assert told == [signal.SIGTERM, signal.SIGUSR2]
 
 
 def test_nobody_is_told_where_the_handlers_were_the_systems_own(exits: list[int]) -> None:
     with stoppable() as stop:
         send(signal.SIGINT)
-    stop.tell_others()  # the default handler of SIGINT would raise KeyboardInterrupt
+    stop.call_previous_handlers()  # the default handler of SIGINT would raise KeyboardInterrupt
     assert exits == []
 
 
@@ -99,20 +98,6 @@ def test_what_is_ignored_stays_ignored(exits: list[int]) -> None:
         send(signal.SIGINT)
         assert not stop()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, PREEMPTED)])
-def test_during_the_start_a_signal_ends_the_process_with_the_same_status(
-    signum: int, status: int, exits: list[int]
-) -> None:
-    """Status 75 brings a job back; SIGTERM's own would count as a failure. Handlers of others stay."""
-    before, noted = signal.getsignal(signum), []
-    signal.signal(signal.SIGUSR2, lambda signum, frame: noted.append(signum))
-    with stops_at_once():
-        send(signal.SIGUSR2)
-        send(signum)
-    assert (exits, noted) == ([status], [signal.SIGUSR2])
-    assert signal.getsignal(signum) == before
 
 
 def test_a_reader_that_has_gone_away_changes_nothing() -> None:
@@ -128,42 +113,6 @@ def test_a_reader_that_has_gone_away_changes_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (PREEMPTED, "")
-
-
-FULL = """
-import threading
-from sheeplike.run.signals import stoppable, stops_at_once
-from sheeplike.terminal import echo, info, warn
-stop = lambda: False
-def write():
-    while not stop():
-        info("return 1.0")
-"""
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        "with stops_at_once():\n    write()",
-        "with stoppable() as stop:\n    write()",
-        "with stoppable() as stop:\n    thread = threading.Thread(target=write)\n    thread.start()\n    write()\n"
-        "    thread.join()",
-    ],
-    ids=["start", "run", "thread"],
-)
-def test_a_full_pipe_that_nobody_reads_does_not_hold_up_a_stop(work: str) -> None:
-    code = f"{FULL}{work}\nwarn('saved')\necho('saved')\nraise SystemExit(stop.status)"
-    read, write = os.pipe()
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=write, stderr=write)
-    while process.poll() is None and select.select([], [write], [], 1.0)[1]:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    try:
-        assert process.wait(timeout=10) == PREEMPTED
-    finally:
-        process.kill()
-        os.close(read)
-        os.close(write)
 
 
 def test_in_another_thread_nothing_changes() -> None:
