@@ -47,7 +47,7 @@ def make(installed):
         defaults = {"size": TINY, "observations": ("pixels/*", "state"), "targets": ("privileged_state",)}
         defaults |= {"batch_size": 4, "batch_length": 6, "learning_starts": 0, "replay_size": 180}
         defaults |= {"imagination_length": 3, "warmup": 0, "learning_rate": 1e-3}
-        return spec.build(spaces.Dict(SEEN), actions, spec.config(**(defaults | options)), num_envs=3)
+        return spec.load()(spaces.Dict(SEEN), actions, spec.config(**(defaults | options)), num_envs=3)
 
     return build
 
@@ -97,18 +97,18 @@ def test_they_learn_and_go_on_from_their_state(name, actions, make, play):
     agent = make(name, actions=actions)
     assert type(agent).__name__ == AGENTS[name]
     play(agent, 20, last={(7, 1)}, terminal={(9, 0)})
-    before = {part: [p.clone() for p in module.parameters()] for part, module in agent.modules.items()}
+    before = {part: [p.clone() for p in module.parameters()] for part, module in agent.networks.named_children()}
     for _ in range(3):
         metrics = agent.update()
     assert all(torch.isfinite(value) for key, value in metrics.items() if "likelihood" not in key)
     assert int(agent.skipped_total) == 0
-    assert all(changed(before[part], module) for part, module in agent.modules.items())
+    assert all(changed(before[part], module) for part, module in agent.networks.named_children())
     other = make(name, actions=actions)
     other.load_state_dict(copy.deepcopy(agent.state_dict()))
     for one in (agent, other):
         torch.manual_seed(3)
         one.update()
-    state, again = agent.modules.state_dict(), other.modules.state_dict()
+    state, again = agent.networks.state_dict(), other.networks.state_dict()
     assert all(torch.equal(value, again[key]) for key, value in state.items())
 
 
@@ -117,10 +117,10 @@ def test_they_skip_what_is_not_finite(name, make, play):
     agent = make(name)
     play(agent, 20)
     agent.replay.storage["reward"].fill_(torch.nan)
-    before = [p.clone() for p in agent.modules.parameters()]
+    before = [p.clone() for p in agent.networks.parameters()]
     agent.update()
     assert (int(agent.skipped_in_a_row), int(agent.skipped_total)) == (1, 1)
-    assert not changed(before, agent.modules)
+    assert not changed(before, agent.networks)
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -130,12 +130,12 @@ def test_what_they_add_is_watched_and_what_is_frozen_is_not(bad, make, play):
     frozen = agent.world_model.decoder
     frozen.requires_grad_(False)
     if bad:
-        next(agent.modules["inverse"].parameters()).register_hook(lambda gradient: gradient * torch.nan)
-    before = [p.clone() for p in agent.modules.parameters()]
+        next(agent.networks.inverse.parameters()).register_hook(lambda gradient: gradient * torch.nan)
+    before = [p.clone() for p in agent.networks.parameters()]
     metrics = agent.update()
     assert bool(metrics["grad_norm/inverse"].isfinite()) is not bad
     assert int(agent.skipped_total) == bad
-    assert changed(before, agent.modules) is not bad
+    assert changed(before, agent.networks) is not bad
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_adam_clips_the_whole_gradient(make, play):
     agent = make("plain_adam", max_grad_norm=1e-3)
     play(agent, 20)
     agent.update()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in agent.modules.parameters() if p.grad is not None])
+    norm = torch.nn.utils.get_total_norm([p.grad for p in agent.networks.parameters() if p.grad is not None])
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
     assert type(agent.optimizer).__mro__[2] is torch.optim.Adam
 
@@ -213,5 +213,5 @@ def test_a_whole_run(name, installed, tmp_path, monkeypatch):
     done = installed.run("export", f"run={tmp_path}/run", f"to={tmp_path}/out", place=tmp_path)
     assert done.returncode == 0, done.stderr
     model = sheeplike.load(tmp_path / "out")
-    assert type(model.agent).__name__ == AGENTS[name]
+    assert type(model.networks).__name__ == AGENTS[name]
     assert importlib.import_module(name).SPEC.config.model_fields["name"].default == name

@@ -145,7 +145,7 @@ def test_linear_goes_on_from_its_state(catch):
         torch.manual_seed(7)
         train(one, place, at, total_steps=4 * 60, observer=Observer())
     assert state.gradient_steps == again.gradient_steps == 6
-    pairs = zip(agent.modules.state_dict().values(), other.modules.state_dict().values(), strict=True)
+    pairs = zip(agent.networks.state_dict().values(), other.networks.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -153,14 +153,14 @@ def test_linear_skips_what_is_not_finite(catch):
     agent = linear(catch)
     state = LoopState.begin(agent, catch, 0)
     train(agent, catch, state, total_steps=4 * 19, observer=Observer())
-    before = agent.modules.weight.clone()
+    before = agent.networks.linear.weight.clone()
     agent.rollout["reward"][3] = torch.nan
     train(agent, catch, state, total_steps=4 * 20, observer=Observer())
     assert (int(agent.skipped_in_a_row), int(agent.skipped_total)) == (1, 1)
-    assert torch.equal(agent.modules.weight, before)
+    assert torch.equal(agent.networks.linear.weight, before)
     train(agent, catch, state, total_steps=4 * 30, observer=Observer())
     assert (int(agent.skipped_in_a_row), int(agent.skipped_total)) == (0, 1)
-    assert not torch.equal(agent.modules.weight, before)
+    assert not torch.equal(agent.networks.linear.weight, before)
 
 
 def test_linear_learns(pages):

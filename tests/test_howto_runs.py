@@ -182,7 +182,7 @@ def test_the_program_that_begins_with_networks_of_another_run(monkeypatch: pytes
     monkeypatch.setattr(sheeplike, "init", init, raising=False)
     with pytest.raises(SystemExit, match=r"^75$|^0$"):
         exec(compile(program, "learn_to_pick.md", "exec"), {})
-    networks, demo = runs[0].agent.networks, load_agent(DEMOS / "franka_pick_ppo").networks
+    networks, demo = runs[0].agent.networks, load_agent(DEMOS / "franka_pick_ppo")
     known, widened = (one.value_head[0].in_features for one in (demo, networks))
     pixels, state = torch.randint(256, (2, 48, 48, 3), dtype=torch.uint8), torch.randn(2, widened)
     with torch.no_grad():

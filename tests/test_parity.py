@@ -33,7 +33,7 @@ def sides() -> Iterator[list[Side]]:
         spec = registry.find(name)
         config = spec.config(observations=("*",), **spec.config.dry_run).check(num_envs=3, total_steps=200)
         spaces = envs.single_observation_space, envs.single_action_space
-        built.append(Side(spec.build(*spaces, config, num_envs=3, seed=7), envs))
+        built.append(Side(spec.load()(*spaces, config, num_envs=3, seed=7), envs))
     yield built
     for side in built:
         side.envs.close()

@@ -13,12 +13,14 @@ Time alignment of a :class:`Step` (``T`` is the last step of an episode)::
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from gymnasium import spaces
+from torch import Tensor, nn
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Dream(NamedTuple):
 
 
 class Player(Protocol):
-    """Acts in ``N`` worlds with a memory of its own, sharing the agent's parameters."""
+    """Acts in ``N`` worlds with a state of its own; ``extras`` are what :meth:`Agent.add` needs of the last step."""
 
     extras: dict[str, Tensor]
 
@@ -90,23 +92,29 @@ class Player(Protocol):
 class Agent(Protocol):
     """Learns from the steps that it is given.
 
-    A class that derives from this one must write ``player``, ``add``, ``updates_due``, ``update``, ``state_dict`` and
+    A class that derives from this one must write ``add``, ``updates_due``, ``update``, ``state_dict`` and
     ``load_state_dict``; the others have defaults. Only ``report``, ``dream``, ``warm_up`` and ``last_batch`` may wait
     for the device.
 
     Attributes:
+        networks_class: makes ``networks``, as ``networks_class(observation_space, action_space, config, *, device,
+            autocast, seed)``; commands that let a trained agent act make nothing else.
+        networks: what acts and what is exported, a :class:`~sheeplike.agents.policy.PolicyNetworks`.
         skipped_in_a_row: 0-dim int64 device tensor, updated in place: updates skipped since the last one whose losses
             and gradients were finite. Part of the state.
         skipped_total: 0-dim int64 device tensor, updated in place: all updates ever skipped. Part of the state.
         generator: chooses what an update learns from; acting and sampled latents draw from torch's own generator.
     """
 
+    networks_class: ClassVar[Callable[..., nn.Module]]
+    networks: nn.Module
     skipped_in_a_row: Tensor
     skipped_total: Tensor
     generator: torch.Generator
 
     def player(self, num_envs: int) -> Player:
         """A fresh player; training and evaluation never share one."""
+        return self.networks.player(num_envs)
 
     def add(self, step: Step) -> None:
         """Store one step of all training worlds."""
@@ -127,11 +135,13 @@ class Agent(Protocol):
         return {}
 
     def describe(self) -> dict[str, str]:
-        """What the agent is and how it learns, name to text, for the start of a run."""
-        name = getattr(getattr(self, "config", None), "name", type(self).__name__)
-        modules = getattr(self, "modules", None)
-        count = "" if modules is None else f": {sum(p.numel() for p in modules.parameters()):,} parameters"
-        return {"agent": f"{name}{count}"}
+        """What the agent sees and is and how it learns, name to text, for the start of a run."""
+        networks = self.networks
+        count = sum(p.numel() for p in networks.parameters())
+        return {
+            "sees": describe_sight(networks.space, networks.observations),
+            "agent": f"{networks.config.name}: {count:,} parameters",
+        }
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Metrics too expensive for every update, and predictions to look at, by camera; both may be empty."""
@@ -213,6 +223,21 @@ class Ratio:
             raise ValueError(f"the ratio carries {self.carry}: expected less than one gradient step")
 
 
-def own_randomness(device: torch.device | str) -> AbstractContextManager:
-    """Context manager that restores torch's random state on exit."""
-    return torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else [])
+def describe_observations(space: spaces.Dict, keys: Iterable[str]) -> str:
+    """Names and shapes, for people to read."""
+    return ", ".join(f"{key} {'x'.join(map(str, space[key].shape))}" for key in keys)
+
+
+def describe_sight(space: spaces.Dict, keys: Collection[str]) -> str:
+    """What an agent sees of a space, and what it does not, for people to read."""
+    unseen = ", ".join(sorted(space.spaces.keys() - set(keys)))
+    return describe_observations(space, keys) + (f" (not seen: {unseen})" if unseen else "")
+
+
+@contextmanager
+def own_randomness(device: torch.device | str, seed: int | None = None) -> Iterator[None]:
+    """Draw from ``seed``, if one is given, and restore torch's random state on exit."""
+    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield

@@ -46,7 +46,3 @@ class AgentConfig(Options):
     def updates(self, start: int, stop: int, num_envs: int) -> int | None:
         """Gradient steps between two policy steps of a run, or None where that is not known."""
         return None
-
-    def acting_only(self, num_envs: int) -> Self:
-        """Options of an agent that acts and never learns, with as little memory as possible."""
-        return self

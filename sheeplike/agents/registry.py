@@ -5,14 +5,17 @@ Importing this module imports no agent, and neither torch nor JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import pkgutil
+from typing import TYPE_CHECKING, NamedTuple
 
 from sheeplike import entry_points
 from sheeplike.agents.config import AgentConfig
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.options import InvalidOption, nearest
+
+if TYPE_CHECKING:
+    from sheeplike.agents.agent import Agent
 
 GROUP = "sheeplike.agents"
 """The entry points that name an :class:`AgentSpec` of another package."""
@@ -23,27 +26,23 @@ class AgentSpec(NamedTuple):
 
     Attributes:
         config: the class of its options.
-        build: makes the agent, as ``build(observation_space, action_space, config, *, num_envs, device, compile,
-            autocast, seed)``; the agent's class, for one. See :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
+        agent: its class, or ``module:name`` of it, which is imported when it is needed. It is called as
+            ``agent(observation_space, action_space, config, *, num_envs, device, compile, autocast, seed)``; see
+            :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
     """
 
     config: type[AgentConfig]
-    build: Callable[..., Any]
+    agent: type[Agent] | str
+
+    def load(self) -> type[Agent]:
+        """Import the agent's class."""
+        return pkgutil.resolve_name(self.agent) if isinstance(self.agent, str) else self.agent
 
 
-def _dreamer_v3(*args: Any, **kwargs: Any) -> Any:
-    from sheeplike.agents.dreamer_v3.agent import DreamerV3  # torch takes seconds
-
-    return DreamerV3(*args, **kwargs)
-
-
-def _ppo(*args: Any, **kwargs: Any) -> Any:
-    from sheeplike.agents.ppo.agent import PPO
-
-    return PPO(*args, **kwargs)
-
-
-_BUILT_IN = {"dreamer_v3": AgentSpec(DreamerV3Config, _dreamer_v3), "ppo": AgentSpec(PPOConfig, _ppo)}
+_BUILT_IN = {
+    "dreamer_v3": AgentSpec(DreamerV3Config, "sheeplike.agents.dreamer_v3.agent:DreamerV3"),
+    "ppo": AgentSpec(PPOConfig, "sheeplike.agents.ppo.agent:PPO"),
+}
 
 
 def built_in() -> list[type[AgentConfig]]:
@@ -84,7 +83,7 @@ def find(name: object) -> AgentSpec:
     is_spec = isinstance(spec, AgentSpec) and isinstance(spec.config, type) and issubclass(spec.config, AgentConfig)
     if not is_spec:
         raise ValueError(
-            f"agent {name!r} of {plugin}: expected an AgentSpec(config=<an AgentConfig>, build=<its class>)"
+            f"agent {name!r} of {plugin}: expected an AgentSpec(config=<an AgentConfig>, agent=<its class>)"
         )
     if spec.config.model_fields["name"].default != name:
         raise ValueError(f'agent {name!r} of {plugin}: expected name: Literal["{name}"] = "{name}" in its options')

@@ -20,7 +20,7 @@ from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
-from sheeplike.trained.trained import TrainedOptions, name_results, open_trained, rebuild, results_of, settle
+from sheeplike.trained.playing import TrainedOptions, name_results, open_trained, rebuild, results_of, settle
 
 
 class AnalyzeOptions(TrainedOptions):
@@ -45,18 +45,17 @@ def main(request: Request) -> None:
         return
     asked = load_options(AnalyzeOptions, request.about_run())
     run_dir, config = open_trained(asked.run, asked.checkpoint, "analyze", ANALYSES)
-    path, asked = settle(asked, run_dir, config, ANALYSES)
+    asked = settle(asked, run_dir, config, ANALYSES)
     if "dreamer_v3" not in registry.lineage(config.agent.name):
         raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     info("loading torch and JAX")
-    analyze_run(run_dir, path, config, asked)
+    analyze_run(run_dir, config, asked)
 
 
-def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: AnalyzeOptions) -> None:
+def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     """Play, take apart, print and save.
 
     Args:
-        path: the checkpoint; None: the newest that is whole, or an export.
         config: of the run.
         asked: ``num_envs`` and ``accelerator`` are filled in.
 
@@ -72,15 +71,15 @@ def analyze_run(run_dir: Path, path: Path | None, config: Config, asked: Analyze
     from sheeplike.inspection.report import summarize, write
     from sheeplike.monitor.progress import banner, phase
 
-    step, agent, made = rebuild(run_dir, path, config, asked)
-    model = TrainedModel(agent)
+    step, networks, made = rebuild(run_dir, config, asked)
+    model = TrainedModel(networks)
     there = made.single_observation_space.spaces
-    keys = [key for key in there if key in {*agent.predicted.spaces, PRIVILEGED_STATE}]
+    keys = [key for key in there if key in {*networks.predicted.spaces, PRIVILEGED_STATE}]
     check_memory(made, keys, asked.episodes, state=model.deter + 2 * model.groups * model.classes)
     played, too_large = {}, (MemoryError, torch.OutOfMemoryError)
     for act in ("policy", "random"):
         with phase(f"playing {asked.episodes} episodes: {act}"), as_command_errors(envs.Unusable, *too_large):
-            played[act] = play(agent, made, episodes=asked.episodes, keys=keys, act=act, seed=asked.seed)
+            played[act] = play(networks, made, episodes=asked.episodes, keys=keys, act=act, seed=asked.seed)
     made.close()
     with phase("taking the model apart"), as_command_errors(*too_large):
         found = dissect(model, played, seed=asked.seed)

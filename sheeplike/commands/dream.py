@@ -23,7 +23,7 @@ from sheeplike.run.layout import choose_checkpoint
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
 from sheeplike.trained.exported import is_export
-from sheeplike.trained.trained import AgentOptions, choose_accelerator, open_trained, results_of
+from sheeplike.trained.playing import AgentOptions, choose_accelerator, open_trained, results_of
 
 RECORDINGS = "dream"  # in the directory of a run
 MOST_RATE = 30.0  # steps a second at the start, of a world whose own rate is higher

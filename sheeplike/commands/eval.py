@@ -22,7 +22,7 @@ from sheeplike.options import InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import EVALUATIONS
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
-from sheeplike.trained.trained import TrainedOptions, finite, name_results, open_trained, rebuild, results_of, settle
+from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of, settle
 
 
 class EvalOptions(TrainedOptions):
@@ -58,16 +58,15 @@ def main(request: Request) -> None:
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.video_size and not envs.simulated(config.env.name):
         raise InvalidOption("video_size", asked.video_size, f"null: {config.env.name} renders its images itself")
-    path, asked = settle(asked, run_dir, config, EVALUATIONS)
+    asked = settle(asked, run_dir, config, EVALUATIONS)
     info("loading torch and JAX")
-    evaluate_run(run_dir, path, config, asked)
+    evaluate_run(run_dir, config, asked)
 
 
-def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOptions) -> None:
+def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     """Play, print and save.
 
     Args:
-        path: the checkpoint; None: the newest that is whole, or an export.
         config: of the run.
         asked: ``num_envs`` and ``accelerator`` are filled in.
 
@@ -78,11 +77,11 @@ def evaluate_run(run_dir: Path, path: Path | None, config: Config, asked: EvalOp
     from sheeplike.monitor.video import encode_gif
     from sheeplike.run.evaluation import play, summarize, videos
 
-    step, agent, made = rebuild(run_dir, path, config, asked, randomize=asked.randomize)
+    step, networks, made = rebuild(run_dir, config, asked, randomize=asked.randomize)
     if asked.video_size:
         made.film_pixels = asked.video_size
     with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
-        result = play(agent, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
+        result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
     banner(f"policy step {step:,} of {run_dir}", describe(metrics, asked))

@@ -56,17 +56,16 @@ def main(request: Request) -> None:
 
     from sheeplike.run.snapshot import changes_since, forbidden_changes
 
-    meta, known, weights = exported.read_checkpoint(run_dir, asked.checkpoint)
+    meta, weights = exported.read(run_dir, asked.checkpoint)
     if edited := forbidden_changes(changes_since(meta, config)):
         warn(edited)
     place = place or run_dir / "export" / f"step_{meta['step']:012d}"
     _check_free(place)
     with as_command_errors(ValueError, TypeError, MemoryError):
-        space, actions = known.build()
-        agent = exported.build(config.agent, space, actions, config.fabric.precision, 1, torch.device("cpu"))
-    exported.load_weights(agent, weights, f"run={run_dir}: the checkpoint is not of the agent in its config.yaml")
+        space, actions = exported.spaces_of(run_dir, meta).build()
+        networks = exported.build(run_dir, weights, space, actions, config.agent, device=torch.device("cpu"))
     with as_command_errors(OSError):
-        model = exported.save(place, agent, space, actions, config, meta)
+        model = exported.save(place, networks, actions, config, meta)
     acting = {key: space[key] for key in model.observations}
     shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting.items())
     echo(

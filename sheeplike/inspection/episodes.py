@@ -15,7 +15,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike import host
-from sheeplike.agents.agent import Agent, own_randomness
+from sheeplike.agents.agent import own_randomness
+from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.loop import first_step
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MOST_EPISODES
@@ -62,7 +63,9 @@ class Episodes:
 
 
 @torch.no_grad()
-def play(agent: Agent, envs: VectorEnv, *, episodes: int, keys: Collection[str], act: str, seed: int = 0) -> Episodes:
+def play(
+    networks: PolicyNetworks, envs: VectorEnv, *, episodes: int, keys: Collection[str], act: str, seed: int = 0
+) -> Episodes:
     """Play episodes in worlds that no training has seen; each world plays one a round, which is kept whole.
 
     The same arguments give the same episodes, and all kinds of ``act`` begin in the same worlds.
@@ -77,7 +80,7 @@ def play(agent: Agent, envs: VectorEnv, *, episodes: int, keys: Collection[str],
     with own_randomness(envs.device):
         torch.manual_seed(first)
         for start in range(0, episodes, envs.num_envs):
-            chosen = agent.player(envs.num_envs).act if act == "policy" else _random(envs)
+            chosen = networks.player(envs.num_envs).act if act == "policy" else _random(envs)
             found.append(_round(envs, chosen, list(keys), first + start))
     return _join(found, episodes)
 

@@ -46,7 +46,7 @@ def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
 
 def variance(model: TrainedModel) -> float:
     """Of the decoder's Gaussian, as the training loss implies it; infinite where observations are not learnt."""
-    scale = model.agent.config.loss_scales.reconstruction
+    scale = model.networks.config.loss_scales.reconstruction
     return 1 / (2 * scale) if scale else math.inf
 
 

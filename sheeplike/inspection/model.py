@@ -28,9 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sheeplike.agents.agent import Agent, own_randomness
-from sheeplike.agents.dreamer_v3.agent import DreamerV3
+from sheeplike.agents.agent import own_randomness
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.agents.dreamer_v3.rssm import Latent, stack_latents
+from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.nn.cnn import from_unit, to_pixels, to_unit
 from sheeplike.nn.distributions import Bernoulli, TwoHot, categorical_kl, symexp, symlog
 from sheeplike.options import CommandError, nearest
@@ -148,7 +149,7 @@ class TrainedModel:
     """A trained world model with its policy and value.
 
     Args:
-        agent: a :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
+        networks: of a :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
 
     Attributes:
         observations: the model's inputs, key to space.
@@ -160,14 +161,13 @@ class TrainedModel:
         CommandError: the agent has no world model.
     """
 
-    def __init__(self, agent: Agent) -> None:
-        if not isinstance(agent, DreamerV3):
-            name = getattr(getattr(agent, "config", None), "name", type(agent).__name__)
-            raise CommandError(f"{name} has no world model: expected a run of dreamer_v3")
-        self.agent, self.device, self.codec = agent, agent.device, agent.codec
-        self.world, self.actor_critic = agent.world_model.eval(), agent.actor_critic.eval()
+    def __init__(self, networks: PolicyNetworks) -> None:
+        if not isinstance(networks, DreamerNetworks):
+            raise CommandError(f"{networks.config.name} has no world model: expected a run of dreamer_v3")
+        self.networks, self.device, self.codec = networks, networks.device, networks.codec
+        self.world, self.actor_critic = networks.world_model.eval(), networks.actor_critic.eval()
         self.rssm = self.world.rssm
-        self.observations = dict(agent.keys.spaces)
+        self.observations = dict(networks.observations)
         self.cameras = list(self.world.decoder.keys.images)
         self.deter, self.groups, self.classes = self.rssm.deter, self.rssm.stoch, self.rssm.classes
         spaces = {**self.world.decoder.keys.spaces, **self.observations}
@@ -450,7 +450,7 @@ class TrainedModel:
     @contextmanager
     def _computing(self, seed: int | None) -> Iterator[None]:
         randomness: AbstractContextManager = nullcontext() if seed is None else own_randomness(self.device)
-        with torch.no_grad(), self.agent.autocast(), self.agent.compiled.paused(), randomness:
+        with torch.no_grad(), self.networks.autocast(), self.networks.compiled.paused(), randomness:
             if seed is not None:
                 torch.manual_seed(seed)
             yield
@@ -467,7 +467,7 @@ class TrainedModel:
             if key not in frames:
                 expected = f"expected {', '.join(self.observations)}; nearest here: {nearest(key, frames)}"
                 raise ValueError(f"{key} is missing: {expected}")
-            value, dtype = self._tensor(frames[key]), self.agent.keys.dtype(key)
+            value, dtype = self._tensor(frames[key]), self.networks.keys.dtype(key)
             axes = max(value.dim() - len(space.shape), 0)
             found = value.shape[:axes]
             lead = found if lead is None else lead

@@ -22,7 +22,7 @@ from sheeplike.inspection.dissect import AHEAD, DEAD_KL, Findings, Strip
 from sheeplike.inspection.likelihood import SAMPLES
 from sheeplike.monitor.logger import EventFile
 from sheeplike.monitor.video import to_colour
-from sheeplike.trained.trained import finite
+from sheeplike.trained.playing import finite
 
 NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
 TAG = "analyze"  # of the curves and pictures in TensorBoard

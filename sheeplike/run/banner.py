@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from gymnasium.vector import VectorEnv
 
 from sheeplike.agents.agent import Agent
-from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.config.schema import Config
 from sheeplike.host import cpu_cores
 
@@ -34,15 +33,10 @@ def describe_run(
     updates = config.agent.updates(start, config.total_steps, config.env.num_envs)
     updating = "" if updates is None else f", {updates:,} gradient steps"
     continued = f"continued from policy step {start:,}: " if start else ""
-    keys, targets = getattr(agent, "keys", None), getattr(agent, "targets", ())
-    predicted, probes = getattr(agent, "predicted", keys), getattr(agent, "probes", None)
     lines = {
         "task": f"{config.env.task}: {envs.num_envs} worlds, episodes of {envs.episode_length} steps",
         "randomized": ", ".join(config.randomization),
         "device": describe_device(config, envs.device),
-        "sees": _describe_sight(keys, envs) if keys else "",
-        "predicts": f"{_describe_observations(predicted, targets)}, not seen by the policy" if targets else "",
-        "probes": _describe_observations(agent.stored, probes.names) if probes else "",
         **agent.describe(),
         "configs": ", ".join(files),
         "run": f"{continued}{config.total_steps - start:,} policy steps{updating}, in {run_dir}",
@@ -58,12 +52,3 @@ def describe_device(config: Config, device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU: {cores}"
     exact = "; deterministic" if config.fabric.deterministic else ""
     return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
-
-
-def _describe_sight(keys: ObservationKeys, envs: VectorEnv) -> str:
-    unseen = ", ".join(sorted(envs.single_observation_space.spaces.keys() - keys.spaces.keys()))
-    return _describe_observations(keys, keys.spaces) + (f" (not seen: {unseen})" if unseen else "")
-
-
-def _describe_observations(keys: ObservationKeys, names: Iterable[str]) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, keys.spaces[name].shape))}" for name in names)

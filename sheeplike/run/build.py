@@ -108,7 +108,7 @@ def make_envs(
 def make_agent(config: Config, envs: VectorEnv, fabric: Fabric) -> Agent:
     """Return the agent that the configuration describes, built to learn in ``env.num_envs`` of these worlds."""
     with as_command_errors(ValueError, TypeError):
-        return registry.find(config.agent.name).build(
+        return registry.find(config.agent.name).load()(
             envs.single_observation_space,
             envs.single_action_space,
             config.agent,
@@ -126,10 +126,10 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
     Raises:
         CommandError: an environment of others fails at its first steps, so that it cannot be used as configured.
     """
-    sees = getattr(agent, "keys", None)
-    if sees and not sees.images and config.env.renderer != "none" and envs.simulated(config.env.name):
-        warn("the agent sees no images: env.renderer=none saves rendering them, and videos with them")
     simulated = envs.simulated(config.env.name)
+    known = agent.networks.observations | agent.networks.only_for_learning
+    if simulated and config.env.renderer != "none" and not any(len(space.shape) == 3 for space in known.values()):
+        warn("the agent sees no images: env.renderer=none saves rendering them, and videos with them")
     refused = envs.Unusable if simulated else Exception
     label = "building simulation and rendering kernels" if simulated else "first steps of the environment"
     with phase(label), as_command_errors(refused):

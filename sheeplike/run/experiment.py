@@ -348,8 +348,7 @@ class Experiment:
     @property
     def _compilation(self) -> str | None:
         """Compilation mode of updates; until they are compiled, the mode stored in the checkpoint."""
-        compilation = getattr(self.agent, "compiled", None)
-        return self._compiled_before if compilation is None or not self._compiled else compilation.mode
+        return self.agent.networks.compiled.mode if self._compiled else self._compiled_before
 
     def _iterated(self, state: LoopState) -> None:
         if state.policy_steps >= self.config.total_steps:

@@ -23,6 +23,7 @@ import warp
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Step
+from sheeplike.agents.dreamer_v3.config import WRITE_HEAD, DreamerV3Config
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.envs.mjx.rendering.renderer import NoRenderer
@@ -191,8 +192,7 @@ class Bench:
         """Have an agent that has seen enough compile and capture its update, as far as this machine can."""
         start = time.perf_counter()
         agent.warm_up()
-        compilation = getattr(agent, "compiled", None)
-        mode = compilation.mode.partition(",")[0] if compilation else "off"
+        mode = agent.networks.compiled.mode.partition(",")[0]
         self.compile_seconds.setdefault(MODES[mode], time.perf_counter() - start)
 
     def wait(self, value: Any = None) -> None:
@@ -325,11 +325,12 @@ class Bench:
     def updates(self, modes: Sequence[str]) -> Table:
         """One row per mode of compilation; a note says why one cannot be had."""
         table = Table("update", "One update", ["ms", "times as fast as eager", "s to compile"])
-        options = self.config.agent.acting_only(self.envs.num_envs)  # so that several fit beside each other
+        options = self.config.agent
+        if isinstance(options, DreamerV3Config):  # with the smallest replay, so that several fit beside each other
+            num_envs = self.envs.num_envs
+            smallest = options.first_update(num_envs) + num_envs * WRITE_HEAD
+            options = options.replace(replay_size=min(options.replay_size, smallest))
         agent = self.make_agent(options, "off")
-        if agent.history is None:  # its memory is small, and may be all that an update learns from
-            options = self.config.agent
-            agent = self.make_agent(options, "off")
         about = "; ".join(f"{name}: {text}" for name, text in agent.describe().items() if name != "memory")
         steps, tasks = self.experience(agent), {}
         for mode in modes:

@@ -1,6 +1,6 @@
-"""An agent as files that anybody may have: weights as safetensors, and what it takes to act with them.
+"""A trained agent as files: an export or a run's checkpoint, and the networks that act built from them.
 
-::
+An export is data alone, which may come from anybody::
 
     <directory>/
         weights.safetensors   the networks by the names of their parameters
@@ -15,8 +15,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,16 +31,14 @@ from sheeplike.config.saved import read_saved, to_yaml
 from sheeplike.envs.spaces import Data, Space, Spaces, describe
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint
-from sheeplike.run.layout import config_file as config_of_run
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint, config_file
 from sheeplike.terminal import first_sentence
 
 if TYPE_CHECKING:
     import torch
     from gymnasium import spaces
-    from torch import nn
 
-    from sheeplike.agents.agent import Agent
+    from sheeplike.agents.policy import PolicyNetworks
     from sheeplike.config.schema import Config
 
 WEIGHTS, MODEL = "weights.safetensors", "model.json"
@@ -49,7 +47,7 @@ LIMIT = 2**20  # bytes of model.json; it takes about three thousand
 
 
 class Model(Data):
-    """What ``model.json`` holds."""
+    """Content of ``model.json``."""
 
     format: Literal[1] = 1
     step: int = Field(ge=0, lt=2**63)
@@ -60,57 +58,64 @@ class Model(Data):
     sha256: str  # of the weights
 
 
-def is_export(place: Path) -> bool:
-    return (place / MODEL).is_file()
-
-
-def demo(name: str) -> Path:
-    """The directory of a trained agent that comes with the program.
-
-    Raises:
-        InvalidOption: there is none of this name.
-    """
-    if name not in demos():
-        names = [DEMO + known for known in demos()]
-        raise InvalidOption(
-            "run",
-            DEMO + name,
-            f"the directory of a run, or {' or '.join(names)}",
-            DEMO + (nearest(name, demos()) or demos()[0]),
-        )
-    return DEMOS / name
-
-
 def demos() -> list[str]:
     """Names of the trained agents that come with the program."""
     return sorted(path.parent.name for path in DEMOS.glob(f"*/{MODEL}"))
 
 
+def find(run: str) -> Path:
+    """Return the directory that ``run=`` means: of a run, of an export, or of ``demo:<name>``.
+
+    Raises:
+        CommandError: there is no such demo, or the path cannot be one.
+    """
+    if not run.startswith(DEMO):
+        return expand(run)
+    name = run.removeprefix(DEMO)
+    if name not in demos():
+        known = [DEMO + demo for demo in demos()]
+        near = DEMO + (nearest(name, demos()) or demos()[0])
+        raise InvalidOption("run", run, f"the directory of a run, or {' or '.join(known)}", near)
+    return DEMOS / name
+
+
+def is_export(place: Path) -> bool:
+    return (place / MODEL).is_file()
+
+
+def config_of(place: Path) -> Path:
+    """The configuration of an export, which a download may have as a link into a cache of downloads."""
+    return Path(os.path.realpath(place / CONFIG_FILE))
+
+
+def refuse_checkpoint(checkpoint: str) -> None:
+    """Check that no checkpoint of an export is asked for.
+
+    Raises:
+        InvalidOption: one is.
+    """
+    if checkpoint != "last":
+        raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
+
+
 def save(
-    place: Path, agent: Agent, space: spaces.Dict, actions: spaces.Space, config: Config, meta: Mapping[str, Any]
+    place: Path, networks: PolicyNetworks, actions: spaces.Space, config: Config, meta: Mapping[str, Any]
 ) -> Model:
     """Write an agent into a new directory: all files or none.
 
     Args:
-        space, actions: of the environments that it was trained in.
-        meta: of its checkpoint.
-
-    Raises:
-        OSError: it cannot be written.
+        actions: action space of one world.
+        meta: of the checkpoint.
     """
     from safetensors.torch import save as to_bytes
 
-    # What only a value sees or a decoder predicts gives networks their shapes, and nobody needs it for acting.
-    keys = getattr(agent, "keys", None)
-    acting = getattr(agent, "policy_keys", keys).spaces if keys else space.spaces
-    known = getattr(agent, "predicted", keys).spaces if keys else space.spaces
     # Each tensor in memory of its own, as safetensors demands.
-    weights = _networks(agent).state_dict()
-    content = to_bytes({name: value.detach().clone().contiguous() for name, value in weights.items()})
+    weights = {name: value.detach().clone().contiguous() for name, value in networks.state_dict().items()}
+    content = to_bytes(weights)
     model = Model(
         step=meta["step"],
-        observations={key: describe(one) for key, one in acting.items()},
-        only_for_learning={key: describe(one) for key, one in known.items() if key not in acting},
+        observations={key: describe(one) for key, one in networks.observations.items()},
+        only_for_learning={key: describe(one) for key, one in networks.only_for_learning.items()},
         actions=describe(actions),
         versions=meta["versions"],
         sha256=hashlib.sha256(content).hexdigest(),
@@ -127,50 +132,35 @@ def save(
     return model
 
 
-def load_agent(
-    place: Path | str, *, checkpoint: str = "last", num_envs: int = 1, device: torch.device | str = "cpu"
-) -> Agent:
-    """A trained agent, ready to act: ``load_agent(place).player(num_envs=1)``.
+def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.device | str = "cpu") -> PolicyNetworks:
+    """Load the networks of a trained agent, ready to act: ``load_agent(place).player(num_envs=1)``.
 
     Needs neither the task nor JAX. Nothing that the files hold is run.
 
     Args:
         place: what ``export`` wrote, the directory of a run, or ``demo:<name>``.
         checkpoint: of a run: ``last``, ``best`` or its policy steps.
-        num_envs: environments that it could learn from; a player has a number of its own.
 
     Raises:
         CommandError: a file is missing, damaged or not what it should be.
     """
+    import torch
 
-    device = _check_device(device)
-    place = find(str(place))
-    config_file = Path(os.path.realpath(place / CONFIG_FILE)) if is_export(place) else config_of_run(place, "run")
-    with _of(place):
+    device, place = _check_device(device), find(str(place))
+    with _explain(place):
         # Not the whole configuration: its task may not be installed where the agent acts.
-        saved = read_saved(config_file)
+        saved = read_saved(config_of(place) if is_export(place) else config_file(place, "run"))
         config = validated(registry.find(saved["agent"]["name"]).config, saved["agent"], "agent.")
-    if is_export(place):
-        if checkpoint != "last":
-            raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
-        model, weights = read(place)
-        known = Spaces(observations=model.observations | model.only_for_learning, actions=model.actions)
-        problem = f"{place / WEIGHTS}: is not of the agent in {CONFIG_FILE} and {MODEL}"
-    else:
-        _, known, weights = read_checkpoint(place, checkpoint)
-        problem = f"run={place}: the checkpoint is not of the agent in its {CONFIG_FILE}"
-    with _of(place):
-        agent = build(config, *known.build(), saved["fabric"]["precision"], num_envs, device)
-    load_weights(agent, weights, problem)
-    return agent
+    meta, weights = read(place, checkpoint)
+    known = spaces_of(place, meta)
+    with _explain(place):
+        mixed = saved["fabric"]["precision"] == "bf16-mixed"
+        autocast = partial(torch.autocast, device.type, torch.bfloat16) if mixed else nullcontext
+        space, actions = known.build()
+        return build(place, weights, space, actions, config, device=device, autocast=autocast)
 
 
 def _check_device(device: torch.device | str) -> torch.device:
-    """The device, if it is one and is here.
-
-    Raises:
-        InvalidOption: it is not.
-    """
     import torch
 
     name = str(device)
@@ -183,64 +173,93 @@ def _check_device(device: torch.device | str) -> torch.device:
     return torch.device(name)
 
 
-def find(place: str) -> Path:
-    """The directory that ``run=`` means: of a run, of an export, or of ``demo:<name>``.
+def build(
+    place: Path,
+    weights: Mapping[str, torch.Tensor],
+    space: spaces.Dict,
+    actions: spaces.Space,
+    config: AgentConfig,
+    *,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> PolicyNetworks:
+    """Build the networks of an agent and load their weights; no learner is built.
 
     Raises:
-        CommandError: there is no such demo, or the path cannot be one.
+        CommandError: the weights are of another agent, or not finite.
+        ValueError: the options do not suit the spaces.
     """
-    return demo(place.removeprefix(DEMO)) if place.startswith(DEMO) else expand(place)
+    from sheeplike.checkpoint import check_finite
+
+    networks = (
+        registry.find(config.name).load().networks_class(space, actions, config, device=device, autocast=autocast)
+    )
+    try:
+        networks.load_state_dict(weights)
+        check_finite("agent", networks.state_dict())
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        what = f"{place / WEIGHTS}: the weights are" if is_export(place) else f"run={place}: the checkpoint is"
+        raise CommandError(f"{what} not of the agent in its {CONFIG_FILE}: {first_sentence(error)}") from error
+    return networks
 
 
-def read_checkpoint(run_dir: Path, checkpoint: str) -> tuple[dict[str, Any], Spaces, dict[str, torch.Tensor]]:
-    """What a checkpoint of a run says of itself and of its worlds, and its agent's weights by name.
+def read(place: Path, checkpoint: str = "last") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read the description and the weights of an agent from an export or from a checkpoint of a run.
 
     Raises:
-        CommandError: there is no such checkpoint, it is damaged, or it holds no agent.
+        CommandError: there is no such checkpoint, a file is damaged, or it holds no agent.
     """
+    if is_export(place):
+        refuse_checkpoint(checkpoint)
+        return _read_export(place)
     import torch
 
     from sheeplike import checkpoint as files
 
-    if not checkpoint_steps(run_dir):
-        raise CommandError(f"run={run_dir}: expected a run with a checkpoint; this one has none")
-    path, only = choose_checkpoint(run_dir, checkpoint), ("agent",)
+    if not checkpoint_steps(place):
+        raise CommandError(f"run={place}: expected a run with a checkpoint; this one has none")
+    path, only = choose_checkpoint(place, checkpoint), ("agent",)
     with as_command_errors(files.Corrupt, FileNotFoundError):
-        meta, parts = files.load(path, only=only) if path else files.load_latest(run_dir / CHECKPOINTS, only=only)
+        meta, parts = files.load(path, only=only) if path else files.load_latest(place / CHECKPOINTS, only=only)
     weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None
     if not isinstance(weights, Mapping) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise CommandError(f"run={run_dir}: the checkpoint holds no agent: expected its networks")
-    if meta.get("spaces") is None:
-        known = "an older version wrote it, or the actions are of another kind than Box, Discrete and MultiDiscrete"
-        raise CommandError(f"run={run_dir}: the checkpoint does not say what its worlds show: {known}; resume the run")
-    try:
-        return meta, Spaces.model_validate_json(json.dumps(meta["spaces"])), weights
-    except ValidationError as error:
-        raise CommandError(f"run={run_dir}: the checkpoint's spaces are damaged: {first_sentence(error)}") from error
+        raise CommandError(f"run={place}: the checkpoint holds no agent: expected its networks")
+    return meta, weights
 
 
-def read(place: Path) -> tuple[Model, dict[str, torch.Tensor]]:
-    """What ``export`` wrote beside the configuration: a description, and weights by name.
+def spaces_of(place: Path, meta: Mapping[str, Any]) -> Spaces:
+    """The spaces of one world, as :func:`read` found them.
 
     Raises:
-        CommandError: a file is missing, damaged or not what it should be.
+        CommandError: an old checkpoint, or one of another kind of actions, does not say them.
     """
+    if meta.get("spaces") is None:
+        known = "an older version wrote it, or the actions are of another kind than Box, Discrete and MultiDiscrete"
+        raise CommandError(f"run={place}: the checkpoint does not say what its worlds show: {known}; resume the run")
+    try:
+        return Spaces.model_validate_json(json.dumps(meta["spaces"]))
+    except ValidationError as error:
+        raise CommandError(f"run={place}: the checkpoint's spaces are damaged: {first_sentence(error)}") from error
+
+
+def _read_export(place: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    with _of(place, SafetensorError):
+    with _explain(place, SafetensorError):
         # A download may be a link into a cache of downloads.
         model = Model.model_validate_json(read_text(os.path.realpath(place / MODEL), LIMIT))
         with open_regular(os.path.realpath(place / WEIGHTS)) as file:
             content = file.read()
         if hashlib.sha256(content).hexdigest() != model.sha256:
             raise CommandError(f"{place / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
-        return model, load(content)
+        known = Spaces(observations=model.observations | model.only_for_learning, actions=model.actions)
+        return {"step": model.step, "spaces": known.model_dump(mode="json")}, load(content)
 
 
 @contextmanager
-def _of(place: Path, *failures: type[Exception]) -> Iterator[None]:
-    """Turn what goes wrong with the files of an export into one line."""
+def _explain(place: Path, *failures: type[Exception]) -> Iterator[None]:
+    """Turn errors of the files of an agent, which may come from anybody, into one line."""
     try:
         yield
     except OSError as error:
@@ -253,37 +272,3 @@ def _of(place: Path, *failures: type[Exception]) -> Iterator[None]:
         raise CommandError(f"{place / MODEL}: is no description of an agent: {where}: {first['msg']}") from None
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError, MemoryError, *failures) as error:
         raise CommandError(f"{place}: describes no agent: {type(error).__name__}: {first_sentence(error)}") from None
-
-
-def build(
-    config: AgentConfig, space: spaces.Dict, actions: spaces.Space, precision: str, num_envs: int, device: torch.device
-) -> Agent:
-    """An agent that only acts."""
-    import torch
-
-    mixed = partial(torch.autocast, device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext
-    options = {"num_envs": num_envs, "device": device, "compile": "off", "autocast": mixed, "seed": 0}
-    return registry.find(config.name).build(space, actions, config.acting_only(num_envs), **options)
-
-
-def _networks(agent: Agent) -> nn.Module:
-    return getattr(agent, "networks", None) or agent.modules
-
-
-def load_weights(agent: Agent, weights: Mapping[str, torch.Tensor], problem: str) -> None:
-    """Give an agent the weights of an export.
-
-    Args:
-        problem: how the error begins.
-
-    Raises:
-        CommandError: they are of another agent, or not finite.
-    """
-    from sheeplike.checkpoint import check_finite
-
-    networks = _networks(agent)
-    try:
-        networks.load_state_dict(weights)
-        check_finite("agent", networks.state_dict())
-    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise CommandError(f"{problem}: {first_sentence(error)}") from error

@@ -111,7 +111,7 @@ def test_ten_updates_of_dreamer_are_those_of_the_eager_agent(dreamers: list[Drea
     eager, compiled = dreamers
     assert compiled.compiled.mode == "inductor"
     assert_same_learning(*(learn(agent, seed=5) for agent in dreamers))
-    assert_same_parameters(eager.modules, compiled.modules, RATE)
+    assert_same_parameters(eager.networks, compiled.networks, RATE)
     # What was written back to the replay: bfloat16 of nearly the same numbers, and the same classes drawn.
     ours, theirs = (agent.replay.storage for agent in dreamers)
     torch.testing.assert_close(ours["deter"].float(), theirs["deter"].float(), rtol=0.02, atol=0.02)
@@ -164,7 +164,7 @@ def test_ten_updates_of_ppo_are_those_of_the_eager_agent(ppos: list[PPO]) -> Non
 
 def numbers(agent: Agent) -> list[Tensor]:
     """A copy of what an update changes."""
-    modules, memory = (agent.networks, agent.rollout) if isinstance(agent, PPO) else (agent.modules, agent.replay)
+    modules, memory = (agent.networks, agent.rollout) if isinstance(agent, PPO) else (agent.networks, agent.replay)
     state = [value for values in agent.optimizer.state.values() for value in values.values()]
     return [value.clone() for value in (*modules.state_dict().values(), *state, *memory.storage.values())]
 
@@ -434,7 +434,7 @@ class TestGraph:
                 torch.manual_seed(4)
                 play(agent, 40, last={(7, 0)}, terminal={(30, 2)})
             learned.append(learn(agent, seed=5))
-            modules.append(agent.networks if kind == "ppo" else agent.modules)
+            modules.append(agent.networks)
         assert agent._learn.captures == 1
         assert_same_learning(*learned)
         assert_same_parameters(*modules, rate=1e-3)

@@ -8,12 +8,14 @@ from typing import Any
 from torch import nn
 
 from sheeplike.agents.agent import Agent
+from sheeplike.agents.policy import PolicyNetworks
+from sheeplike.agents.ppo import PPOConfig
 
 Make = Callable[..., Any]
 
 
 def assert_tells(described: dict[str, str], **facts: tuple[str, ...]) -> None:
-    assert list(described) == ["agent", "one iteration", "learning", "memory"]
+    assert list(described) == ["sees", "agent", "one iteration", "learning", "memory"]
     for name, expected in facts.items():
         text = described[name.replace("_", " ")]
         assert [fact for fact in expected if fact not in text] == [], text
@@ -45,11 +47,13 @@ def test_ppo_tells_networks_rhythm_and_rollout(make_ppo: Make) -> None:
     assert "network" not in make_ppo().describe()["agent"]
 
 
-def test_any_other_agent_tells_its_name_and_its_parameters() -> None:
+def test_any_other_agent_tells_what_it_sees_its_name_and_its_parameters(make_space: Make) -> None:
     class Other(Agent):
         def __init__(self) -> None:
-            self.modules = nn.Linear(3, 400)
+            space = make_space({}, {"state": 3, "more": 2})
+            self.networks = PolicyNetworks(space, PPOConfig(name="ppo"), ["state"])
+            self.networks.linear = nn.Linear(3, 400)
 
-    assert Other().describe() == {"agent": "Other: 1,600 parameters"}
+    assert Other().describe() == {"sees": "state 3 (not seen: more)", "agent": "ppo: 1,600 parameters"}
     assert Other().last_batch() == Other().counters(0, 0) == {}
     Other().warm_up()

@@ -28,7 +28,7 @@ def bits(x: Tensor) -> Tensor:
 def lasting(agent: DreamerV3 | PPO) -> dict[str, Tensor]:
     """Everything that an update may change, but for what is drawn at random and the counters."""
     if isinstance(agent, DreamerV3):
-        found = agent.modules.state_dict() | {f"memory {key}": ring for key, ring in agent.replay.storage.items()}
+        found = agent.networks.state_dict() | {f"memory {key}": ring for key, ring in agent.replay.storage.items()}
     else:
         found = agent.networks.state_dict() | {f"memory {key}": ring for key, ring in agent.rollout.storage.items()}
         found |= {"rate": agent.learning_rate, "stopped": agent.stopped}
@@ -154,7 +154,7 @@ def test_one_number_in_a_batch_is_enough_to_skip_and_without_it_learning_goes_on
 
 
 def _parameters(agent: DreamerV3 | PPO) -> dict[str, torch.nn.Parameter]:
-    return dict((agent.modules if isinstance(agent, DreamerV3) else agent.networks).named_parameters())
+    return dict(agent.networks.named_parameters())
 
 
 @DEVICES

@@ -39,7 +39,7 @@ class WolfConfig(AgentConfig):
             raise InvalidOption("agent.hunger", 0.25, "another one", 0.5)
         return self
 
-WOLF = AgentSpec(config=WolfConfig, build=lambda *args, **kwargs: None)
+WOLF = AgentSpec(config=WolfConfig, agent=object)
 """
 JOB = ("exp=wolf", "env=cartpole_balance", "profile=cpu")
 
@@ -148,7 +148,7 @@ def test_help(sheeplike):
     ("code", "reason"),
     [
         ("import no_such_module", "cannot be imported: ModuleNotFoundError"),
-        ("WOLF = 3", "expected an AgentSpec(config=<an AgentConfig>, build=<its class>)"),
+        ("WOLF = 3", "expected an AgentSpec(config=<an AgentConfig>, agent=<its class>)"),
         (WOLF.replace("AgentSpec(config=WolfConfig", "AgentSpec(config=Tail"), "expected an AgentSpec(config=<an"),
         (WOLF, 'expected name: Literal["wolf_2"] = "wolf_2" in its options'),
     ],

@@ -24,7 +24,7 @@ def test_a_latent_that_is_no_number_lasts_until_the_next_episode_of_its_world(ma
         actions = []
         for player in (healthy, sick):
             if t == 1 and player is sick:
-                sick.latent.deter[1, 3] = NAN
+                sick.state["deter"][1, 3] = NAN
             torch.manual_seed(t)
             actions.append(player.act(obs, first))
         others = [0, 2] if t in (1, 2) else [0, 1, 2]

@@ -112,7 +112,7 @@ def count(agent: DreamerV3, wait: Callable[[], None]) -> list[list[float]]:
 def main() -> None:
     asked, composed = compose(sys.argv[1:], Sources())
     bench = Bench(composed.config, seconds=asked.seconds, rounds=asked.rounds)
-    options = composed.config.agent.acting_only(bench.envs.num_envs)
+    options = composed.config.agent
     steps = bench.experience(bench.make_agent(options, "off"))
 
     def ready(mode: str) -> DreamerV3:

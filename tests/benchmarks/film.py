@@ -16,7 +16,7 @@ import yaml
 from PIL import Image, ImageDraw, ImageFont
 
 from sheeplike import envs
-from sheeplike.agents.dreamer_v3.agent import DreamerV3
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.trained import exported
 
@@ -25,7 +25,7 @@ TITLES = ("simulation", "what the agent sees", "its dream of that", "error")
 
 
 @torch.no_grad()
-def episode(agent: DreamerV3, worlds: envs.contract.VectorEnv, seed: int) -> list[np.ndarray]:
+def episode(agent: DreamerNetworks, worlds: envs.contract.VectorEnv, seed: int) -> list[np.ndarray]:
     """Films ``(T, H, W, 3)`` uint8 of the episode that begins with ``seed``, as :data:`TITLES` names them."""
     player = agent.player(1)
     camera = agent.keys.images[0]
@@ -67,10 +67,10 @@ def panel(images: list[np.ndarray], font: ImageFont.FreeTypeFont) -> Image.Image
 
 def main() -> None:
     source, file, *seeds = sys.argv[1:]
-    place = exported.demo(source.removeprefix(exported.DEMO)) if source.startswith(exported.DEMO) else Path(source)
+    place = exported.find(source)
     torch.manual_seed(0)
     agent = exported.load_agent(place)
-    assert isinstance(agent, DreamerV3), "only a world model dreams"
+    assert isinstance(agent, DreamerNetworks), "only a world model dreams"
     env = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))["env"]
     worlds = envs.make(env["name"], num_envs=1, image_size=env["image_size"])
     font = ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), 13)

@@ -14,7 +14,7 @@ from sheeplike.commands.analyze import AnalyzeOptions
 from sheeplike.inspection.episodes import FEWEST
 from sheeplike.run.run_dir import claim
 from sheeplike.trained import exported
-from sheeplike.trained.trained import name_results
+from sheeplike.trained.playing import name_results
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 

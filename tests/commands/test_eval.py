@@ -15,9 +15,10 @@ from PIL import Image
 from sheeplike import checkpoint, host
 from sheeplike.__main__ import main
 from sheeplike.commands import eval as command
+from sheeplike.run.layout import choose_checkpoint
 from sheeplike.run.run_dir import claim, lock
 from sheeplike.trained import exported
-from sheeplike.trained.trained import results_of
+from sheeplike.trained.playing import results_of
 
 JOB = ("exp=dreamer_v3", "env=cartpole_balance")
 COMMAND = [sys.executable, "-m", "sheeplike"]
@@ -118,29 +119,30 @@ def test_which_checkpoint(begun, evaluated):
         "step_000000000192": "step_000000000192",
     }
     for name, expected in names.items():
-        path = evaluated("run=mine", f"checkpoint={name}")[1]
+        assert evaluated("run=mine", f"checkpoint={name}")[2].checkpoint == name
+        path = choose_checkpoint(Path("mine"), name)
         assert (path and path.name) == expected
 
 
 def test_settings(begun, evaluated):
     begun({64: None}, "env.num_envs=16")
-    run_dir, _, config, asked = evaluated("run=mine")
+    run_dir, config, asked = evaluated("run=mine")
     assert (run_dir, config.env.name) == (Path("mine"), "cartpole_balance")
     assert (asked.episodes, asked.num_envs, asked.sample, asked.video, asked.seed) == (100, 16, True, True, 0)
-    assert evaluated("run=mine", "episodes=3")[3].num_envs == 3
-    assert evaluated("mine", "episodes=200", "num_envs=150")[3].num_envs == 150
+    assert evaluated("run=mine", "episodes=3")[2].num_envs == 3
+    assert evaluated("mine", "episodes=200", "num_envs=150")[2].num_envs == 150
 
 
 def test_where_it_runs(begun, evaluated, sheeplike, monkeypatch):
     file = begun({64: None}) / "config.yaml"
-    assert evaluated("run=mine")[3].accelerator == "cpu"
+    assert evaluated("run=mine")[2].accelerator == "cpu"
     file.write_text(file.read_text().replace("accelerator: cpu", "accelerator: cuda"))
-    assert evaluated("run=mine")[3].accelerator == "cpu"  # here is no GPU
+    assert evaluated("run=mine")[2].accelerator == "cpu"  # here is no GPU
     assert "on the CPU although" in sheeplike("eval", "run=mine").error
     monkeypatch.setattr(host, "gpu_problem", lambda: None)
-    assert evaluated("run=mine")[3].accelerator == "cuda"
-    assert evaluated("run=mine", "accelerator=cpu")[3].accelerator == "cpu"
-    assert evaluated("run=mine", "accelerator=gpu")[3].accelerator == "cuda"
+    assert evaluated("run=mine")[2].accelerator == "cuda"
+    assert evaluated("run=mine", "accelerator=cpu")[2].accelerator == "cpu"
+    assert evaluated("run=mine", "accelerator=gpu")[2].accelerator == "cuda"
 
 
 def test_help_says_every_key(sheeplike):

@@ -105,7 +105,7 @@ def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
 
     # From the run itself, of any checkpoint.
     for name, is_it in (("last", True), ("64", False)):
-        found = load_agent(run_dir, checkpoint=name).state_dict(replay=False)["modules"]
+        found = load_agent(run_dir, checkpoint=name).state_dict()
         assert all(torch.equal(found[key], value) for key, value in expected.items()) == is_it
 
     # As printed; and without JAX, which a robot may not have.

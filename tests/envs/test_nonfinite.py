@@ -149,7 +149,7 @@ def test_an_action_that_is_no_number_costs_one_episode_and_is_counted(kind, cart
 
         monkeypatch.setattr(state.player, "act", once)
     else:
-        state.player.latent.deter[1] = torch.nan
+        state.player.state["deter"][1] = torch.nan
     train(agent, cartpole, state, total_steps=6 + 3 * 14, observer=watch)
 
     sick = torch.stack(watch.nonfinite)[2:, 1]
@@ -162,8 +162,7 @@ def test_an_action_that_is_no_number_costs_one_episode_and_is_counted(kind, cart
     assert np.flatnonzero(lasts.numpy()).tolist() == [2, 9]
     assert all(bool(step.action[1].isfinite().all()) for step in watch.steps[4:])
     assert all(bool(value.isfinite().all()) for value in state.player.extras.values())
-    networks = agent.networks if kind == "ppo" else agent.modules
-    assert all(bool(value.isfinite().all()) for value in networks.state_dict().values())
+    assert all(bool(value.isfinite().all()) for value in agent.networks.state_dict().values())
     # The rollout that holds what PPO saw cannot be learnt from; no more than that.
     skipped = [metrics["health/skipped_update"].item() for metrics in watch.metrics]
     assert skipped == [float(kind == "ppo")] + [0.0] * (len(skipped) - 1)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.inspection import dissect as dissecting
 from sheeplike.inspection.dissect import (
     PRIVILEGED_STATE,
@@ -46,13 +47,13 @@ def model() -> TrainedModel:
         targets=(PRIVILEGED_STATE,),
         horizon=20,
     )
-    agent = DreamerV3(SPACE, ACTIONS, config.acting_only(2), num_envs=2)
+    networks = DreamerNetworks(SPACE, ACTIONS, config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for p in agent.modules.parameters():
+        for p in networks.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
-    agent.world_model.update_norms({PRIVILEGED_STATE: 3 + 2 * torch.randn(100, 4, generator=generator)})
-    return TrainedModel(agent)
+    networks.world_model.update_norms({PRIVILEGED_STATE: 3 + 2 * torch.randn(100, 4, generator=generator)})
+    return TrainedModel(networks)
 
 
 @pytest.fixture
@@ -271,8 +272,8 @@ def test_probes_read_what_the_latents_hold_and_where(model: TrainedModel, episod
 def test_the_likelihood_of_an_observation_is_that_of_the_training_loss(
     model: TrainedModel, episodes: Episodes, states: States, scale: float
 ) -> None:
-    config = model.agent.config
-    model.agent.config = config.replace(loss_scales=config.loss_scales.replace(reconstruction=scale))
+    config = model.networks.config
+    model.networks.config = config.replace(loss_scales=config.loss_scales.replace(reconstruction=scale))
     some = states.map(lambda x: x[:2, :6])
     obs = {key: value[:2, :6] for key, value in episodes.obs.items()}
     flat = {key: value.flatten(0, 1) for key, value in obs.items()}
@@ -286,8 +287,8 @@ def test_the_likelihood_of_an_observation_is_that_of_the_training_loss(
 
 
 def test_what_is_not_learnt_has_no_likelihood(model: TrainedModel, episodes: Episodes, states: States) -> None:
-    config = model.agent.config
-    model.agent.config = config.replace(loss_scales=config.loss_scales.replace(reconstruction=0.0))
+    config = model.networks.config
+    model.networks.config = config.replace(loss_scales=config.loss_scales.replace(reconstruction=0.0))
     assert dissecting.likelihood.bounds(model, episodes, states) == {"dimensions": 48 * 48 * 3 + 3}
     assert dissecting.notes(model, {"policy": episodes})[0].startswith("No likelihood")
 

@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from sheeplike import envs
-from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.inspection.episodes import Episodes, check_memory, play
 from sheeplike.options import CommandError, InvalidOption
 
@@ -28,15 +29,17 @@ def worlds() -> VectorEnv:
 
 
 @pytest.fixture(scope="module")
-def agent(worlds: VectorEnv) -> DreamerV3:
+def networks(worlds: VectorEnv) -> DreamerNetworks:
     config = DreamerV3Config(size=Size(deter=64, hidden=16, classes=4, depth=2, units=16), observations=("state",))
     spaces_of = worlds.single_observation_space, worlds.single_action_space
-    return DreamerV3(*spaces_of, config.acting_only(3), num_envs=3)
+    return DreamerNetworks(*spaces_of, config)
 
 
 @pytest.mark.parametrize("act", ["policy", "random"])
-def test_episodes_are_those_that_the_recorded_actions_lead_to(worlds: VectorEnv, agent: DreamerV3, act: str) -> None:
-    played = play(agent, worlds, episodes=5, keys=KEYS, act=act, seed=2)
+def test_episodes_are_those_that_the_recorded_actions_lead_to(
+    worlds: VectorEnv, networks: DreamerNetworks, act: str
+) -> None:
+    played = play(networks, worlds, episodes=5, keys=KEYS, act=act, seed=2)
     assert len(played) == 5
     assert played.steps == int(played.lengths.max())
     assert torch.equal(played.returns, played.lengths - 1.0), "a reward of 1 for every step, none for the first"
@@ -56,9 +59,11 @@ def test_episodes_are_those_that_the_recorded_actions_lead_to(worlds: VectorEnv,
         )
 
 
-def test_the_same_arguments_give_the_same_episodes_and_move_no_stream(worlds: VectorEnv, agent: DreamerV3) -> None:
+def test_the_same_arguments_give_the_same_episodes_and_move_no_stream(
+    worlds: VectorEnv, networks: DreamerNetworks
+) -> None:
     before = torch.get_rng_state()
-    one, other, random = (play(agent, worlds, episodes=3, keys=KEYS, act=a) for a in ("policy", "policy", "random"))
+    one, other, random = (play(networks, worlds, episodes=3, keys=KEYS, act=a) for a in ("policy", "policy", "random"))
     assert torch.equal(torch.get_rng_state(), before)
     for name in ("action", "reward", "is_terminal", "lengths"):
         assert torch.equal(getattr(one, name), getattr(other, name))

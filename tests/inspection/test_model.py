@@ -37,7 +37,7 @@ def played(
     agent = make_agent(cameras=CAMERAS, actions=ACTIONS[request.param])
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in agent.modules.parameters():
+        for parameter in agent.networks.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     return agent, play(agent, T, last=[(2, 1)])
 
@@ -59,7 +59,7 @@ def test_dreams_are_those_of_the_agents_own_open_loop(played: tuple[DreamerV3, l
     obs, actions, is_first = sequences([step for step in steps if not step.is_last.any()][-4:])
     is_first = torch.zeros_like(is_first)
     is_first[:, 0] = True
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     half = {key: value[:, :2] for key, value in obs.items()}
     torch.manual_seed(3)
     states = model.observe(half, actions[:, :2], is_first[:, :2])
@@ -79,19 +79,19 @@ def test_dreams_are_those_of_the_agents_own_open_loop(played: tuple[DreamerV3, l
 def test_states_are_those_in_which_the_agent_acted(played: tuple[DreamerV3, list[Step]]) -> None:
     agent, steps = played
     obs, actions, is_first = sequences(steps)
-    states = TrainedModel(agent).observe(obs, actions, is_first, seed=0)
+    states = TrainedModel(agent.networks).observe(obs, actions, is_first, seed=0)
     assert states.lead == (3, T)
     first = steps[0].extras["deter"]
     torch.testing.assert_close(states[:, 0].deter.bfloat16(), first)
     assert torch.equal(states.stoch.sum(-1), torch.ones(3, T, 32))
-    same = TrainedModel(agent).observe(obs, actions, is_first, seed=0)
+    same = TrainedModel(agent.networks).observe(obs, actions, is_first, seed=0)
     assert_same(states, same)
 
 
 def test_an_episode_followed_step_by_step_is_the_one_observed_at_once(played: tuple[DreamerV3, list[Step]]) -> None:
     agent, steps = played
     obs, actions, _ = sequences(steps[:3])
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     torch.manual_seed(5)
     whole = model.observe(obs, actions)
     torch.manual_seed(5)
@@ -107,7 +107,7 @@ def test_an_episode_followed_step_by_step_is_the_one_observed_at_once(played: tu
 def test_one_episode_needs_no_axis_for_several(played: tuple[DreamerV3, list[Step]]) -> None:
     agent, steps = played
     obs, actions, _ = sequences(steps[:3])
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     alone = {key: value[0].numpy() for key, value in obs.items()}
     states = model.observe(alone, actions[0].numpy(), seed=0)
     assert states.lead == (3,)
@@ -134,7 +134,7 @@ def test_one_episode_needs_no_axis_for_several(played: tuple[DreamerV3, list[Ste
 def test_dreams_follow_the_policy_or_whatever_chooses(played: tuple[DreamerV3, list[Step]]) -> None:
     agent, steps = played
     obs, actions, _ = sequences(steps[:2])
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     start = model.observe(obs, actions, seed=0)[:, -1]
     chosen = model.act(start, sample=False)
     torch.manual_seed(0)
@@ -153,7 +153,7 @@ def test_surprise_is_the_divergence_of_what_was_seen_from_what_was_expected(
 ) -> None:
     agent, steps = played
     obs, actions, is_first = sequences(steps)
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     states = model.observe(obs, actions, is_first, seed=0)
     groups = model.surprise(obs, actions, is_first, per_group=True, seed=0)
     total = model.surprise(obs, actions, is_first, seed=0)
@@ -172,7 +172,7 @@ def test_surprise_is_the_divergence_of_what_was_seen_from_what_was_expected(
 def test_variants_of_a_state(played: tuple[DreamerV3, list[Step]]) -> None:
     agent, steps = played
     obs, actions, _ = sequences(steps[:2])
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     state = model.observe(obs, actions, seed=0)[0, -1]
     variants = model.traverse(state, group=7)
     assert torch.equal(variants.stoch[:, 7], torch.eye(model.classes))
@@ -200,7 +200,7 @@ def test_a_part_that_matters_to_nothing_has_no_effect(played: tuple[DreamerV3, l
             getattr(agent.world_model.decoder, images.name).from_stoch[0].weight[:, here] = 0
         agent.world_model.decoder.mlp[0].weight[:, rssm.deter :][:, here] = 0
     obs, actions, is_first = sequences(steps)
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     states = model.observe(obs, actions, is_first, seed=0).map(lambda x: x.flatten(0, 1))
     effects = model.ablate(states, [group, 6, DETER])
     assert effects.parts == [group, 6, DETER]
@@ -224,7 +224,7 @@ def demo() -> TrainedModel:
 def episode(demo: TrainedModel) -> tuple[Tensor, Tensor]:
     """Frames and actions of 40 steps of the demo's own task, with its own policy."""
     envs = sheeplike.envs.make("franka_pick", num_envs=1, image_size=48, cameras=["front"])
-    player, frames, actions = demo.agent.player(1), [], []
+    player, frames, actions = demo.networks.player(1), [], []
     torch.manual_seed(0)
     obs, _ = envs.reset(seed=11)
     for t in range(40):
@@ -309,7 +309,7 @@ def test_what_a_caller_may_not_ask(
 
 @pytest.mark.parametrize("actions", [np.array([0, 3]), np.array([0.9, 1.7])])
 def test_actions_that_a_discrete_space_lacks(make_agent: Callable[..., DreamerV3], actions: np.ndarray) -> None:
-    model = TrainedModel(make_agent(vectors={"state": 5}, actions=spaces.Discrete(4, start=-1)))
+    model = TrainedModel(make_agent(vectors={"state": 5}, actions=spaces.Discrete(4, start=-1)).networks)
     with pytest.raises(ValueError, match=r"Discrete\(4, start=-1\)"):
         model.observe(torch.zeros(2, 5), actions)
 
@@ -325,7 +325,7 @@ def test_depth_and_targets_come_back_in_their_own_units(
     norm = agent.world_model.norms[0]
     x = torch.randn(4, 2)
     torch.testing.assert_close(norm.invert(norm(x)), x)
-    model = TrainedModel(agent)
+    model = TrainedModel(agent.networks)
     with torch.no_grad():
         agent.world_model.decoder.heads[0].weight.zero_()
         agent.world_model.decoder.heads[0].bias.zero_()
@@ -335,7 +335,7 @@ def test_depth_and_targets_come_back_in_their_own_units(
 
 def test_what_has_no_world_model(make_ppo: Callable[..., PPO]) -> None:
     with pytest.raises(CommandError, match="ppo has no world model: expected a run of dreamer_v3"):
-        TrainedModel(make_ppo())
+        TrainedModel(make_ppo().networks)
     with pytest.raises(CommandError, match="ppo has no world model"):
         sheeplike.load("demo:franka_pick_ppo")
     with pytest.raises(CommandError, match=r"demo:frnka_pick: expected .*; nearest: run=demo:franka_pick"):

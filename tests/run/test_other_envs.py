@@ -168,7 +168,7 @@ def test_a_run_its_videos_its_continuation_and_its_export(
     main(["export", f"run={tmp_path / 'straight'}", f"to={tmp_path / 'export'}"])
     loaded = load_agent(tmp_path / "export")
     assert json.loads((tmp_path / "export/model.json").read_text())["only_for_learning"].keys() == UNSEEN[agent]
-    expected_weights = (loaded.networks if agent == "ppo" else loaded.modules).state_dict()
+    expected_weights = loaded.state_dict()
     assert all(torch.equal(expected_weights[name], tensor) for name, tensor in straight.items())
     odd = _odd(num_envs=3, kind=kind)
     obs, _ = odd.reset(seed=3)

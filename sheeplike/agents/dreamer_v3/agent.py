@@ -10,16 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Agent, Dream, Player, Prediction, Ratio, Step, own_randomness
-from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic, imagination_loss, replay_value_loss
+from sheeplike.agents.agent import (
+    Agent,
+    Dream,
+    Prediction,
+    Ratio,
+    Step,
+    describe_observations,
+    describe_sight,
+    own_randomness,
+)
+from sheeplike.agents.dreamer_v3.actor_critic import imagination_loss, replay_value_loss
 from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.agents.dreamer_v3.probes import Probes
 from sheeplike.agents.dreamer_v3.rssm import Latent
 from sheeplike.agents.dreamer_v3.storage import (
@@ -30,9 +39,8 @@ from sheeplike.agents.dreamer_v3.storage import (
     replay_spec,
     unpack_latent,
 )
-from sheeplike.agents.dreamer_v3.world_model import WorldModel, open_loop
+from sheeplike.agents.dreamer_v3.world_model import open_loop
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
-from sheeplike.agents.spaces import ActionCodec
 from sheeplike.memory import SequenceReplay
 from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.compilation import Compilation
@@ -61,6 +69,8 @@ class DreamerV3(Agent):
         MemoryError: the replay does not fit.
     """
 
+    networks_class: ClassVar[type[DreamerNetworks]] = DreamerNetworks
+
     def __init__(
         self,
         observation_space: gymnasium.spaces.Dict,
@@ -74,18 +84,14 @@ class DreamerV3(Agent):
         seed: int = 0,
     ) -> None:
         self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
-        self.keys = ModelKeys(observation_space, config.observations)
-        self.predicted = self.keys.with_targets(observation_space, config.targets)
-        self.targets = [key for key in self.predicted.spaces if key not in self.keys.spaces]
+        self.networks = self.networks_class(
+            observation_space, action_space, config, device=device, autocast=autocast, seed=seed
+        )
+        self.keys, self.predicted, self.codec = self.networks.keys, self.networks.predicted, self.networks.codec
+        self.world_model, self.actor_critic = self.networks.world_model, self.networks.actor_critic
         self.stored = self.predicted.and_also(observation_space, config.probes)
-        self.codec = ActionCodec(action_space)
         self.scales = config.loss_scales.model_dump(by_alias=True)
-        with own_randomness(self.device):
-            torch.manual_seed(seed)
-            self.modules = nn.ModuleDict(self.make_modules()).to(self.device)
-        self.world_model: WorldModel = self.modules["world_model"]
-        self.actor_critic: ActorCritic = self.modules["actor_critic"]
-        self.optimizer = self.make_optimizer([p for p in self.modules.parameters() if p.requires_grad])
+        self.optimizer = self.make_optimizer([p for p in self.networks.parameters() if p.requires_grad])
         self.probes: Probes | None = None
         if config.probes:
             probed = ModelKeys(observation_space, config.probes)
@@ -107,12 +113,6 @@ class DreamerV3(Agent):
         self._last_draw: tuple[Tensor, Tensor] | None = None  # what the last update learned from
         self._compile(compile)
 
-    def make_modules(self) -> dict[str, nn.Module]:
-        """The networks by name; what a subclass adds is optimised, saved and exported with them."""
-        world_model = WorldModel(self.keys, self.codec.width, self.config, predicted=self.predicted)
-        actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config)
-        return {"world_model": world_model, "actor_critic": actor_critic}
-
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of all networks; another one needs ``found_inf`` and ``learning_rate()`` too."""
         config = self.config
@@ -121,38 +121,18 @@ class DreamerV3(Agent):
 
     def _compile(self, mode: str) -> None:
         """What is compiled and captured; everything else is written as if it were not."""
-        self.compiled = Compilation(mode, self.device)
+        self.compiled = self.networks.compiled = Compilation(mode, self.device)
         world, critic = self.world_model, self.actor_critic
         self.compiled.methods(world.rssm, "observe_step")
         self.compiled.methods(critic, "imagine_step")
-        self.compiled.methods(self, "behaviour_losses", "_act")
+        self.compiled.methods(self.networks, "_act")
+        self.compiled.methods(self, "behaviour_losses")
         if self.device.type != "cpu":  # whose time the convolutions take: 2 % less, for half a minute of compiling
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
         self._learn = self.compiled.step(self._learn)
 
-    # --- acting and collecting --------------------------------------------------------------------------------------
-
-    def player(self, num_envs: int) -> DreamerPlayer:
-        """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
-        return DreamerPlayer(self, num_envs)
-
-    @torch.no_grad()
-    def act(
-        self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool
-    ) -> tuple[Latent, Tensor]:
-        """From the state and action of the last step, and what is seen now, to the state and action of this one."""
-        with self.autocast():
-            return self._act(latent, action, obs, is_first, sample)
-
-    def _act(
-        self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, sample: bool
-    ) -> tuple[Latent, Tensor]:
-        step = {key: value.unsqueeze(1) for key, value in obs.items()}
-        latent, _ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))
-        latent = latent.map(lambda x: x.squeeze(1))
-        policy = self.actor_critic.policy(latent.features)
-        return latent, policy.sample() if sample else policy.mode()
+    # --- collecting -------------------------------------------------------------------------------------------------
 
     def add(self, step: Step) -> None:
         """Store one step of all worlds, with the latent that the player had after seeing it."""
@@ -351,12 +331,18 @@ class DreamerV3(Agent):
         """Size of the model, how often it learns, and size of the replay."""
         config, per_iteration = self.config, self.num_envs * self.config.replay_ratio
         size = config.size if isinstance(config.size, str) else "of its own"
-        parameters = sum(p.numel() for p in self.modules.parameters() if p.requires_grad)
+        parameters = sum(p.numel() for p in self.networks.parameters() if p.requires_grad)
+        space = self.networks.space
+        described = {"sees": describe_sight(space, self.keys.spaces)}
+        if targets := self.networks.only_for_learning:
+            described["predicts"] = f"{describe_observations(space, targets)}, not seen by the policy"
+        if self.probes is not None:
+            described["probes"] = describe_observations(space, self.probes.names)
         if per_iteration >= 1:
             rhythm = f"{self.num_envs} policy steps, then {per_iteration:g} gradient steps"
         else:
             rhythm = f"{self.num_envs} policy steps; one gradient step every {1 / per_iteration:g} iterations"
-        return {
+        return described | {
             "agent": f"{config.name}, size {size}: {parameters:,} parameters",
             "one iteration": rhythm,
             "learning": f"from policy step {self.ratio.start:,} on; replay_ratio {config.replay_ratio:g} is "
@@ -369,7 +355,7 @@ class DreamerV3(Agent):
         none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
-        learners = [(self.modules, self.optimizer)]
+        learners = [(self.networks, self.optimizer)]
         learners += [] if self.probes is None else [(self.probes.heads, self.probes.optimizer)]
         try:
             with ExitStack() as stack:
@@ -387,7 +373,7 @@ class DreamerV3(Agent):
         return unpack_latent(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
 
     def _gradient_norms(self) -> dict[str, Tensor]:
-        parts = {name: module for name, module in self.modules.items() if name != "actor_critic"}
+        parts = {name: module for name, module in self.networks.named_children() if name != "actor_critic"}
         parts |= {"actor": self.actor_critic.policy, "critic": self.actor_critic.value}
         # What is frozen has none.
         found = {name: [p.grad for p in part.parameters() if p.grad is not None] for name, part in parts.items()}
@@ -404,7 +390,7 @@ class DreamerV3(Agent):
         """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, and
         without ``history`` it lacks frames, actions and rewards, which are saved in files of their own."""
         state = {
-            "modules": self.modules.state_dict(),
+            "modules": self.networks.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
         } | self.skips.state_dict()
@@ -413,7 +399,7 @@ class DreamerV3(Agent):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.modules.load_state_dict(state["modules"])
+        self.networks.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
         self.skips.load_state_dict(state)
@@ -432,38 +418,3 @@ def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:
     last = torch.where(is_last, 0, steps).amax(1, keepdim=True)
     begin = torch.where(is_first & (steps <= last), steps, 0).amax(1, keepdim=True)
     return (last - torch.arange(SEEN - 1, -1, -1, device=last.device)).maximum(begin)
-
-
-class DreamerPlayer(Player):
-    """Follows ``N`` worlds with the agent's model and samples its policy.
-
-    Attributes:
-        extras: latents of the last :meth:`act`, as the replay stores them.
-    """
-
-    def __init__(self, agent: DreamerV3, num_envs: int) -> None:
-        self.agent = agent
-        # One for the policy's mode and one for a sample of it.
-        act = [partial(agent.act, sample=sample) for sample in (False, True)]
-        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
-        self.latent = agent.world_model.rssm.initial(num_envs, agent.device)
-        self.action = torch.zeros(num_envs, agent.codec.width, device=agent.device)
-        self.extras = pack_latent(self.latent)
-
-    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
-        """Actions after seeing ``obs (N, ...)``; worlds with ``is_first (N,)`` begin from the zero state.
-
-        The authors evaluate with ``sample=True`` too; ``False`` takes the mode of the policy.
-        """
-        seen = {key: obs[key] for key in self.agent.keys.spaces}
-        self.latent, self.action = self.steps[sample](self.latent, self.action, seen, is_first)
-        self.extras = pack_latent(self.latent)
-        return self.agent.codec.to_env(self.action)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"deter": self.latent.deter, "stoch": self.latent.stoch, "action": self.action}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        kept = self.state_dict().items()
-        deter, stoch, self.action = (torch.empty_like(value).copy_(state[name]) for name, value in kept)
-        self.latent = Latent(deter, stoch)

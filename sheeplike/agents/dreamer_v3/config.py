@@ -163,10 +163,6 @@ class DreamerV3Config(AgentConfig):
         """Gradient steps between two policy steps, by the replay ratio."""
         return int(max(stop - max(self.first_update(num_envs), start), 0) * self.replay_ratio)
 
-    def acting_only(self, num_envs: int) -> Self:
-        """These options, with the smallest replay there can be, and without probes."""
-        return self.replace(replay_size=num_envs * (self.batch_length + CONTEXT + WRITE_HEAD), probes=())
-
     def _smallest_replay(self, num_envs: int) -> int:
         """Policy steps after which the replay can serve a batch."""
         return max(num_envs * (self.batch_length + CONTEXT), min(self.batch_size * self.batch_length, self.replay_size))

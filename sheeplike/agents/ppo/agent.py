@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Agent, Player, Step, own_randomness
+from sheeplike.agents.agent import Agent, Step, describe_sight
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.ppo.losses import COMPUTED, STORED, compute_advantages, objective
-from sheeplike.agents.ppo.networks import ActorCritic
+from sheeplike.agents.ppo.networks import PPONetworks
 from sheeplike.agents.ppo.storage import RESERVED, draw_shift, encode_step, observations, rollout_spec
-from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
 from sheeplike.memory.replay import load_generator
 from sheeplike.nn.compilation import Compilation
@@ -54,6 +52,8 @@ class PPO(Agent):
         ValueError: the options do not suit the spaces or the number of worlds.
     """
 
+    networks_class: ClassVar[type[PPONetworks]] = PPONetworks
+
     def __init__(
         self,
         observation_space: gymnasium.spaces.Dict,
@@ -70,15 +70,12 @@ class PPO(Agent):
         if num_envs * length % minibatches:
             raise ValueError(f"{num_envs} worlds x {length} steps do not divide into {minibatches} minibatches")
         self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
-        self.policy_keys = ObservationKeys(observation_space, config.observations)
-        value_keys = ObservationKeys(observation_space, config.value_observations or config.observations)
-        self.keys = ObservationKeys(observation_space, sorted({*self.policy_keys.spaces, *value_keys.spaces}))
+        self.networks = self.networks_class(
+            observation_space, action_space, config, device=device, autocast=autocast, seed=seed
+        )
+        self.keys, self.codec = self.networks.keys, self.networks.codec
         self.keys.refuse_names(RESERVED, "something else in the rollout")
         self.augment = config.augment and bool(self.keys.images)
-        self.codec = ActionCodec(action_space)
-        with own_randomness(self.device):
-            torch.manual_seed(seed)
-            self.networks = ActorCritic(self.policy_keys, value_keys, self.codec, config).to(self.device)
         self.optimizer = adam(self.networks.parameters(), config.learning_rate, eps=config.adam_eps)
         self.rollout = Rollout(
             rollout_spec(self.keys, self.codec, augment=self.augment),
@@ -102,31 +99,14 @@ class PPO(Agent):
 
     def _compile(self, mode: str) -> None:
         """What is compiled and captured; everything else is written as if it were not."""
-        self.compiled = Compilation(mode, self.device)
+        self.compiled = self.networks.compiled = Compilation(mode, self.device)
         self.compiled.methods(self.networks, "forward")
         self.compute_advantages = self.compiled.kernels(compute_advantages)
         self.objective = self.compiled.kernels(objective)
         self._learn = self.compiled.step(self._learn)
         self._prepare = self.compiled.step(self._prepare)
 
-    # --- acting and collecting --------------------------------------------------------------------------------------
-
-    def player(self, num_envs: int) -> PPOPlayer:
-        """A fresh player for ``num_envs`` worlds; it shares this agent's parameters and nothing else."""
-        return PPOPlayer(self, num_envs)
-
-    @torch.no_grad()
-    def act(self, seen: Mapping[str, Tensor], *, sample: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """What the policy does when it sees ``(N, ...)``: what a player's extras hold, and the action.
-
-        Where ``seen`` is without what only the value sees, the extras are without a value.
-        """
-        with self.autocast():
-            complete = seen.keys() == self.keys.spaces.keys()
-            policy, value = self.networks(seen) if complete else (self.networks.act(seen), None)
-        raw_action = policy.sample() if sample else policy.mode()
-        extras = {"raw_action": raw_action, "log_prob": policy.log_prob(raw_action)}
-        return extras | ({"value": value} if complete else {}), self.networks.to_env(raw_action)
+    # --- collecting -------------------------------------------------------------------------------------------------
 
     def add(self, step: Step) -> None:
         """Store one step of all worlds, with what the policy drew, its log-probability and the value.
@@ -265,6 +245,7 @@ class PPO(Agent):
         frames = f"{config.frame_stack} stacked frames" if config.frame_stack > 1 else "single frames"
         cnn = f", {config.vision.layout} network on {frames}" if self.keys.images else ""
         return {
+            "sees": describe_sight(self.networks.space, self.keys.spaces),
             "agent": f"{config.name}{cnn}: {sum(p.numel() for p in self.networks.parameters()):,} parameters",
             "one iteration": f"{self.num_envs} policy steps",
             "learning": f"every {config.rollout_length} iterations: {config.epochs} epochs of {config.minibatches} "
@@ -339,52 +320,3 @@ def control_kl(kind: str, kl: Tensor, target: float, *, finite: Tensor, stopped:
         # At a rollout's first update, where the policy is still the one that acted, there is nothing but rounding.
         factor = torch.where((kl < target / 2) & (kl > MEASURABLE_KL), LR_FACTOR, factor)
         rate.copy_(torch.where(finite, (rate * factor).clamp(*LR_RANGE), rate))
-
-
-class PPOPlayer(Player):
-    """Samples the policy in ``N`` worlds.
-
-    Attributes:
-        extras: of the last :meth:`act`: ``raw_action`` ``(N, A)``, what the distribution drew, before any squashing;
-            ``log_prob`` and ``value`` ``(N,)``. Without ``value``, and so not to be learnt from, where ``obs`` was
-            without something that only the value sees.
-    """
-
-    def __init__(self, agent: PPO, num_envs: int) -> None:
-        self.agent = agent
-        # One for the policy's mode and one for a sample of it.
-        act = [partial(agent.act, sample=sample) for sample in (False, True)]
-        self.steps = [agent.compiled.shared_step((num_envs, n), step) for n, step in enumerate(act)]
-        stack = agent.config.frame_stack
-        stacked = agent.keys.images if stack > 1 else []
-        self.frames = {
-            key: torch.zeros(num_envs, stack, *shape, dtype=dtype, device=agent.device)
-            for key, (shape, dtype) in agent.keys.stored().items()
-            if key in stacked
-        }
-        self.extras: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
-        """Actions after seeing ``obs (N, ...)``; ``sample=False`` takes the mode of the policy."""
-        keys = self.agent.keys
-        if not keys.spaces.keys() <= obs.keys():  # a robot has no privileged state, and the policy does not ask for it
-            keys = self.agent.policy_keys
-        seen = {key: self._stack(key, obs[key], is_first) for key in keys.images}
-        seen |= {key: obs[key] for key in keys.vectors}
-        self.extras, action = self.steps[sample](seen)
-        return action
-
-    def _stack(self, key: str, frame: Tensor, is_first: Tensor) -> Tensor:
-        """The newest frames ``(N, H, W, stack * C)``, oldest first; an episode's first frame fills the whole stack."""
-        if self.agent.config.frame_stack == 1:
-            return frame
-        older = torch.cat([self.frames[key][:, 1:], frame.unsqueeze(1)], 1)
-        self.frames[key] = torch.where(is_first.view(-1, 1, 1, 1, 1), frame.unsqueeze(1), older)
-        return self.frames[key].permute(0, 2, 3, 1, 4).flatten(-2)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return dict(self.frames)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.frames = {key: torch.empty_like(frames).copy_(state[key]) for key, frames in self.frames.items()}

@@ -121,7 +121,3 @@ class PPOConfig(AgentConfig):
         """Gradient steps between two policy steps; a rollout is complete with the step that bootstraps it."""
         before, after = (max(math.ceil(steps / num_envs) - 1, 0) // self.rollout_length for steps in (start, stop))
         return (after - before) * self.epochs * self.minibatches
-
-    def acting_only(self, num_envs: int) -> Self:
-        """These options, with the smallest rollout there can be."""
-        return self.replace(rollout_length=1, minibatches=1)

@@ -6,12 +6,16 @@ Shape letters: ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` action, ``F`` f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
+from sheeplike.agents.agent import own_randomness
+from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
@@ -121,40 +125,88 @@ class Activation(nn.Module):
         return self.function(x)
 
 
-class ActorCritic(nn.Module):
+class PPONetworks(PolicyNetworks):
     """The policy and the value, with trunks of their own or a shared one.
 
-    Args:
-        policy_keys, value_keys: what each of them sees.
+    Attributes:
+        policy_keys: what the policy sees.
+        keys: this, and what the value sees.
         codec: of the action space.
-        config: options of the agent. Its distribution ``clipped_normal`` has a deviation that does not depend on what
-            is seen.
 
     Raises:
         ValueError: a distribution that does not suit the actions, or a shared trunk with different observations.
     """
 
+    config: PPOConfig
+
     def __init__(
-        self, policy_keys: ObservationKeys, value_keys: ObservationKeys, codec: ActionCodec, config: PPOConfig
+        self,
+        space: spaces.Dict,
+        actions: spaces.Space,
+        config: PPOConfig,
+        *,
+        device: torch.device | str = "cpu",
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.distribution = choose_distribution(config.distribution, codec)
-        self.codec = codec
+        policy_keys = ObservationKeys(space, config.observations)
+        value_keys = ObservationKeys(space, config.value_observations or config.observations)
+        keys = ObservationKeys(space, sorted({*policy_keys.spaces, *value_keys.spaces}))
+        super().__init__(space, config, policy_keys.spaces, keys.spaces, device=device, autocast=autocast)
+        self.policy_keys, self.keys, self.codec = policy_keys, keys, ActionCodec(actions)
+        self.distribution = choose_distribution(config.distribution, self.codec)
         if config.shared_trunk and policy_keys.spaces.keys() != value_keys.spaces.keys():
             raise ValueError(
                 f"a trunk shared by a policy that sees {', '.join(policy_keys.spaces)} and a value that sees "
                 f"{', '.join(value_keys.spaces)}: expected the same observations; nearest: shared_trunk=false"
             )
-        self.policy_trunk = Trunk(policy_keys, config)
-        self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
-        outputs = codec.width * (2 if self.distribution == "tanh_normal" else 1)
-        mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
-        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
-        self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
-        # A random value would outweigh rewards that are small, and the policy would climb its hills instead.
-        self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
-        if self.distribution == "clipped_normal":
-            self.log_std = nn.Parameter(torch.zeros(codec.width))
+        with own_randomness(self.device, seed):
+            self.policy_trunk = Trunk(policy_keys, config)
+            self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
+            width = self.codec.width
+            mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
+            # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+            outputs = width * (2 if self.distribution == "tanh_normal" else 1)
+            self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
+            # A random value would outweigh rewards that are small, and the policy would climb its hills instead.
+            self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
+            if self.distribution == "clipped_normal":
+                # It does not depend on what is seen.
+                self.log_std = nn.Parameter(torch.zeros(width))
+            self.to(self.device)
+
+    def initial(self, num_envs: int) -> dict[str, Tensor]:
+        """The last frames of each camera, ``(N, stack, H, W, C)``; nothing where frames are not stacked."""
+        stack = self.config.frame_stack
+        return {
+            key: torch.zeros(num_envs, stack, *shape, dtype=dtype, device=self.device)
+            for key, (shape, dtype) in self.keys.stored().items()
+            if stack > 1 and key in self.keys.images
+        }
+
+    def select(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # A robot has no privileged state, and the policy does not ask for it.
+        complete = self.keys.spaces.keys() <= obs.keys()
+        return {key: obs[key] for key in (self.keys if complete else self.policy_keys).spaces}
+
+    @torch.no_grad()
+    def act(
+        self, state: dict[str, Tensor], obs: dict[str, Tensor], is_first: Tensor, *, sample: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Stack frames and choose.
+
+        The extras are ``raw_action (N, A)``, what the distribution drew before any squashing, ``log_prob`` and
+        ``value (N,)``; without the value where ``obs`` is without something that only the value sees.
+        """
+        stacks = {key: push_frame(state[key], obs[key], is_first) for key in state if key in obs}
+        seen = obs | {key: frames.permute(0, 2, 3, 1, 4).flatten(-2) for key, frames in stacks.items()}
+        complete = seen.keys() == self.keys.spaces.keys()
+        with self.autocast():
+            policy, value = self(seen) if complete else (self.policy(seen), None)
+        raw_action = policy.sample() if sample else policy.mode()
+        extras = {"raw_action": raw_action, "log_prob": policy.log_prob(raw_action)}
+        extras |= {"value": value} if complete else {}
+        return {key: stacks.get(key, state[key]) for key in state}, self.to_env(raw_action), extras
 
     def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
         """Action distribution ``(B, A)`` and value ``(B,)`` float32 of observations ``(B, ...)``.
@@ -167,7 +219,7 @@ class ActorCritic(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
 
-    def act(self, obs: Mapping[str, Tensor]) -> Distribution:
+    def policy(self, obs: Mapping[str, Tensor]) -> Distribution:
         """The action distribution of :meth:`forward` alone, without what only the value sees."""
         features = self.policy_trunk(obs)
         with torch.autocast(features.device.type, enabled=False):
@@ -190,6 +242,12 @@ class ActorCritic(nn.Module):
         self.policy_trunk.update_norms(vectors)
         if self.value_trunk is not self.policy_trunk:
             self.value_trunk.update_norms(vectors)
+
+
+def push_frame(frames: Tensor, frame: Tensor, is_first: Tensor) -> Tensor:
+    """Drop the oldest of ``frames (N, stack, ...)`` for ``frame (N, ...)``, which fills the whole stack at a start."""
+    frame = frame.unsqueeze(1)
+    return torch.where(is_first.view(-1, 1, 1, 1, 1), frame, torch.cat([frames[:, 1:], frame], 1))
 
 
 def choose_distribution(name: str, codec: ActionCodec) -> str:

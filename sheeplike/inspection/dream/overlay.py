@@ -48,7 +48,7 @@ def taught(states: States, expected: Expected) -> Tensor:
 def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
     """What a linear probe says that learns from :data:`EPISODES` episodes of the agent's policy in ``envs``."""
     keys = [*model.observations, PRIVILEGED_STATE]
-    played = play(model.agent, envs, episodes=EPISODES, keys=keys, act="policy")
+    played = play(model.networks, envs, episodes=EPISODES, keys=keys, act="policy")
     states = dissect.observe(model, played)
     number = torch.arange(EPISODES)[:, None].expand(played.valid.shape)[played.valid]
     features = states.features[played.valid].cpu()

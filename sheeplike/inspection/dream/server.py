@@ -35,7 +35,7 @@ from sheeplike.inspection.dream.session import STRIPS, Driver, Session, Source
 from sheeplike.inspection.model import psnr
 from sheeplike.options import CommandError, InvalidOption, Options, build, nearest
 from sheeplike.terminal import info, one_line
-from sheeplike.trained.trained import finite
+from sheeplike.trained.playing import finite
 
 LOCAL = ("127.0.0.1", "localhost")
 PANELS = ("real", "dream", "dream B")

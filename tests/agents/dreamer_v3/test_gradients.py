@@ -55,7 +55,7 @@ def agent(
 ) -> DreamerV3:
     torch.manual_seed(0)
     agent = make_agent(cameras=("front",), actions=request.param, free_nats=0.0)
-    randomised(agent.modules, 0.05)
+    randomised(agent.networks, 0.05)
     play(agent, 20, last={(6, 0)}, terminal={(9, 1)})
     return agent
 
@@ -64,7 +64,7 @@ def test_each_loss_reaches_exactly_the_parts_it_may_train(agent: DreamerV3) -> N
     """Above all: imagined policy and value losses leave the world model alone, replayed reward and value do not."""
     losses = losses_of(agent)
     assert losses.keys() == REACHED.keys()
-    names, params = zip(*((n, p) for n, p in agent.modules.named_parameters() if p.requires_grad), strict=True)
+    names, params = zip(*((n, p) for n, p in agent.networks.named_parameters() if p.requires_grad), strict=True)
     for loss, expected in REACHED.items():
         gradients = torch.autograd.grad(losses[loss].mean(), params, allow_unused=True, retain_graph=True)
         reached = {part_of(n) for n, g in zip(names, gradients, strict=True) if g is not None and bool(g.any())}
@@ -80,7 +80,7 @@ def test_the_slow_critic_gets_no_gradient_even_if_it_could(agent: DreamerV3) -> 
 
 def test_every_trainable_parameter_gets_a_gradient_and_the_slow_critic_none(agent: DreamerV3) -> None:
     agent.update()
-    for name, p in agent.modules.named_parameters():
+    for name, p in agent.networks.named_parameters():
         if part_of(name) == "slow value":
             assert p.grad is None
         else:

@@ -125,14 +125,14 @@ def test_an_agent_sees_learns_and_reports_all_of_it(
     collect(agent, 20)
     assert agent.replay.storage["depth/front"].dtype == torch.float32
     assert torch.equal(agent.replay.storage["depth/front"][4], observe(3, SPACE, 4)["depth/front"])
-    before = {name: p.clone() for name, p in agent.modules.named_parameters() if p.requires_grad}
+    before = {name: p.clone() for name, p in agent.networks.named_parameters() if p.requires_grad}
     for _ in range(6):
         with no_host_reads():
             metrics = agent.update()
         assert all_finite(metrics)
     assert {f"loss/{key}" for key in SPACE} <= metrics.keys()
     assert {"wm/psnr/front", "wm/psnr/grey", "wm/psnr/stack", "wm/psnr/depth/front"} <= metrics.keys()
-    for name, p in agent.modules.named_parameters():
+    for name, p in agent.networks.named_parameters():
         assert not p.requires_grad or bool((p != before[name]).any()), name
     _, predictions = agent.report()
     assert predictions.keys() == {"front", "grey", "stack", "depth/front"}

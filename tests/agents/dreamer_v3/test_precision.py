@@ -28,7 +28,7 @@ def test_every_trainable_parameter_gets_a_gradient_under_autocast(
     play(agent, 20)
     for _ in range(3):
         metrics = agent.update()
-    for name, p in agent.modules.named_parameters():
+    for name, p in agent.networks.named_parameters():
         if p.requires_grad:
             assert p.dtype == p.grad.dtype == torch.float32
             assert bool(p.grad.any()), name

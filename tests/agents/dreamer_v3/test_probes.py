@@ -70,14 +70,14 @@ def test_probes_change_no_bit_of_anything_else(make: Make) -> None:
 def test_the_model_neither_sees_nor_predicts_what_is_probed(make: Make) -> None:
     agent = make()
     assert list(agent.keys.spaces) == list(agent.predicted.spaces) == ["state"]
-    assert agent.targets == []
+    assert not agent.networks.only_for_learning
     assert "privileged_state" in agent.replay.storage
     assert "noise" not in agent.replay.storage
     collect(agent, 20)
     assert bool(agent.replay.storage["privileged_state"][:20].any())
     before = agent.update()
     assert "loss/privileged_state" not in before
-    assert not any(p is q for p in agent.modules.parameters() for q in agent.probes.heads.parameters())
+    assert not any(p is q for p in agent.networks.parameters() for q in agent.probes.heads.parameters())
 
 
 def test_no_gradient_reaches_the_latents(make: Make) -> None:
@@ -150,11 +150,11 @@ def test_what_is_not_finite_moves_no_probe_and_stops_no_learning(make: Make, poi
     collect(agent, 30)
     agent.update()
     agent.replay.storage[poisoned].fill_(torch.nan)
-    before, learnt = copy.deepcopy(agent.probes.state_dict()), copy.deepcopy(agent.modules.state_dict())
+    before, learnt = copy.deepcopy(agent.probes.state_dict()), copy.deepcopy(agent.networks.state_dict())
     metrics = agent.update()
     torch.testing.assert_close(agent.probes.state_dict(), before, rtol=0, atol=0)
     assert bool(metrics["health/skipped_update"]) == (poisoned == "reward")
-    same = all(torch.equal(value, learnt[name]) for name, value in agent.modules.state_dict().items())
+    same = all(torch.equal(value, learnt[name]) for name, value in agent.networks.state_dict().items())
     assert same == (poisoned == "reward")
 
 
@@ -162,9 +162,8 @@ def test_an_agent_that_only_acts_has_none_and_takes_the_same_state(make: Make) -
     agent = make()
     collect(agent, 20)
     agent.update()
-    acting = make(probes=agent.config.acting_only(3).probes)
-    assert acting.probes is None
-    assert acting.modules.state_dict().keys() == agent.modules.state_dict().keys()
+    acting = make(probes=())
+    assert acting.networks.state_dict().keys() == agent.networks.state_dict().keys()
     acting.load_state_dict(agent.state_dict(replay=False))
     obs, first = {"state": torch.randn(3, 5)}, torch.ones(3, dtype=torch.bool)
     actions = []

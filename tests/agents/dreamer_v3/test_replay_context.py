@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("argmax_sampling")
 @pytest.fixture
 def agent(make_agent: Callable[..., DreamerV3], play: Callable[..., Any], randomised: Callable[..., None]) -> DreamerV3:
     agent = make_agent(cameras=("front",))
-    randomised(agent.modules)
+    randomised(agent.networks)
     play(agent, 40, last={(8, 0), (20, 1)}, terminal={(13, 2), (26, 0)})
     return agent
 

@@ -22,7 +22,7 @@ LENGTH, CONTEXT = 12, 6
 @pytest.fixture
 def agent(make_agent: Callable[..., DreamerV3], play: Callable[..., Any], randomised: Callable[..., None]) -> DreamerV3:
     agent = make_agent(cameras=("front", "wrist"), batch_length=LENGTH)
-    randomised(agent.modules, 0.3)
+    randomised(agent.networks, 0.3)
     play(agent, 30)
     return agent
 

@@ -49,7 +49,7 @@ def collect(agent: DreamerV3, steps: int, hidden: Callable[[Tensor], Tensor]) ->
 def test_a_target_is_stored_and_predicted_but_neither_seen_nor_asked_for_when_acting() -> None:
     agent = make(targets=("privileged_state", "pixels/wrist"))
     assert list(agent.keys.spaces) == ["state"]
-    assert agent.targets == ["pixels/wrist", "privileged_state"]
+    assert list(agent.networks.only_for_learning) == ["pixels/wrist", "privileged_state"]
     assert agent.world_model.encoder.outputs == 16, "the vector's alone"
     collect(agent, 20, lambda state: state[:, :2])
     assert {"state", "privileged_state", "pixels/wrist"} <= agent.replay.storage.keys()
@@ -67,7 +67,7 @@ def test_its_loss_is_that_of_an_observation_and_its_gradient_shapes_the_latent_s
     deter = torch.randn(2, 3, 64, generator=generator, requires_grad=True)
     stoch = torch.eye(4)[torch.randint(4, (2, 3, 32), generator=generator)].requires_grad_()
     batch = {
-        key: 9 * torch.randn(2, 3, SPACE[key].shape[0], generator=generator) for key in ("state", agent.targets[0])
+        key: 9 * torch.randn(2, 3, SPACE[key].shape[0], generator=generator) for key in ("state", "privileged_state")
     }
     batch |= {"reward": torch.zeros(2, 3), "is_terminal": torch.zeros(2, 3, dtype=torch.bool)}
     losses, metrics = world.losses(Latent(deter, stoch), torch.zeros(2, 3, 32, 4), batch)
@@ -129,10 +129,10 @@ def test_the_latent_state_learns_what_can_be_known_and_not_what_cannot() -> None
 
 def test_without_targets_nothing_is_different() -> None:
     agents = [make(targets=()), make()]
-    assert agents[0].targets == []
+    assert not agents[0].networks.only_for_learning
     assert agents[0].predicted is agents[0].keys
     assert "privileged_state" not in agents[0].replay.storage
-    names = [set(agent.modules.state_dict()) for agent in agents]
+    names = [set(agent.networks.state_dict()) for agent in agents]
     assert names[0] < names[1]
     parts = ("world_model.decoder.heads.", "world_model.norms.0.")
     assert all(name.startswith(parts) for name in names[1] - names[0])

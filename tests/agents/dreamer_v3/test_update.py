@@ -36,7 +36,7 @@ def test_a_few_updates_are_finite_and_move_every_trainable_parameter(
 ) -> None:
     torch.manual_seed(0)
     agent = make_agent(free_nats=0.0, **KINDS[kind])
-    start = snapshot(agent.modules)
+    start = snapshot(agent.networks)
     for round_ in range(3):
         play(agent, 15, last={(6, 0)}, terminal={(11, 0)}, seed=round_)
         metrics = agent.update()
@@ -44,7 +44,7 @@ def test_a_few_updates_are_finite_and_move_every_trainable_parameter(
             assert value.shape == (), name
             assert not value.requires_grad, name
             assert bool(value.isfinite()), name
-    for name, p in agent.modules.named_parameters():
+    for name, p in agent.networks.named_parameters():
         assert bool(p.isfinite().all()), name
         assert not torch.equal(p, start[name]), name
         if p.requires_grad:
@@ -66,8 +66,8 @@ def test_updates_keep_all_memory_in_place(make_agent: Callable[..., DreamerV3], 
     agent.update()
 
     def addresses() -> list[int]:
-        tensors = [*agent.modules.parameters(), *agent.modules.buffers()]
-        tensors += [p.grad for p in agent.modules.parameters() if p.grad is not None]
+        tensors = [*agent.networks.parameters(), *agent.networks.buffers()]
+        tensors += [p.grad for p in agent.networks.parameters() if p.grad is not None]
         tensors += [value for state in agent.optimizer.state.values() for value in state.values()]
         tensors += list(agent.replay.storage.values())
         return [t.data_ptr() for t in tensors]
@@ -98,9 +98,9 @@ def test_first_update_of_the_default_warm_up_changes_no_parameter(
 ) -> None:
     agent = make_agent(warmup=1000)
     play(agent, 15)
-    before = snapshot(agent.modules)
+    before = snapshot(agent.networks)
     assert agent.update()["opt/learning_rate"].item() == 0.0
-    assert all(torch.equal(p, before[name]) for name, p in snapshot(agent.modules).items())
+    assert all(torch.equal(p, before[name]) for name, p in snapshot(agent.networks).items())
     assert agent.update()["opt/learning_rate"].item() == pytest.approx(4e-8)
 
 
@@ -116,7 +116,7 @@ def test_bfloat16_keeps_parameters_moments_losses_and_state_in_float32(
     assert posterior.deter.dtype == posterior.stoch.dtype == torch.float32
     metrics = agent.update()
     assert all(bool(value.isfinite()) for value in metrics.values())
-    held = [*agent.modules.parameters(), *agent.modules.buffers()]
+    held = [*agent.networks.parameters(), *agent.networks.buffers()]
     held += [value for state in agent.optimizer.state.values() for value in state.values()]
     assert {t.dtype for t in held} == {torch.float32}
 
@@ -155,7 +155,7 @@ def test_a_loaded_agent_continues_bit_for_bit(
         torch.manual_seed(5)
         steps = play(who, 9, player=whose, seed=7)
         due = who.updates_due(117)
-        results.append((steps, due, [who.update() for _ in range(3)], snapshot(who.modules), who.replay.storage))
+        results.append((steps, due, [who.update() for _ in range(3)], snapshot(who.networks), who.replay.storage))
     (steps, due, metrics, params, ring), (steps2, due2, metrics2, params2, ring2) = results
     assert due == due2
     assert all(torch.equal(a.action, b.action) for a, b in zip(steps, steps2, strict=True))
@@ -174,7 +174,7 @@ def test_a_checkpoint_without_replay_restores_everything_else(
     other = make_agent(seed=2)
     other.load_state_dict(agent.state_dict(replay=False))
     assert len(other.replay) == 0
-    ours, theirs = agent.modules.state_dict(), other.modules.state_dict()
+    ours, theirs = agent.networks.state_dict(), other.networks.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
     assert any("slow_value" in key for key in ours)
@@ -184,7 +184,7 @@ def test_a_checkpoint_without_replay_restores_everything_else(
 def test_same_seed_same_agent_other_seed_another(make_agent: Callable[..., DreamerV3]) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    a, b, c = (snapshot(make_agent(seed=seed).modules) for seed in (3, 3, 4))
+    a, b, c = (snapshot(make_agent(seed=seed).networks) for seed in (3, 3, 4))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
     assert torch.equal(torch.random.get_rng_state(), before), (
@@ -229,8 +229,7 @@ def test_players_share_parameters_and_nothing_else(make_agent: Callable[..., Dre
     no = torch.zeros(3, dtype=torch.bool)
     for _ in range(3):
         one.act({"state": torch.randn(3, 5)}, no)
-    assert not two.latent.features.any()
-    assert not two.action.any()
+    assert not any(value.any() for value in two.state.values())
     assert agent.player(7).act({"state": torch.zeros(7, 5)}, torch.ones(7, dtype=torch.bool)).shape == (7, 2)
 
 

@@ -196,14 +196,14 @@ def test_player_latents_equal_the_world_models_on_the_same_sequence(
 ) -> None:
     """Episodes begin in the middle, in each world at another step."""
     agent = make_agent(cameras=cameras)
-    randomised(agent.modules)
+    randomised(agent.networks)
     player, length = agent.player(3), 14
     latents = []
     act = player.act
 
     def recorded(obs: dict[str, torch.Tensor], is_first: torch.Tensor) -> torch.Tensor:
         action = act(obs, is_first)
-        latents.append(player.latent)
+        latents.append(Latent(player.state["deter"], player.state["stoch"]))
         return action
 
     player.act = recorded

@@ -224,9 +224,9 @@ def test_players_share_parameters_and_nothing_else(make_ppo: Callable[..., PPO])
     first = torch.ones(3, dtype=torch.bool)
     frames = torch.randint(0, 256, (3, 48, 48, 3), dtype=torch.uint8)
     training.act({"pixels/front": frames}, first)
-    kept = {key: value.clone() for key, value in training.frames.items()}
+    kept = {key: value.clone() for key, value in training.state.items()}
     evaluation.act({"pixels/front": torch.zeros(5, 48, 48, 3, dtype=torch.uint8)}, torch.ones(5, dtype=torch.bool))
-    assert all(torch.equal(kept[key], value) for key, value in training.frames.items())
+    assert all(torch.equal(kept[key], value) for key, value in training.state.items())
     restored = agent.player(3)
     restored.load_state_dict(training.state_dict())
     obs, later = {"pixels/front": 255 - frames}, torch.zeros(3, dtype=torch.bool)

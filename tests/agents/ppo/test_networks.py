@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from sheeplike.agents.agent import Step
 from sheeplike.agents.ppo import PPO, PPOConfig, Vision
-from sheeplike.agents.ppo.networks import ActorCritic
-from sheeplike.agents.spaces import ActionCodec, ObservationKeys
+from sheeplike.agents.ppo.networks import PPONetworks
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 
@@ -28,7 +27,7 @@ def build(
     policy: tuple[str, ...] = ("*",),
     actions: spaces.Space = BOX,
     **options: Any,
-) -> ActorCritic:
+) -> PPONetworks:
     """Networks for observations by shape: three axes are an image, one a vector."""
     space = spaces.Dict(
         {
@@ -36,12 +35,11 @@ def build(
             for key, shape in observations.items()
         }
     )
-    torch.manual_seed(0)
-    keys = ObservationKeys(space, policy), ObservationKeys(space, value)
-    return ActorCritic(*keys, ActionCodec(actions), PPOConfig(**options))
+    config = PPOConfig(observations=policy, value_observations=value, **options)
+    return PPONetworks(space, actions, config)
 
 
-def observe(networks: ActorCritic, batch: int = 4, stack: int = 1, seed: int = 0) -> dict[str, Tensor]:
+def observe(networks: PPONetworks, batch: int = 4, stack: int = 1, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     obs = {}
     for key, space in (networks.policy_trunk.keys.spaces | networks.value_trunk.keys.spaces).items():
@@ -57,7 +55,7 @@ def count(*modules: nn.Module) -> int:
     return sum(p.numel() for module in modules for p in module.parameters())
 
 
-def outputs(networks: ActorCritic, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def outputs(networks: PPONetworks, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     policy, value = networks(obs)
     return policy.mean.detach(), value.detach()
 

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from sheeplike import envs
-from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.config.compose import load_saved
 from sheeplike.inspection.dream.session import Session
 from sheeplike.inspection.model import TrainedModel, load
@@ -66,7 +67,7 @@ def make_model(world: VectorEnv, **options: Any) -> TrainedModel:
     torch.manual_seed(0)
     config = DreamerV3Config(**{"size": TINY, "observations": ("pixels/*",), "learning_starts": 0} | options)
     space, actions = world.single_observation_space, world.single_action_space
-    return TrainedModel(DreamerV3(space, actions, config.acting_only(1), num_envs=1))
+    return TrainedModel(DreamerNetworks(space, actions, config))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A trained agent and the worlds that it was trained in, for commands that let it play: of a run, an export or a demo.
+"""Options and worlds of the commands that let a trained agent play, from a run, an export or a demo.
 
 Importing this module imports neither torch nor JAX: a request that cannot be met is refused before.
 """
@@ -6,8 +6,6 @@ Importing this module imports neither torch nor JAX: a request that cannot be me
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,7 +17,7 @@ from sheeplike.config.errors import as_command_errors, require_writable
 from sheeplike.config.schema import Config
 from sheeplike.files import find_unusual
 from sheeplike.options import CommandError, InvalidOption, Options
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, choose_checkpoint
+from sheeplike.run.layout import choose_checkpoint
 from sheeplike.run.run_dir import open_run
 from sheeplike.terminal import warn
 from sheeplike.trained import exported
@@ -28,7 +26,7 @@ from sheeplike.trained.exported import is_export
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
-    from sheeplike.agents.agent import Agent
+    from sheeplike.agents.policy import PolicyNetworks
 
 T = TypeVar("T", bound="TrainedOptions")
 
@@ -69,16 +67,14 @@ def open_trained(run: str | None, checkpoint: str, command: str, results: str) -
     """
     if run is None or not is_export(run_dir := exported.find(run)):
         return open_run(run, command)
-    if checkpoint != "last":
-        raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
+    exported.refuse_checkpoint(checkpoint)
     if found := find_unusual(run_dir, results):
         raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
-    # A download may be a link into a cache of downloads.
-    return run_dir, load_saved(Path(os.path.realpath(run_dir / CONFIG_FILE))).config
+    return run_dir, load_saved(exported.config_of(run_dir)).config
 
 
-def settle(asked: T, run_dir: Path, config: Config, results: str) -> tuple[Path | None, T]:
-    """The checkpoint, None of an export, and the keys with ``num_envs`` and ``accelerator`` filled in.
+def settle(asked: T, run_dir: Path, config: Config, results: str) -> T:
+    """Check the request and fill in ``num_envs`` and ``accelerator``.
 
     Raises:
         CommandError: it cannot be met, or the results cannot be written.
@@ -86,21 +82,21 @@ def settle(asked: T, run_dir: Path, config: Config, results: str) -> tuple[Path 
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
         raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
-    path = None if is_export(run_dir) else choose_checkpoint(run_dir, asked.checkpoint)
+    if not is_export(run_dir):
+        choose_checkpoint(run_dir, asked.checkpoint)
     asked = asked.replace(num_envs=num_envs, accelerator=choose_accelerator(asked.accelerator, config))
     require_writable("run", results_of(run_dir, results))
-    return path, asked
+    return asked
 
 
 def rebuild(
-    run_dir: Path, path: Path | None, config: Config, asked: TrainedOptions, **options: bool
-) -> tuple[int, Agent, VectorEnv]:
-    """The policy step at which an agent was saved, the agent, and worlds that it can play in.
+    run_dir: Path, config: Config, asked: TrainedOptions, **options: bool
+) -> tuple[int, PolicyNetworks, VectorEnv]:
+    """Return the policy step at which an agent was saved, its networks, and worlds that it can play in.
 
     Args:
-        path: the checkpoint; None: the newest that is whole, or an export.
         config: of the run.
-        asked: ``num_envs`` and ``accelerator`` are filled in.
+        asked: what :func:`settle` returned.
         options: of the worlds, as :func:`~sheeplike.run.build.build_envs` takes them.
 
     Raises:
@@ -108,26 +104,19 @@ def rebuild(
     """
     import torch
 
-    from sheeplike import checkpoint
-    from sheeplike.run.build import build_envs, launch, make_agent
-    from sheeplike.run.snapshot import checkpoint_mismatch
+    from sheeplike.run.build import build_envs, launch
+    from sheeplike.run.snapshot import changes_since, forbidden_changes
 
-    saved = config
-    config = config.replace(
-        fabric=config.fabric.replace(accelerator=asked.accelerator),
-        compile="off",  # compiling takes longer than playing
-        agent=config.agent.acting_only(config.env.num_envs),
-    )
-    failures = (ValueError, TypeError, MemoryError, torch.OutOfMemoryError, checkpoint.Corrupt, FileNotFoundError)
-    with as_command_errors(*failures):
-        # Before anything that takes long: a run that is going on removes its old checkpoints.
-        step, give_weights = read_weights(run_dir, path, saved)
-        fabric = launch(config)
+    # Before anything that takes long: a run that is going on removes its old checkpoints.
+    meta, weights = exported.read(run_dir, asked.checkpoint)
+    if "config" in meta and (edited := forbidden_changes(changes_since(meta, config))):
+        warn(edited)
+    fabric = launch(config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator)))
+    with as_command_errors(ValueError, TypeError, MemoryError, torch.OutOfMemoryError):
         made = build_envs(config, asked.num_envs, fabric.device, **options)
-        agent = make_agent(config, made, fabric)
-    with checkpoint_mismatch(run_dir):
-        give_weights(agent)
-    return step, agent, made
+        spaces = made.single_observation_space, made.single_action_space
+        runtime = {"device": fabric.device, "autocast": fabric.autocast}
+        return meta["step"], exported.build(run_dir, weights, *spaces, config.agent, **runtime), made
 
 
 def name_results(step: int, asked: TrainedOptions, config: Config, *marks: str) -> str:
@@ -146,32 +135,6 @@ def results_of(run_dir: Path, results: str) -> Path:
     """Where a command keeps what it finds about ``run_dir``; nothing is written where the program is installed."""
     is_demo = run_dir.resolve().parent == exported.DEMOS.resolve()
     return (Path("logs/demo", run_dir.resolve().name) if is_demo else run_dir) / results
-
-
-def read_weights(run_dir: Path, path: Path | None, config: Config) -> tuple[int, Callable[[Agent], None]]:
-    """The policy step at which an agent was saved, and what gives its weights to one that was made anew.
-
-    Args:
-        path: the checkpoint; None: the newest that is whole, or an export.
-        config: of the run, as it is saved.
-    """
-    from sheeplike import checkpoint
-    from sheeplike.run.snapshot import changes_since, forbidden_changes
-
-    if is_export(run_dir):
-        model, weights = exported.read(run_dir)
-        problem = f"{run_dir}: the weights are not of the agent and the environments in its config.yaml"
-        return model.step, lambda agent: exported.load_weights(agent, weights, problem)
-    only = ("agent",)
-    meta, parts = checkpoint.load(path, only=only) if path else checkpoint.load_latest(run_dir / CHECKPOINTS, only=only)
-    if edited := forbidden_changes(changes_since(meta, config)):
-        warn(edited)
-
-    def give_weights(agent: Agent) -> None:
-        agent.load_state_dict(parts["agent"])
-        checkpoint.check_finite("agent", agent.state_dict(replay=False))
-
-    return meta["step"], give_weights
 
 
 def choose_accelerator(asked: str, config: Config) -> str:
