@@ -1,1 +1,1 @@
-"""What a run tells the world: metrics that stay on the device until they are written, logs, video, progress."""
+"""Metrics, logs, videos and progress of a run."""

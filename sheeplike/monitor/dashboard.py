@@ -1,7 +1,7 @@
 """TensorBoard beyond single curves: charts of curves that belong together, and the table that compares runs.
 
-The charts stand under *Custom Scalars*, the table under *HParams*. TensorBoard merges the charts of all runs where they
-are equal, so a chart is the same for every agent, and its curves are found by regular expressions.
+The charts stand under *Custom Scalars*, the table under *HParams*. TensorBoard merges equal charts of all runs, so a
+chart is the same for every agent, and finds its curves by regular expressions.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ from typing import Any, NamedTuple
 
 
 class Chart(NamedTuple):
-    """One chart.
+    """One chart."""
 
-    Attributes:
-        tags: regular expressions, matched from a tag's beginning; of a margin the tags of mean, low and high.
-        needs: an expression that one of the agent's metrics must match, or the chart is left out; "" has it always.
-        margin: draw the band between low and high.
-    """
-
-    tags: tuple[str, ...]
-    needs: str = ""
-    margin: bool = False
+    tags: tuple[str, ...]  # regular expressions, matched from a tag's beginning; for a margin mean, low and high
+    needs: str = ""  # the chart is left out unless one of the agent's metrics matches
+    margin: bool = False  # draws the band between low and high
 
 
 CATEGORIES = {
@@ -57,7 +51,7 @@ OUTCOMES = ("eval/return_mean", "eval/success_rate", "rollout/return_mean", "tim
 
 
 def layout(metrics: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """The charts for an agent that writes ``metrics``, as ``custom_scalars`` of torch's TensorBoard takes them."""
+    """Return the charts for an agent that writes ``metrics``, in the form of torch's ``custom_scalars``."""
     metrics = list(metrics)
     chosen: dict[str, dict[str, list[Any]]] = {}
     for category, charts in CATEGORIES.items():
@@ -75,8 +69,7 @@ def table_entry(columns: Mapping[str, type], values: Mapping[str, float | str]) 
     while TensorBoard takes those of one run for all.
 
     Args:
-        columns: name to ``float`` or ``str``, the same for all runs.
-        values: of this run, which need not have them all.
+        columns: name to ``float`` or ``str``, the same for all runs; ``values`` need not have them all.
     """
     from torch.utils.tensorboard.summary import hparams
 

@@ -1,4 +1,4 @@
-"""The records of a run: ``metrics.jsonl`` and TensorBoard, whose x-axis counts policy steps."""
+"""Records of a run: ``metrics.jsonl`` and TensorBoard, whose x-axis counts policy steps."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ from sheeplike.files import EVENTS, open_regular, write_atomically
 from sheeplike.monitor.dashboard import layout, table_entry
 from sheeplike.monitor.video import check_video, encode_gif
 
-_NUMBERS = itertools.count()  # of the event files of this process
+_NUMBERS = itertools.count()  # they tell the event files of this process apart
 
 
 class RunLogger:
-    """Writes a run's metrics, videos and texts into ``run_dir``, which it makes.
+    """Writer of a run's metrics, videos and texts into ``run_dir``, which it makes.
 
-    ``metrics.jsonl`` has one JSON object per call of :meth:`log`: ``step`` (policy steps), ``gradient_steps``,
-    ``seconds`` and the metrics, a non-finite one as ``null``; it is flushed row by row. TensorBoard's event file lies
-    in ``run_dir`` itself. Videos are encoded in a thread of their own. A writer that fails, on a full disk say, warns
-    once and goes on trying; it never ends the training.
+    ``metrics.jsonl`` has one row per call of :meth:`log`, a non-finite metric as ``null``. Videos are encoded in a
+    thread of their own. A writer that fails, on a full disk say, warns once and goes on trying; training goes on.
 
     Args:
-        tensorboard: whether to write an event file; without one, videos and texts go nowhere.
-        purge_step: the step from which a run is resumed. What an earlier attempt wrote after it is dropped from
+        tensorboard: write an event file; without one, videos and texts go nowhere.
+        purge_step: policy step from which a run is resumed. Later records of an earlier attempt are dropped from
             ``metrics.jsonl`` and hidden in TensorBoard.
 
     Raises:
@@ -48,29 +46,20 @@ class RunLogger:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
-        # TensorBoard hides the step that it is given as well; metrics.jsonl keeps it.
+        # TensorBoard hides the step that it is given too; metrics.jsonl keeps it.
         purge = None if purge_step is None else purge_step + 1
         self._events = EventFile(self.run_dir, purge_step=purge) if tensorboard else None
         self._failed: set[str] = set()
         self._closed = False
-        # When videos come faster than they are encoded, log_video waits: none is lost and memory stays bounded.
+        # When the queue is full, log_video waits: no video is lost, and memory stays bounded.
         self._videos: queue.Queue[Callable[[Any], None] | None] = queue.Queue(maxsize=4)
         self._encoder = threading.Thread(target=self._encode, name="video-encoder", daemon=True)
         self._encoder.start()
 
     def log(self, metrics: Mapping[str, float], *, step: int, gradient_steps: int, seconds: float) -> None:
-        """Write one row.
-
-        Args:
-            metrics: name, such as ``"loss/dyn"``, to number.
-            step: policy steps. gradient_steps: updates. seconds: training time.
-
-        Raises:
-            ValueError: a metric is named like one of the axes.
-        """
+        """Write one row: metrics such as ``loss/dyn``, at ``step`` policy steps and ``seconds`` of training."""
         axes = {"step": int(step), "gradient_steps": int(gradient_steps), "seconds": round(float(seconds), 3)}
-        if taken := axes.keys() & metrics.keys():
-            raise ValueError(f"metric {min(taken)!r}: the name is an axis of metrics.jsonl; expected <group>/<name>")
+        assert not axes.keys() & metrics.keys(), f"metrics are named like axes: {sorted(axes.keys() & metrics.keys())}"
         values = {name: float(value) for name, value in metrics.items()}
         row = axes | {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._guard("metrics.jsonl"):
@@ -78,21 +67,14 @@ class RunLogger:
         self._tensorboard(lambda events: events.add_scalars(values, step))
 
     def log_video(self, name: str, video: Tensor, *, step: int, fps: float) -> None:
-        """Show a video as an animated GIF under TensorBoard's images; returns before it is encoded.
-
-        Args:
-            video: uint8 ``(T, H, W, 3)``; copied at once. fps: frames per second.
-
-        Raises:
-            TypeError, ValueError: another dtype or shape.
-        """
-        check_video(video, name)
+        """Show a video, uint8 ``(T, H, W, 3)``, as an animated GIF; returns once it is copied, before it is encoded."""
+        check_video(video)
         if self._events is not None and not self._closed:
             frames = video.detach().to("cpu", copy=True)
             self._videos.put(lambda events: events.add_video(name, frames, step, fps))
 
     def log_text(self, name: str, text: str, step: int = 0) -> None:
-        """Show Markdown under TensorBoard's text."""
+        """Show Markdown."""
         self._tensorboard(lambda events: events.add_text(name, text, step))
 
     def log_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None:
@@ -100,11 +82,11 @@ class RunLogger:
         self._tensorboard(lambda events: [events.add(part) for part in table_entry(columns, values)])
 
     def log_layout(self, metrics: Iterable[str]) -> None:
-        """Arrange the curves in charts, for an agent that writes ``metrics``; once is enough."""
+        """Arrange the curves of an agent that writes ``metrics`` in charts; once is enough."""
         self._tensorboard(lambda events: events.add_layout(layout(metrics)))
 
     def close(self) -> None:
-        """Finish the videos that are waiting, and close all files. Calling it again does nothing."""
+        """Finish the videos that are waiting, and close all files."""
         if self._closed:
             return
         self._closed = True
@@ -116,7 +98,7 @@ class RunLogger:
 
     def _encode(self) -> None:
         while (write := self._videos.get()) is not None:
-            # Under "python -W error" a warning raises; a thread that died of it would block log_video for ever.
+            # Under "python -W error" a warning would end the thread, and log_video would wait for ever.
             with contextlib.suppress(Warning):
                 self._tensorboard(write)
 
@@ -129,7 +111,7 @@ class RunLogger:
     def _guard(self, writer: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Whatever a writer raises, training is worth more than its record.
+        except Exception as error:  # training is worth more than its record
             if writer not in self._failed:
                 self._failed.add(writer)
                 problem = f"{writer} in {self.run_dir} cannot be written, training goes on: {error!r}"
@@ -137,20 +119,17 @@ class RunLogger:
 
 
 class EventFile:
-    """TensorBoard's event file, written by whoever adds to it, an event at a time, each whole or absent.
+    """Event file of TensorBoard, written in the caller's thread, each event whole or absent.
 
     ``SummaryWriter`` writes in a thread that ends at the first error: after a disk that was full for a moment, nothing
-    would come any more.
+    would come any more. Here every method may raise OSError, and the next one may succeed.
 
     Args:
-        purge_step: from here on, what other files of the directory say is hidden.
-
-    Raises:
-        OSError: the file cannot be created, or (of the methods) an event cannot be written; the next ones may be.
+        purge_step: policy step from which on the other event files of the directory are hidden.
     """
 
     def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:
-        # Importing it takes seconds, which a run without TensorBoard need not pay.
+        # This import takes seconds, which a run without TensorBoard need not pay.
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         self._event, self._summary, session = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
@@ -165,28 +144,23 @@ class EventFile:
         self._write(self._event(summary=summary, step=step))
 
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Add a point to each curve."""
         value = self._summary.Value
         self.add(self._summary(value=[value(tag=name, simple_value=number) for name, number in values.items()]), step)
 
     def add_text(self, name: str, text: str, step: int) -> None:
-        """Add Markdown."""
         from torch.utils.tensorboard.summary import text as summary
 
         self.add(summary(name, text), step)
 
     def add_layout(self, layout: Mapping[str, Any]) -> None:
-        """Arrange the curves in charts; see :func:`~sheeplike.monitor.dashboard.layout`."""
         from torch.utils.tensorboard.summary import custom_scalars
 
         self.add(custom_scalars(layout))
 
     def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None:
-        """Add an animated GIF: to TensorBoard, that is an image."""
         self._add_image(name, encode_gif(video, fps), video.shape[2], video.shape[1], step)
 
     def add_image(self, name: str, png: bytes, step: int) -> None:
-        """Add a picture."""
         with Image.open(io.BytesIO(png)) as picture:
             self._add_image(name, png, *picture.size, step)
 
@@ -203,12 +177,12 @@ class EventFile:
         event.wall_time = time.time()
         record = io.BytesIO()
         RecordWriter(record).write(event.SerializeToString())
-        with self._lock:  # videos come from a thread of their own
+        with self._lock:  # the thread of videos writes too
             _append(self._file, record.getvalue())
 
 
 def _open_rows(path: Path, purge_step: int | None) -> Any:
-    """The file, open for appending, without rows after ``purge_step`` and without a last row that was cut short."""
+    """Open the file for appending, without rows after ``purge_step`` and without a last row that was cut short."""
     if os.path.lexists(path):
         with open_regular(path) as file:
             lines = list(file)
@@ -227,7 +201,7 @@ def _keep(line: bytes, purge_step: int | None) -> bool:
 
 
 def _append(file: Any, data: bytes) -> None:
-    """All of it or nothing."""
+    """Append all of ``data`` or nothing."""
     start = file.seek(0, os.SEEK_END)
     try:
         if file.write(data) != len(data):

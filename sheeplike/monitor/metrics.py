@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 class PendingMetrics:
-    """Numbers on their way to the host: the copy is queued behind the work that makes them, and waits for nothing.
+    """Numbers on their way to the host: a copy is queued on the device, and only :meth:`read` waits for it.
 
     Args:
         values: ``(K,)``, on any device; not written again.
-        name: makes metrics of the ``K`` numbers.
+        name: turns the ``K`` numbers into metrics.
     """
 
     def __init__(self, values: Tensor, name: Callable[[list[float]], dict[str, float]]) -> None:
         self._name, self._copied = name, None
         if values.is_cuda:
-            # Pinned: a copy into other memory would wait for the device here and now.
+            # A copy into memory that is not pinned would wait for the device.
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._values.copy_(values, non_blocking=True)
             self._copied = torch.cuda.Event()
@@ -30,7 +30,7 @@ class PendingMetrics:
             self._values = values
 
     def read(self) -> dict[str, float]:
-        """The metrics, once the device has come so far: no wait at all where the device has long gone on."""
+        """Return the metrics, once the device has made them."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._name(self._values.tolist())
@@ -40,27 +40,16 @@ class MetricBuffer:
     """Means of named device scalars over the calls of :meth:`add` since the last :meth:`take`."""
 
     def __init__(self) -> None:
-        # One pair of vectors, (sums, counts), for each set of names: a call costs a few kernels however many names.
+        # Vectors (sums, counts) for each set of names, so that a call costs a few kernels for any number of names.
         self._groups: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Take in one value of each metric, without a host synchronisation.
+        """Add one value of each metric, 0-dim tensors on one device, without a host synchronisation.
 
-        The values are copied on the device, so they may be the static outputs of a CUDA graph. NaN is left out of sum
-        and count alike: a metric that is undefined now and then has the mean of its defined values.
-
-        Args:
-            metrics: name to 0-dim tensor of a real dtype, all on one device.
-
-        Raises:
-            TypeError: a value is not a tensor.
-            ValueError: a value is not 0-dim.
+        The values are copied, so they may be the static outputs of a CUDA graph. NaN means undefined: means skip it.
         """
         for name, value in metrics.items():
-            if not isinstance(value, Tensor):
-                raise TypeError(f"metric {name!r}: got {type(value).__name__}, expected a 0-dim tensor")
-            if value.dim() != 0:
-                raise ValueError(f"metric {name!r} has shape {tuple(value.shape)}: expected a 0-dim tensor")
+            assert getattr(value, "ndim", None) == 0, f"metric {name!r}: expected a 0-dim tensor"
         if not metrics:
             return
         values = torch.stack([value.detach() for value in metrics.values()]).double()
@@ -73,10 +62,10 @@ class MetricBuffer:
         self._groups[names] = values, counts
 
     def take(self) -> PendingMetrics:
-        """Means since the last call; NaN where every value was NaN."""
+        """Return means since the last call; NaN where every value was NaN."""
         if not self._groups:
             return PendingMetrics(torch.zeros(0), lambda _: {})
-        device = next(reversed(self._groups.values()))[0].device  # A restored group may still be on the CPU.
+        device = next(reversed(self._groups.values()))[0].device  # a restored group may still be on the CPU
         sums = torch.cat([sums.to(device) for sums, _ in self._groups.values()])
         counts = torch.cat([counts.to(device) for _, counts in self._groups.values()])
         names = [name for group in self._groups for name in group]
@@ -95,10 +84,7 @@ class MetricBuffer:
 
 
 class EpisodeStatistics:
-    """Means over the episodes that ended since the last :meth:`take`, in ``num_envs`` worlds on ``device``.
-
-    Sums are taken from ``info["episode"]``, whose running totals are final where an episode ends.
-    """
+    """Means over the episodes that ended since the last :meth:`take`, in ``num_envs`` worlds."""
 
     def __init__(self, num_envs: int, device: torch.device | str) -> None:
         self.num_envs = num_envs
@@ -107,43 +93,37 @@ class EpisodeStatistics:
         self._sums: Tensor | None = None
 
     def add(self, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Mapping[str, Any]) -> None:
-        """Take in one environment step, without a host synchronisation.
+        """Add one step of all worlds, without a host synchronisation.
 
         Args:
-            reward: ``(N,)`` float32. terminated, truncated: ``(N,)`` bool.
-            info: ``episode``: ``return`` ``(N,)``, ``length`` ``(N,)``, ``success`` ``(N,)``, NaN where there is none,
-                ``reward_terms`` ``{name: (N,)}``; ``nonfinite`` ``(N,)`` bool; of other people's environments
-                ``restarted`` ``(N,)`` bool too: the episode was cut, and does not count.
-
-        Raises:
-            ValueError: ``reward`` is not ``(num_envs,)``, or the reward terms are others than at the first step.
+            reward, terminated, truncated: ``(N,)``.
+            info: ``nonfinite`` ``(N,)`` bool; ``episode`` with totals so far: ``return``, ``length``, ``success`` (NaN
+                if undefined) and ``reward_terms`` ``{name: (N,)}``; optionally ``restarted`` ``(N,)`` bool: the
+                environment failed, and its episode does not count.
         """
-        if reward.shape != (self.num_envs,):
-            raise ValueError(f"reward has shape {tuple(reward.shape)}: expected ({self.num_envs},), one per world")
+        assert reward.shape == (self.num_envs,), reward.shape
         episode = info["episode"]
         terms = episode.get("reward_terms", {})
         if self._sums is None:
             self._terms = tuple(terms)
             self._sums = torch.zeros(7 + len(terms), dtype=torch.float64, device=self.device)
-        if self._terms != tuple(terms):
-            raise ValueError(f"reward terms {list(terms)}: expected those of the first step, {list(self._terms)}")
+        assert self._terms == tuple(terms), (self._terms, tuple(terms))
         ended = terminated | truncated
-        if "restarted" in info:  # where the environment failed and was replaced, that was no whole episode
+        if "restarted" in info:
             ended = ended & ~info["restarted"]
         one = torch.ones_like(reward)
         steps = torch.stack([one, reward, info["nonfinite"]]).double()
         episodes = [one, episode["return"], episode["length"], episode["success"], *terms.values()]
-        # where, not a product: a world that is still running may hold a NaN.
+        # A product with `ended` would keep the NaN of a world that is still running.
         episodes = torch.where(ended, torch.stack(episodes).double(), 0.0)
         self._sums = self._sums + torch.cat([steps.sum(1), episodes.sum(1)])
 
     def take(self) -> PendingMetrics:
-        """Means over the episodes ended since the last call.
+        """Return means over the steps and the episodes since the last call.
 
-        Always there: ``rollout/episodes``, ``health/nonfinite_worlds`` (worlds that were reset because they held a
-        non-finite number) and, after a step, ``rollout/reward_mean`` (per step and world). Where an episode has ended:
-        ``rollout/return_mean``, ``rollout/length_mean`` (control steps), ``rollout/success_rate`` if defined, and
-        ``reward_terms/<name>`` (mean of episode sums).
+        ``health/nonfinite_worlds`` counts worlds that were reset for a non-finite number, ``rollout/reward_mean`` is
+        per step and world, ``rollout/length_mean`` in control steps, and ``reward_terms/<name>`` a mean of episode
+        sums. What is undefined is left out.
         """
         terms, sums, self._sums = self._terms, self._sums, None
         if sums is None:
@@ -159,12 +139,12 @@ class EpisodeStatistics:
 
 
 def _vector(saved: Tensor, length: int) -> Tensor:
-    """A copy of saved numbers, which have to be so many."""
+    """Copy a saved vector; RuntimeError if it has another length."""
     return torch.empty(length, dtype=torch.float64).copy_(saved)
 
 
 def _means(names: list[str], values: list[float]) -> dict[str, float]:
-    """Sums and counts, in this order, to means; a name may be there twice, from two groups."""
+    """Divide sums by counts, which follow them in ``values``; a name may occur twice, from two groups."""
     totals: dict[str, tuple[float, float]] = {}
     for name, value, count in zip(names, values[: len(names)], values[len(names) :], strict=True):
         before = totals.get(name, (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""What a person sees on standard output: the start-up banner, the progress line, and which phase takes long.
+"""Banner, progress line and long phases on standard output.
 
 In a terminal the progress line is rewritten in place; in a file or a pipe plain lines come at longer intervals.
 """
@@ -22,11 +22,11 @@ _SHOWN = {
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
 MEASURED = 5.0  # seconds of progress before a speed is shown and the time that remains is estimated
-RECENT_EPISODES = 20  # return and success are means over so many at least
+RECENT_EPISODES = 20  # return and success are means over at least so many
 
 
 def banner(title: str, entries: Mapping[str, object]) -> None:
-    """Print a title with aligned key and value lines under it; values of several lines stay aligned."""
+    """Print a title, and aligned keys and values, also of several lines, under it."""
     width = max(map(len, entries), default=0)
     lines = [title]
     for key, value in entries.items():
@@ -37,14 +37,13 @@ def banner(title: str, entries: Mapping[str, object]) -> None:
 
 
 class Progress:
-    """The progress line: policy steps of the total, the estimated time that remains, return, success and speeds.
+    """Progress line: policy steps of the total, the estimated time that remains, return, success and speeds.
 
     Args:
         total_steps: policy steps at which the run ends.
         initial_steps: policy steps that a resumed run has done before.
-        interval: least seconds between two lines; by default 0.5 in a terminal and 10 elsewhere.
+        interval: minimum seconds between two lines; by default 0.5 in a terminal and 10 elsewhere.
         file: standard output by default.
-        clock: seconds, from any start.
     """
 
     def __init__(
@@ -61,16 +60,16 @@ class Progress:
         self._clock = clock
         self._interval = interval if interval is not None else (0.5 if is_terminal(file) else 10.0)
         self._begun = clock()
-        self._seen = initial_steps  # policy steps, at the last call of update
-        self._measured = (self._begun, initial_steps)  # where the speed was last measured
-        self._steps = self._seconds = 0.0  # policy steps, and what they took; the recent past counts most
+        self._seen = initial_steps  # policy steps at the last call of update
+        self._measured = (self._begun, initial_steps)  # time and policy steps of the last measurement
+        self._steps = self._seconds = 0.0  # exponentially weighted, for the speed
         self._stage = ("", self._begun)
         self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
-        self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # how many ended, and their means
+        self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # number of episodes, and their means
 
     def update(self, step: int) -> None:
-        """Show ``step`` policy steps and the newest metrics, unless a line has just been written."""
+        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago."""
         now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
         if self._written is not None and now - self._written < self._interval and not ends:
@@ -87,10 +86,7 @@ class Progress:
             _show(" | ".join(parts) + "\n", self._file)
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Have newer metrics in the next lines, of which return, success and gradient steps per second are shown.
-
-        Return and success are those of the last 20 episodes or more, where ``rollout/episodes`` says how many ended.
-        """
+        """Show these metrics in the next lines; return and success as means over the last 20 episodes or more."""
         shown = {name: value for name, value in metrics.items() if name in _SHOWN}
         if ended := metrics.get("rollout/episodes"):
             means = {name: value for name, value in shown.items() if name.startswith("rollout/")}
@@ -103,38 +99,35 @@ class Progress:
         self._metrics |= shown
 
     def stage(self, name: str) -> None:
-        """Say what the run is doing while it does not yet learn, with the time since; ``""``: it learns.
-
-        Another stage has another speed, which is measured anew. There is no estimate before the run learns.
-        """
+        """Show a stage with its duration instead of an estimate, and measure the speed anew; ``""``: the run learns."""
         self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
         self.skip()
 
     def skip(self) -> None:
-        """What has gone by since the last line was a pause: it does not count for the estimate."""
+        """Leave the time since the last line, a pause, out of the estimate."""
         self._measured = (self._clock(), self._seen)
 
     def note(self, text: str) -> None:
-        """Print a line of its own; in a terminal the progress line comes back at its next update."""
+        """Print a line of its own."""
         _show(text + "\n", self._file, in_place=is_terminal(self._file))
 
     def close(self) -> None:
-        """Leave the last line standing."""
+        """End the last line."""
         if self._written is not None and is_terminal(self._file):
             _show("\n", self._file)
         self._written = None
 
     def _measure(self, now: float, step: int) -> None:
-        """Take in what was done since the last line; what is a minute old counts half."""
+        """Add the steps since the last line to the weighted means; a minute halves a weight."""
         seconds, steps = now - self._measured[0], step - self._measured[1]
         keep = 0.5 ** (seconds / 60.0)
         self._steps, self._seconds = keep * self._steps + steps, keep * self._seconds + seconds
         self._measured = (now, step)
 
     def _parts(self, step: int) -> list[str]:
-        """The parts of the line, the most important one first: a narrow terminal shows as many as fit."""
-        # The last iteration goes a little beyond the total where that is no multiple of the worlds.
+        """Return the parts of the line, the most important one first: a narrow terminal shows as many as fit."""
+        # A total that is no multiple of the worlds is exceeded by the last iteration.
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
         stage, since = self._stage
         parts = [f"{stage} {format_seconds(self._clock() - since)}"] if stage else []
@@ -144,7 +137,7 @@ class Progress:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
         elif speed and not stage:
             parts.append(f"ETA {format_seconds((self.total_steps - step) / speed)}")
-        # A speed of 0 has not been measured yet.
+        # A speed of 0 means that it was not measured yet.
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
         if speed:
             shown["speed"] = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
@@ -152,24 +145,21 @@ class Progress:
 
 
 def _show(text: str, file: TextIO | None, *, in_place: bool = False) -> None:
-    with suppress(OSError):  # nobody has to read it
+    with suppress(OSError):  # a run goes on without a reader
         write(text, file, in_place=in_place)
 
 
 @contextmanager
 def phase(name: str, *, after: float = 2.0, file: TextIO | None = None) -> Iterator[None]:
-    """Print what takes long: after ``after`` seconds the name with the time since, at the end how long it took.
+    """Print ``name`` and its duration if a phase takes longer than ``after`` seconds.
 
-    A phase that is over sooner prints nothing. In a terminal the line is rewritten every second; elsewhere a new one
-    comes 10, 20, 40, … seconds after the last.
-
-    Args:
-        file: standard output by default.
+    In a terminal the line is rewritten every second; elsewhere a new one comes 10, 20, 40, … seconds after the last.
     """
     terminal, start, over, announced = is_terminal(file), time.monotonic(), threading.Event(), False
 
     def announce(ending: str) -> None:
-        _show(f"{name} {ending}" + "\n" * (not terminal), file, in_place=terminal)
+        end = "" if terminal and ending.startswith("…") else "\n"
+        _show(f"{name} {ending}{end}", file, in_place=terminal)
 
     def watch() -> None:
         nonlocal announced
@@ -191,11 +181,11 @@ def phase(name: str, *, after: float = 2.0, file: TextIO | None = None) -> Itera
         over.set()
         watcher.join()
         if announced:
-            announce(f"{outcome} {time.monotonic() - start:.1f} s" + "\n" * terminal)
+            announce(f"{outcome} {time.monotonic() - start:.1f} s")
 
 
 def format_seconds(seconds: float) -> str:
-    """``42 s``, ``3 min 20 s``, ``5 h 07 min``, ``2 d 04 h``."""
+    """Format seconds as ``42 s``, ``3 min 20 s``, ``5 h 07 min`` or ``2 d 04 h``."""
     seconds = round(seconds)
     for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if seconds >= size:

@@ -1,4 +1,4 @@
-"""Videos as uint8 tensors ``(T, H, W, 3)``: laying frames out, and encoding them as an animated GIF."""
+"""Videos as uint8 tensors ``(T, H, W, 3)``: layout of frames, and encoding as an animated GIF."""
 
 from __future__ import annotations
 
@@ -12,44 +12,38 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-READABLE = 96  # pixels: of a side of a picture that people look at, at least
+READABLE = 96  # minimum side in pixels of a picture for people
 BORDER = 2
 OBSERVING = (0, 255, 0)
 IMAGINING = (255, 0, 0)
 TRACE_COLOURS = ((255, 176, 0), (100, 200, 255), (200, 200, 200), (220, 120, 200))
 TRACE_HEIGHT = 24  # pixels
-LONGEST_FRAME = 655_350  # ms in a GIF
-MAX_GIF_FPS = 50  # Browsers slow a GIF down whose frames last less than 20 ms.
+LONGEST_FRAME = 655_350  # ms, the limit of the format
+MAX_GIF_FPS = 50  # browsers slow a GIF down whose frames last less than 20 ms
 
 
-def check_video(video: Tensor, name: str = "video") -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless ``video`` is uint8 ``(T, H, W, 3)`` and holds a frame."""
-    if not isinstance(video, Tensor) or video.dtype != torch.uint8:
-        got = video.dtype if isinstance(video, Tensor) else type(video).__name__
-        raise TypeError(f"{name} is {got}: expected a torch.uint8 tensor")
-    if video.dim() != 4 or video.shape[-1] != 3 or video.numel() == 0:
-        raise ValueError(f"{name} has shape {tuple(video.shape)}: expected (T, H, W, 3), T at least 1")
+def check_video(video: Tensor) -> None:
+    """Assert that ``video`` is uint8 ``(T, H, W, 3)`` and holds a frame."""
+    assert video.dtype == torch.uint8, video.dtype
+    assert video.dim() == 4, video.shape
+    assert video.shape[-1] == 3, video.shape
+    assert video.numel(), video.shape
 
 
 def encode_gif(video: Tensor, fps: float, enlarged: int = 1) -> bytes:
-    """An animated GIF that loops for ever, at the speed of ``fps`` frames per second; above 50 it leaves frames out.
+    """Encode uint8 ``(T, H, W, 3)`` as an animated GIF that loops; above 50 frames per second it leaves frames out.
 
     All frames share one palette of 256 colours, so that nothing flickers.
 
     Args:
-        video: uint8 ``(T, H, W, 3)``.
-        enlarged: how often each pixel is repeated, across and down.
-
-    Raises:
-        TypeError, ValueError: another dtype or shape, or ``fps`` not above 0.
+        enlarged: factor by which each pixel is repeated, across and down.
     """
     check_video(video)
-    if not fps > 0:
-        raise ValueError(f"fps={fps}: expected a number above 0")
+    assert fps > 0, fps
     size = video.shape[2] * enlarged, video.shape[1] * enlarged
     stride = math.ceil(fps / MAX_GIF_FPS)
     images = [image.resize(size) for image in _to_palette(video[::stride].detach().cpu().numpy())]
-    # In units of 10 ms. Rounding the frames' ends, not their lengths, keeps the whole video's length right.
+    # Ends in units of 10 ms: rounding ends instead of durations keeps the length of the video right.
     ends = [round(i * 100 * stride / fps) for i in range(len(images) + 1)]
     durations = [min(10 * (end - start), LONGEST_FRAME) for start, end in itertools.pairwise(ends)]
     buffer = io.BytesIO()
@@ -58,11 +52,11 @@ def encode_gif(video: Tensor, fps: float, enlarged: int = 1) -> bytes:
 
 
 def _to_palette(frames: np.ndarray) -> list[Image.Image]:
-    """Frames in the 256 colours that suit a sample of all pixels; fitting them frame by frame is many times slower."""
+    """Reduce frames to 256 colours, fitted to a sample of all pixels: frame by frame is many times slower."""
     pixels = frames.reshape(-1, 3)
     sample = pixels[np.random.default_rng(0).integers(len(pixels), size=min(len(pixels), 32_768))]
     palette = Image.fromarray(sample[None]).quantize(256, method=Image.Quantize.MEDIANCUT)
-    # The nearest palette entry of every colour, at 6 bits a channel: one look-up per pixel instead of a search.
+    # A table of the nearest palette entry of every colour, 6 bits a channel, saves a search per pixel.
     levels = np.arange(2, 256, 4, dtype=np.uint8)
     cube = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(512, 512, 3)
     nearest = np.asarray(Image.fromarray(cube).quantize(palette=palette, dither=Image.Dither.NONE)).ravel()
@@ -75,27 +69,22 @@ def _to_palette(frames: np.ndarray) -> list[Image.Image]:
 
 
 def to_colour(frames: Tensor) -> Tensor:
-    """Frames of any channels as people see them: uint8 ``(..., C)`` to ``(..., 3)``.
+    """Return frames ``(..., C)`` as ``(..., 3)``: the newest of stacked colour frames, else the last channel in grey.
 
-    Shows the newest, last of stacked colour frames, and of any other number of channels the last one in grey. Three
-    stacked grey frames look like colours: what moves has coloured edges.
+    Three stacked grey frames look like colours: what moves has coloured edges.
     """
     channels = frames.shape[-1]
     return frames[..., -3:] if channels % 3 == 0 else frames[..., -1:].expand(*frames.shape[:-1], 3)
 
 
 def enlarge(frames: Tensor) -> Tensor:
-    """Frames ``(..., H, W, C)`` whose pixels are repeated, a whole number of times, until each side is ``READABLE``."""
+    """Repeat pixels of ``(..., H, W, C)``, a whole number of times, until each side is at least ``READABLE``."""
     factor = math.ceil(READABLE / min(frames.shape[-3:-1]))
     return frames.repeat_interleave(factor, -3).repeat_interleave(factor, -2)
 
 
 def label_rows(video: Tensor, labels: Sequence[str]) -> Tensor:
-    """The video with a name to the left of each of its rows, which are equally high.
-
-    Args:
-        video: uint8 ``(T, H, W, 3)``.
-    """
+    """Write a name to the left of each row of a video ``(T, H, W, 3)``; the rows are equally high."""
     font, height = ImageFont.load_default(), video.shape[1] // len(labels)
     width = 8 + math.ceil(max(font.getlength(label) for label in labels))
     image = Image.new("RGB", (width, video.shape[1]))
@@ -106,14 +95,7 @@ def label_rows(video: Tensor, labels: Sequence[str]) -> Tensor:
 
 
 def tile_envs(frames: Tensor, rows: int, cols: int) -> Tensor:
-    """The first ``rows * cols`` worlds side by side, row by row; black where there are fewer.
-
-    Args:
-        frames: uint8 ``(T, N, H, W, C)``, shown as :func:`to_colour` does.
-
-    Returns:
-        uint8 ``(T, rows * H, cols * W, 3)``.
-    """
+    """Lay out the first ``rows * cols`` worlds: ``(T, N, H, W, C)`` to ``(T, rows * H, cols * W, 3)``."""
     frames = to_colour(frames)
     steps, worlds, height, width, channels = frames.shape
     shown = min(worlds, rows * cols)
@@ -124,29 +106,23 @@ def tile_envs(frames: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
-    """Rows of what happened, what the world model expects and its error, one column per sequence.
+    """Show the truth, the world model's prediction and its error in three rows, one column per sequence.
 
     The error is ``(model - truth + 255) / 2``: grey where they agree. Panels have a green border while the model
-    observes (``t < context``), and a red one once it imagines from the actions alone, as in ``danijar/dreamerv3``.
+    observes (``t < context``), and a red one while it imagines from the actions alone, as in ``danijar/dreamerv3``.
 
     Args:
-        truth, model: uint8 ``(T, B, H, W, C)``, shown as :func:`to_colour` does.
+        truth, model: uint8 ``(T, B, H, W, C)``.
         context: number of frames that the model observes, 0 to ``T``.
 
     Returns:
         uint8 ``(T, 3 * (H + 2 * BORDER), B * (W + 2 * BORDER), 3)``.
-
-    Raises:
-        TypeError, ValueError: other dtypes, shapes, or ``context`` out of range.
     """
-    if truth.dtype != torch.uint8 or model.dtype != torch.uint8:
-        raise TypeError(f"truth is {truth.dtype}, model {model.dtype}: expected torch.uint8")
-    if truth.dim() != 5 or truth.shape != model.shape:
-        raise ValueError(f"truth is {tuple(truth.shape)}, model {tuple(model.shape)}: expected one (T, B, H, W, C)")
+    assert truth.dtype == model.dtype == torch.uint8, (truth.dtype, model.dtype)
+    assert truth.shape == model.shape, (truth.shape, model.shape)
     truth, model = to_colour(truth), to_colour(model)
     steps, batch, height, width, _ = truth.shape
-    if not 0 <= context <= steps:
-        raise ValueError(f"context={context}: expected 0 to T={steps}")
+    assert 0 <= context <= steps, (context, steps)
     error = ((model.int() - truth.int() + 255) // 2).to(torch.uint8)
     canvas = truth.new_zeros(steps, 3, batch, height + 2 * BORDER, width + 2 * BORDER, 3)
     canvas[:context] = torch.tensor(OBSERVING, dtype=torch.uint8, device=truth.device)
@@ -157,27 +133,21 @@ def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
 
 
 def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Tensor:
-    """What was seen, then what the model dreams, above what it expects; one column per dream.
+    """Show real frames, then those that the model dreams, above curves of its predictions; one column per dream.
 
-    Panels have a green border while the frames are real, a red one in the dream. Below, each trace is drawn up to now,
-    with its value; the height of all columns spans the trace's smallest and largest value in the film.
+    Panels have a green border while the frames are real, a red one in the dream. Each trace is drawn up to now, with
+    its value; all columns share one scale.
 
     Args:
-        seen: uint8 ``(C, B, H, W, C)``; model: uint8 ``(I, B, H, W, C)``. Shown as :func:`to_colour` does,
-            and as large as :func:`enlarge` makes them.
+        seen, model: uint8 ``(P, B, H, W, C)`` and ``(I, B, H, W, C)``, enlarged to ``H'`` and ``W'``.
         traces: name to ``(I, B)``.
 
     Returns:
-        uint8 ``(C + I, H' + 2 * BORDER + traces * TRACE_HEIGHT, B * (W' + 2 * BORDER), 3)``.
-
-    Raises:
-        TypeError, ValueError: other dtypes or shapes.
+        uint8 ``(P + I, H' + 2 * BORDER + traces * TRACE_HEIGHT, B * (W' + 2 * BORDER), 3)``.
     """
-    if seen.dtype != torch.uint8 or model.dtype != torch.uint8:
-        raise TypeError(f"seen is {seen.dtype}, model {model.dtype}: expected torch.uint8")
-    if seen.dim() != 5 or seen.shape[1:] != model.shape[1:] or any(v.shape != model.shape[:2] for v in traces.values()):
-        shapes = [tuple(x.shape) for x in (seen, model, *traces.values())]
-        raise ValueError(f"shapes {shapes}: expected (C, B, H, W, C), (I, B, H, W, C) and (I, B) of each trace")
+    assert seen.dtype == model.dtype == torch.uint8, (seen.dtype, model.dtype)
+    assert seen.shape[1:] == model.shape[1:], (seen.shape, model.shape)
+    assert all(values.shape == model.shape[:2] for values in traces.values()), model.shape
     context, frames = len(seen), enlarge(to_colour(torch.cat([seen, model])).cpu())
     steps, batch, height, width, _ = frames.shape
     wide, high = width + 2 * BORDER, height + 2 * BORDER
@@ -195,7 +165,7 @@ def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Te
 
 
 def _trace(name: str, values: list[float], low: float, high: float, width: int, colour: tuple[int, int, int]) -> Tensor:
-    """A curve that grows, under its name and newest value: uint8 ``(I, TRACE_HEIGHT, width, 3)``."""
+    """Draw a growing curve under its name and newest value: uint8 ``(I, TRACE_HEIGHT, width, 3)``."""
     spread, last = max(high - low, 1e-9), max(len(values) - 1, 1)
     at = [(2 + n / last * (width - 5), TRACE_HEIGHT - 3 - (v - low) / spread * 10) for n, v in enumerate(values)]
     strips = []

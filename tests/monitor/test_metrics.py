@@ -139,12 +139,9 @@ def test_reading_copies_once(monkeypatch):
     assert len(copies) == 1
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [(1.0, TypeError, "'loss': got float"), (torch.zeros(2), ValueError, r"'loss' has shape \(2,\): expected a 0-dim")],
-)
-def test_a_metric_that_is_no_scalar_tensor_is_refused(value, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize("value", [1.0, torch.zeros(2)])
+def test_a_metric_that_is_no_scalar_tensor_is_refused(value):
+    with pytest.raises(AssertionError, match="loss"):
         MetricBuffer().add({"loss": value})
 
 
@@ -248,11 +245,11 @@ def test_restored_statistics_continue():
 
 def test_wrong_worlds_and_changing_terms_are_refused():
     statistics = EpisodeStatistics(3, "cpu")
-    with pytest.raises(ValueError, match=r"shape \(2,\): expected \(3,\)"):
+    with pytest.raises(AssertionError):
         statistics.add(*step(1.0, ended=True))
     statistics = EpisodeStatistics(2, "cpu")
     statistics.add(*step(1.0, ended=True, terms={"reach": 1.0}))
-    with pytest.raises(ValueError, match=r"\['lift'\]: expected those of the first step, \['reach'\]"):
+    with pytest.raises(AssertionError):
         statistics.add(*step(1.0, ended=True, terms={"lift": 1.0}))
 
 
