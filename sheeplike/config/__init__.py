@@ -1,1 +1,1 @@
-"""From a command line and files to one checked, typed, frozen configuration."""
+"""Composition of a command line and files into one checked, typed, frozen configuration."""

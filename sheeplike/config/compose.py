@@ -1,7 +1,7 @@
-"""From the command line to a checked configuration, with the file that each value comes from.
+"""Compose a checked configuration from a command line, with the file that each value comes from.
 
-Hydra parses overrides and lists the files that a command line chooses, in their order. The files are merged here: what
-comes later wins, and beside its own values a file may hold some that count for one agent or one machine only::
+Hydra parses overrides and lists the chosen files in their order. The files are merged here: a later one wins, and a
+file may also hold values for one agent or one machine only::
 
     # configs/profile/cpu.yaml
     env: {image_size: 48}
@@ -48,27 +48,20 @@ SECTIONS = {"agents": "agent", "profiles": "profile"}  # section of a file -> th
 
 
 class Composed(NamedTuple):
-    """What a command line asks for.
-
-    Attributes:
-        config: the run.
-        sources: dotted key to the file that its value comes from, or ``command line``; a default is not in it.
-    """
+    """A configuration, and dotted key to the source of each value that is no default: a file or ``command line``."""
 
     config: Config
     sources: dict[str, str]
 
     @property
     def files(self) -> list[str]:
-        """What changed a value: files in the order in which they were merged, and the command line."""
+        """Sources that changed a value: files in the order of merging, and the command line."""
         sources = dict.fromkeys(self.sources.values())
-        return [source for source in sources if "=" not in source]  # agent=ppo is a choice, and no file
+        return [source for source in sources if "=" not in source]  # agent=ppo is a choice without a file
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Composed:
-    """Compose and check the configuration that the overrides on the command line ask for.
-
-    A profile that is not given, or ``auto``, becomes what the machine has; ``run_dir`` gets its default.
+    """Compose and check the configuration of a command line; ``profile=auto`` and ``run_dir`` are filled in.
 
     Raises:
         CommandError: the configuration cannot be met.
@@ -86,12 +79,12 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     if not any(part.startswith("profile=") for part in line):
         line.append(f"profile={_profile(changes)}")
     files, choices = _list_files(line, sources)
-    chosen_files = {file.choice for file in files}  # an agent file that builds on dreamer_v3 counts as dreamer_v3 too
+    chosen_files = {file.choice for file in files}  # an agent file that builds on dreamer_v3 counts as it too
     agents = {name for file in files if (name := file.content.get("agent", {}).get("name"))}
-    with as_command_errors(ValueError):  # and so does an agent whose options extend those of dreamer_v3
+    with as_command_errors(ValueError):  # an agent whose options extend those of dreamer_v3 counts too
         agents |= {base for name in agents & set(registry.list_agents()) for base in registry.lineage(name)}
     chosen_files |= {f"agent/{name}" for name in agents}
-    for group in ("env", "agent"):  # a file that names none is about what it is called itself
+    for group in ("env", "agent"):  # the name defaults to the file's
         if not isinstance(choices.get(group), str):
             raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")
         merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
@@ -137,11 +130,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
 
 
 def load_options(cls: type[T], arguments: Iterable[str]) -> T:
-    """The keys of a command that composes no configuration.
-
-    Raises:
-        CommandError: a key that does not exist, or a value that is not valid.
-    """
+    """Return the options of a command that composes no configuration."""
     known = {key.path: key for key in keys_of(cls)}
     given: dict[str, Any] = {}
     for override in map(parse, arguments):
@@ -157,11 +146,7 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
 
 
 def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
-    """The configuration of a run, with the few changes that are allowed when it is resumed.
-
-    Raises:
-        CommandError: the file or a change is not valid.
-    """
+    """Return the configuration of a run, with the few changes that are allowed when it is resumed."""
     merged, overrides = Merged(), [parse(argument) for argument in arguments]
     merged.add(read_saved(path), path.name)
     keys = {key.path: key for key in all_keys()}
@@ -180,33 +165,29 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         return Composed(validate(merged.data), merged.sources)
     except InvalidOption as error:
         if any(error.key.startswith(override.key_or_group) for override in overrides):
-            raise  # the file is not to blame
+            raise  # the change is to blame, not the file
         raise CommandError(f"{error} (in {path})") from None
     except CommandError as error:
         raise CommandError(f"{error} (in {path})") from None
 
 
 def start_of(arguments: Iterable[str]) -> tuple[Start, list[str]]:
-    """What a command line says of how to begin or go on, and the rest of it."""
+    """Split a command line into the keys of :class:`Start`, which are not saved with the run, and the rest."""
     arguments = list(arguments)
     own = [argument for argument in arguments if argument.partition("=")[0] in Start.model_fields]
     return load_options(Start, own), [argument for argument in arguments if argument not in own]
 
 
 def parse(argument: str) -> Override:
-    """A command line's ``key=value`` or ``group=name``.
-
-    Raises:
-        CommandError: it is neither.
-    """
+    """Parse ``key=value`` or ``group=name``."""
     if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
         raise CommandError(f"{argument!r}: expected key=value")
     key, _, value = argument.partition("=")
-    if key in PATHS and value[:1] not in ("'", '"') and value != "null":  # a path may hold what the grammar knows
+    if key in PATHS and value[:1] not in ("'", '"') and value != "null":  # a path may hold characters of the grammar
         argument = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     try:
         override = OverridesParser.create().parse_override(argument)
-    except (HydraException, ValueError) as error:  # the latter of a number with thousands of digits
+    except (HydraException, ValueError) as error:  # a number of thousands of digits raises ValueError
         reason = str(error).splitlines()[0]
         hint = "a bracket that is closed" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
         raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {hint}") from None
@@ -218,20 +199,14 @@ def parse(argument: str) -> Override:
 
 
 class _File(NamedTuple):
-    """What a command line chooses from a group.
-
-    Attributes:
-        choice: group and name, such as ``profile/cpu``.
-        source: its file, or what was typed where it has none.
-        content: its values, from the top of the configuration on.
-    """
+    """A choice such as ``profile/cpu``; its file, or the typed text if it has none; and its values."""
 
     choice: str
     source: str
     content: dict[str, Any]
 
     def sections(self) -> Iterator[tuple[str, str, Any]]:
-        """What counts for one agent or machine only: the group of its name, the name, and the values."""
+        """Yield group, name and values of each section that is for one agent or machine only."""
         for section, group in SECTIONS.items():
             named = self.content.get(section) or {}
             if not isinstance(named, dict):
@@ -254,14 +229,14 @@ class Merged:
         return other
 
     def add_file(self, file: _File, chosen: set[str]) -> None:
-        """Add what a file holds, and then what in it counts for an agent or a machine whose file is ``chosen``."""
+        """Add the values of a file, then its sections for the agents and machines in ``chosen``."""
         self.add({name: value for name, value in file.content.items() if name not in SECTIONS}, file.source)
         for group, name, part in file.sections():
             if f"{group}/{name}" in chosen:
                 self.add_file(file._replace(content=part), chosen)
 
     def add(self, values: Mapping[str, Any], source: str) -> None:
-        """Add nested values; what they do not mention stays."""
+        """Merge nested values."""
         self._add(self.data, values, source, "")
 
     def set(self, path: str, value: Any, source: str) -> None:
@@ -273,7 +248,7 @@ class Merged:
     def _add(self, into: dict[str, Any], values: Mapping[str, Any], source: str, prefix: str) -> None:
         for name, value in values.items():
             path = prefix + str(name)
-            is_section = isinstance(value, Mapping) and (value or source != COMMAND_LINE)  # env.options={} clears it
+            is_section = isinstance(value, Mapping) and (value or source != COMMAND_LINE)  # `env.options={}` clears it
             if not (is_section and isinstance(into.get(name), dict)):
                 into[name] = {} if is_section else value
                 self.sources = {key: old for key, old in self.sources.items() if not f"{key}.".startswith(f"{path}.")}
@@ -283,7 +258,7 @@ class Merged:
                 self.sources[path] = source
 
     def resolved(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The values as plain data; an interpolation such as ``${seed}`` may name a key that has only its default."""
+        """Return the values with interpolations resolved; ``${seed}`` may name a key that has only its default."""
         whole = Merged()
         for path, default in defaults.items():
             if not isinstance(default, dict):
@@ -295,14 +270,14 @@ class Merged:
 
 
 def _like(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of nested values those that are in ``wanted`` too."""
+    """Return the nested values whose keys are in ``wanted``."""
     return {
         name: _like(below, values[name]) if isinstance(below, dict) else values[name] for name, below in wanted.items()
     }
 
 
 def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dict[str, str]]:
-    """The files that the choices on a command line mean, in the order in which they are merged; and the choices."""
+    """Return the files of the choices on a command line, in the order of merging, and the choices by group."""
     places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
     searchpath = f"hydra.searchpath=[{','.join(places)}]"
     with _one_line(sources), _defaults_lists(), _stored(sources):
@@ -315,7 +290,7 @@ def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dic
 
 
 def _read(entry: ResultDefault, sources: Sources) -> _File:
-    """The content of a file, below the package that its header or its folder says."""
+    """Read a file; its values go below the package that its header or its folder names."""
     path, source = sources.find(entry.config_path), f"{entry.config_path}.yaml"
     if path is None:
         group, _, name = entry.config_path.partition("/")
@@ -336,7 +311,7 @@ def _read(entry: ResultDefault, sources: Sources) -> _File:
 
 
 def _check_file(file: _File, sources: Sources) -> None:
-    """Raise for a file whose keys are not where they seem to be, or that names an agent or a profile there is not."""
+    """Raise for misplaced keys, and for sections of agents or profiles that do not exist."""
     for name in ("exp", "profile"):
         if name in file.content:
             raise CommandError(
@@ -352,7 +327,7 @@ def _check_file(file: _File, sources: Sources) -> None:
 
 
 def _check_choice(override: Override, sources: Sources) -> None:
-    """Raise for a choice there is not, and for a recipe whose keys would not be those of a run."""
+    """Raise for an unknown choice, and for a recipe whose keys would not be those of a run."""
     group, name = override.key_or_group, override.value()
     if name not in sources.choices(group):
         raise UnknownName(group, str(name), sources.choices(group))
@@ -365,7 +340,7 @@ def _check_choice(override: Override, sources: Sources) -> None:
 
 
 def _check_keys(file: _File, known: Mapping[str, Key]) -> None:
-    """Raise for a key in a file that does not exist."""
+    """Raise for an unknown key in a file."""
     for path, _ in flat({name: value for name, value in file.content.items() if name not in SECTIONS}):
         try:
             _check_path(path, known)
@@ -383,19 +358,19 @@ def _check_path(path: str, known: Mapping[str, Key]) -> None:
 
 
 def check_key(override: Override, known: Mapping[str, Key]) -> None:
-    """Raise for a key that does not exist."""
+    """Raise for an unknown key on the command line."""
     _check_path(override.key_or_group, known)
     if override.package:
         raise CommandError(f"{override.input_line!r}: expected key=value, without @{override.package}")
 
 
 def _value_of(key: str, changes: Iterable[Override], data: Mapping[str, Any]) -> Any:
-    """What a key at the top is after the command line's changes."""
+    """Return the value of a top-level key after the changes of the command line."""
     return {change.key_or_group: change.value() for change in changes}.get(key, data.get(key))
 
 
 def _profile(changes: Iterable[Override]) -> str:
-    """What ``profile=auto`` means: what the machine has, unless the command line chooses the device."""
+    """Return the profile that ``auto`` stands for: that of the machine, unless the command line chooses the device."""
     asked = _value_of("fabric.accelerator", changes, {})
     if asked in ("cpu", "cuda", "gpu"):
         return "cpu" if asked == "cpu" else "gpu"
@@ -405,7 +380,7 @@ def _profile(changes: Iterable[Override]) -> str:
 
 
 def _add_dry_run(merged: Merged, agent: type[AgentConfig]) -> None:
-    """Add what makes a run of this agent, in these environments, short."""
+    """Merge the values that make a run short."""
     content = OmegaConf.to_container(OmegaConf.load(CONFIGS / "dry_run.yaml"))
     with as_command_errors(ValueError):
         if "episode_length" not in envs.task_options(merged.data["env"]["name"]):
@@ -415,7 +390,7 @@ def _add_dry_run(merged: Merged, agent: type[AgentConfig]) -> None:
 
 
 def _default(error: InvalidOption, before: Merged, known: Mapping[str, Key]) -> Any:
-    """What the invalid key would be without the command line's changes, if that is any better."""
+    """Return the value of the invalid key without the changes of the command line, if it differs."""
     value: Any = before.data
     for name in error.key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -427,15 +402,15 @@ def _default(error: InvalidOption, before: Merged, known: Mapping[str, Key]) -> 
 def _run_dir(config: Config, choices: Mapping[str, str]) -> str:
     env = [choices["env"], *([re.sub(r"[^\w.-]", "_", config.env.id)] if config.env.id else [])]
     varied = choices["randomization"]
-    randomized = ["randomized" if varied == "none" else varied] * bool(config.randomization)
-    recipe = dict.fromkeys([choices["agent"], config.exp])  # a recipe that is called like its agent is named once
+    randomized = [] if not config.randomization else ["randomized" if varied == "none" else varied]
+    recipe = dict.fromkeys([choices["agent"], config.exp])  # one name if both are the same
     parts = ["dry_runs" if config.dry_run else "logs", *env, *randomized, *recipe]
     return "/".join([*parts, f"seed_{config.seed}"])
 
 
 @contextmanager
 def _stored(sources: Sources) -> Iterator[None]:
-    """Within it, Hydra finds what has no file: an environment or an agent is its name, a recipe an agent."""
+    """Let Hydra find environments, agents and recipes that have no file."""
     store = ConfigStore.instance()
     contents = {
         "env": lambda name: {"name": name},
@@ -447,7 +422,7 @@ def _stored(sources: Sources) -> Iterator[None]:
         for group, name in names:
             store.store(name, contents[group](name), group, package="_global_" if group == "exp" else None)
         yield
-    finally:  # left in the store, Hydra would use it as the schema of a later file with this name
+    finally:  # Hydra would take an entry for the schema of a later file with its name
         for group, name in names:
             store.repo[group].pop(f"{name}.yaml", None)
 
@@ -460,11 +435,11 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         if sources and (missing := re.search(r"You must specify '(\w+)'", str(error))):
             group = missing[1]
+            example = {"env": "franka_pick"}.get(group, "dreamer_v3")
+            recipe = ", or '- override /agent: dreamer_v3' under the defaults of the recipe"
             raise CommandError(
-                f"{group}= is missing: expected one of {', '.join(sources.choices(group))}; "
-                f"for example {group}={'franka_pick' if group == 'env' else 'dreamer_v3'}"
-                + ", or '- override /agent: dreamer_v3' under the defaults of the recipe"
-                * (group == "agent")
+                f"{group}= is missing: expected one of {', '.join(sources.choices(group))}; for example "
+                f"{group}={example}{recipe if group == 'agent' else ''}"
             ) from None
         if sources and (lost := re.search(r"In '([^']+)': Could not \w+ '(\w+)/([^']+)'", str(error))):
             where = "" if lost[1] == "config" else f"{lost[1]}.yaml: "
@@ -479,7 +454,7 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
 
 @contextmanager
 def _defaults_lists() -> Iterator[None]:
-    """Turn what Hydra raises for a list of defaults that is none, or that comes back to itself, into one line."""
+    """Turn Hydra's errors about a malformed or recursive list of defaults into one line."""
     expected = "expected a list such as '- override /agent: dreamer_v3' under the defaults of a recipe"
     try:
         yield
@@ -490,7 +465,7 @@ def _defaults_lists() -> Iterator[None]:
 
 
 def explain(composed: Composed) -> str:
-    """Every value of a configuration as ``key: value``, with the file that it comes from."""
+    """Return every value of a configuration as a line ``key: value``, with its source."""
     lines = []
     for key, value in flat(to_data(composed.config)):
         source = next(

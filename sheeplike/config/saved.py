@@ -15,7 +15,7 @@ from sheeplike.config.schema import Config, to_data
 from sheeplike.files import read_yaml
 from sheeplike.options import CommandError, format_value, is_within, keys_of, marked
 
-FORMAT = 1  # of config.yaml
+FORMAT = 1
 SHOWN = 8  # changes, at most
 
 

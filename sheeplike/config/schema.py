@@ -1,4 +1,4 @@
-"""What a run is: every key with its type, default, range and meaning, and the checks that need several keys.
+"""Every key of a run with its type, default, range and meaning, and the checks that need several keys.
 
 An agent's options stand beside the agent; ``configs/`` holds what differs from the defaults for a task or a machine.
 """
@@ -30,7 +30,7 @@ from sheeplike.options import (
     keys_of,
 )
 
-IMAGES = ("pixels/", "depth/", "segmentation/")  # how the names of observations begin that are rendered
+IMAGES = ("pixels/", "depth/", "segmentation/")  # prefixes of rendered observations
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
 Side = Annotated[int, Field(ge=48, le=256, multiple_of=16)]
 ByCamera = Annotated[dict[str, Side | tuple[Side, Side]], Field(min_length=1)]

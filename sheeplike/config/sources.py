@@ -1,4 +1,4 @@
-"""Where configs are found: in the package, and where ``SHEEPLIKE_SEARCH_PATH`` and ``--config-dir`` say."""
+"""Directories of configs: that of the package, and those of ``SHEEPLIKE_SEARCH_PATH`` and ``--config-dir``."""
 
 from __future__ import annotations
 
@@ -40,30 +40,29 @@ class Sources:
                 self.directories.append(directory)
 
     def choices(self, group: str) -> list[str]:
-        """What can be chosen from a group; ``auto`` is no file but chooses a profile."""
+        """Return the names in a group; ``auto`` chooses a profile and is no file."""
         names = sorted({*self._files(group), *self.without_file(group)})
         return ["auto", *names] if group == "profile" else names
 
     def without_file(self, group: str) -> list[str]:
-        """Environments and agents without a config file. An agent's name is also a recipe."""
+        """Return environments and agents without a config file; an agent's name is also a recipe."""
         registered = {"env": envs.list_envs, "agent": registry.list_agents, "exp": registry.list_agents}
         return [name for name in registered.get(group, list)() if name not in self._files(group)]
 
     def describe(self) -> str:
-        """All choices, group by group, and which of them are of other packages."""
+        """Return a text of all choices, and the packages that add some."""
         lines = ["choices, as in exp=dreamer_v3"]
         lines += [f"  {group:<13} {', '.join(self.choices(group))}" for group in GROUPS]
         found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
         found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
-        others = [
-            f"  {choice:<24} {', '.join(origins)}{': refused, since one package must have it' * (len(origins) > 1)}"
-            for choice, origins in found.items()
-            if origins
-        ]
+        others = []
+        for choice, origins in found.items():
+            refused = ": refused, since one package must have it" if len(origins) > 1 else ""
+            others += [f"  {choice:<24} {', '.join(origins)}{refused}"] if origins else []
         return "\n".join([*lines, *(["", "of other packages", *others] if others else [])])
 
     def find(self, config_path: str) -> Path | None:
-        """The file of ``<group>/<name>``, or None where that has none."""
+        """Return the file of ``<group>/<name>``, or None."""
         files = (directory / f"{config_path}.yaml" for directory in self.directories)
         return next((file for file in files if file.is_file()), None)
 
@@ -82,7 +81,7 @@ class Sources:
 
 
 def _directory(origin: str, entry: str) -> Path:
-    """The directory that an entry of the search path means: a plain path, ``file://path`` or ``pkg://package.name``."""
+    """Return the directory of an entry: a plain path, ``file://path`` or ``pkg://package.name``."""
     if entry.startswith("pkg://"):
         package = entry.removeprefix("pkg://").strip("/").replace("/", ".")
         places = _find_package(package)
@@ -99,7 +98,7 @@ def _directory(origin: str, entry: str) -> Path:
 
 
 def _find_package(name: str) -> list[str]:
-    """The directories of a package, of which nothing is imported: looking for configs should run no code."""
+    """Return the directories of a package, found without importing it."""
     first, *below = name.split(".")
     try:
         spec = importlib.util.find_spec(first)

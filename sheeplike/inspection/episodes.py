@@ -19,7 +19,7 @@ from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.loop import first_step
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.run.evaluation import EVALUATION_SEED, MOST_EPISODES
+from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES
 
 FEWEST = 4  # of an analysis, to fit on some of them and to choose on others
 Act = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -75,7 +75,7 @@ def play(
         act: ``"policy"`` samples the agent's, ``"random"`` draws uniformly from the action space.
         seed: as of :func:`sheeplike.run.evaluation.play`.
     """
-    first = EVALUATION_SEED + seed * MOST_EPISODES
+    first = EVALUATION_SEED + seed * MAX_EPISODES
     found: list[Episodes] = []
     with own_randomness(envs.device):
         torch.manual_seed(first)

@@ -1,5 +1,5 @@
-"""A run and what surrounds the loop: its directory, its parts, its record, its end."""
+"""A run and everything around the loop: directory, parts, record, end."""
 
 import time
 
-STARTED = time.monotonic()  # the package is imported before anything that takes long
+STARTED = time.monotonic()

@@ -1,4 +1,4 @@
-"""One evaluation, during training and by ``eval``: how the agent plays, what that amounts to, how it looks."""
+"""Evaluation, during training and by ``eval``: episodes, statistics and videos."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from sheeplike.loop import Evaluation, evaluate
 from sheeplike.monitor.video import enlarge, tile_envs
 from sheeplike.run.build import make_envs
 
-EVALUATION_SEED = 2**31  # above every seed that a run can have: evaluation worlds are never training worlds
-MOST_EPISODES = 2**16  # of one evaluation; as far apart are the seeds of two, whose worlds are then all different
+EVALUATION_SEED = 2**31  # above every seed of a run: evaluation worlds are never training worlds
+# Limit per evaluation, and the stride between evaluation seeds, so that two evaluations never share a world.
+MAX_EPISODES = 2**16
 VIDEO_ENVS = 9  # worlds, at most
 
 
@@ -28,12 +29,12 @@ def play(
     """Evaluate ``agent`` in ``envs`` of its own; the same arguments give the same episodes.
 
     Args:
-        episodes: at most :data:`MOST_EPISODES`.
+        episodes: at most :data:`MAX_EPISODES`.
         sample: sample the policy, or take its mode.
         video: film the first worlds.
-        seed: from 0 to 32,767; 0 is what training uses. Worlds and samples of two seeds have nothing in common.
+        seed: from 0 to 32,767; training uses 0. Two seeds share no worlds and no samples.
     """
-    seed = EVALUATION_SEED + seed * MOST_EPISODES
+    seed = EVALUATION_SEED + seed * MAX_EPISODES
     # Evaluation must not move the stream of random numbers that training draws from.
     with own_randomness(envs.device):
         torch.manual_seed(seed)
@@ -42,10 +43,7 @@ def play(
 
 
 def summarize(result: Evaluation) -> dict[str, float]:
-    """Means and 95 % intervals of an evaluation, named ``eval/*``: bootstrap for returns, Wilson for success.
-
-    Nothing of success where no episode has any.
-    """
+    """Return means and 95 % intervals as ``eval/*``: bootstrap for returns, Wilson for success, if there is any."""
     returns = result.returns.numpy()
     low, high = mean_interval(returns)
     terms = {f"eval/reward_terms/{name}": float(value.mean()) for name, value in result.reward_terms.items()}
@@ -68,7 +66,7 @@ def summarize(result: Evaluation) -> dict[str, float]:
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """95 % percentile-bootstrap interval of the mean of ``values (E,)``; the same values give the same interval."""
+    """Return the 95 % percentile-bootstrap interval of the mean of ``values (E,)``, deterministically."""
     values = np.asarray(values, np.float64)
     drawn = np.random.default_rng(0).choice(values, (2000, values.size))
     low, high = np.quantile(drawn.mean(1), [(1 - 0.95) / 2, (1 + 0.95) / 2])
@@ -76,8 +74,8 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % score interval of a success rate: sensible at 0 % and 100 %, where the normal one has no width."""
-    z = 1.959964  # rounded; importing SciPy, which has more digits, would take a second
+    """Return the 95 % score interval of a success rate; it has a width at 0 % and 100 % too."""
+    z = 1.959964  # SciPy has more digits, but takes a second to import
     rate, z2 = successes / trials, z * z
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
@@ -85,7 +83,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def videos(result: Evaluation) -> dict[str, Tensor]:
-    """One video per camera, uint8 ``(T, H, W, 3)``: the recorded environments side by side, enlarged."""
+    """Return one video per camera, uint8 ``(T, H, W, 3)``: the recorded environments side by side, enlarged."""
     found = {}
     for camera, frames in result.frames.items():
         columns = math.ceil(math.sqrt(frames.shape[1]))
@@ -95,7 +93,7 @@ def videos(result: Evaluation) -> dict[str, Tensor]:
 
 @dataclass
 class Evaluator:
-    """Evaluates an agent in environments of its own, which are built when they are first needed."""
+    """Evaluates an agent in environments of its own, built at the first evaluation."""
 
     config: Config
     agent: Agent

@@ -135,11 +135,7 @@ class Experiment:
         return saved
 
     def _restore(self, saved: snapshot.Saved | None) -> bool:
-        """Reset the worlds of a new run, or put back the state of one that goes on.
-
-        Returns:
-            True if the run stopped between two updates, before the hooks of that step.
-        """
+        """Reset or restore worlds and agent; returns True if the run stopped before the hooks of its last step."""
         config = self.config
         self._compiled_before = None if saved is None else saved.compiled
         snapshot.seed_everything(config.seed)
@@ -157,12 +153,7 @@ class Experiment:
         return behind
 
     def _record(self, planned: Plan, stack: ExitStack, purge_step: int | None, *, remembers: bool) -> None:
-        """Open the logs, print the banner, and log the configuration.
-
-        Args:
-            purge_step: later rows, which a killed run wrote after its last checkpoint, are dropped.
-            remembers: the agent's memory was restored.
-        """
+        """Open the logs, drop rows after ``purge_step``, print the banner, and log the configuration."""
         config = self.config
         logger = RunLogger(self._place, tensorboard=config.logger.tensorboard, purge_step=purge_step)
         self.recorder.logger = logger
@@ -273,7 +264,7 @@ class Experiment:
 
     def close(self) -> None:
         """Close everything without saving. Calling it again does nothing."""
-        self._busy = True  # so that the end of a with block saves nothing either
+        self._busy = True  # the end of a with block must not save either
         self._ending.close()
 
     def __enter__(self) -> Experiment:

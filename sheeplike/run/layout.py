@@ -1,4 +1,4 @@
-"""What lies where in the directory of a run; :mod:`sheeplike.run.run_dir` says when one may be used."""
+"""Names of files in the directory of a run, and the choice of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
 STARTS = "starts.jsonl"
-ASIDE = "metrics_before_{}.jsonl"  # those of an attempt without a checkpoint, when the run begins again
+ASIDE = "metrics_before_{}.jsonl"  # kept from an attempt without a checkpoint
 EVALUATIONS = "eval"
 ANALYSES = "analyze"
-LAST_BATCH = "nonfinite_batch.pt"  # what the last skipped update saw
+LAST_BATCH = "nonfinite_batch.pt"  # the batch of the last skipped update
 FILES = (CONFIG_FILE, METRICS, STARTS, LOCK_FILE, LAST_BATCH)
-OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # what a run makes
+OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # everything that a run writes
 
 
 def config_file(run_dir: Path, key: str) -> Path:
-    """The configuration of the run that ``key=<run_dir>`` names.
+    """Return the configuration file of the run that ``key=<run_dir>`` names.
 
     Raises:
-        CommandError: there is no such run, or there is something else in it than files and directories.
+        CommandError: there is no such run, or it holds links or devices.
     """
     file = run_dir / CONFIG_FILE
     if not file.is_file():
@@ -47,20 +47,16 @@ def config_file(run_dir: Path, key: str) -> Path:
 
 
 def checkpoint_steps(run_dir: Path) -> list[int]:
-    """Policy steps of a run's checkpoints, oldest first, by their names; found without torch, and not verified."""
+    """Return the policy steps in the names of a run's checkpoints, oldest first, without reading any."""
     return [step_of(path) for path in list_checkpoints(run_dir / CHECKPOINTS)]
 
 
 def choose_checkpoint(run_dir: Path, name: str) -> Path | None:
-    """The directory that ``checkpoint=`` means; None: the newest that is whole.
-
-    Raises:
-        InvalidOption: there is no such checkpoint.
-    """
+    """Return the directory that ``checkpoint=`` means; None: the newest that is whole."""
     if name == "last":
         return None
     if name == "best":
-        from sheeplike.checkpoint import best  # torch takes seconds
+        from sheeplike.checkpoint import best  # torch takes seconds to import
 
         path = best(run_dir / CHECKPOINTS)
         if path is None:

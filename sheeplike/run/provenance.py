@@ -1,4 +1,4 @@
-"""Where the numbers of a run come from: the command line, the commit and the versions of each of its starts."""
+"""Provenance of a run: command line, commit and versions of each start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ from sheeplike.run.layout import STARTS
 
 
 def record(run_dir: Path) -> dict[str, Any]:
-    """Add a line to ``starts.jsonl``; returns what it says.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Add a line to ``starts.jsonl``; returns its content."""
     package = Path(sheeplike.__file__).parents[1]
-    # Installed into a repository of somebody else's, the package is no part of it.
+    # A package installed inside the repository of another project is no part of it.
     places = {"sheeplike": package} if (package / ".git").exists() else {}
     places |= {"working directory": Path.cwd()}
     start = {
@@ -38,10 +34,11 @@ def record(run_dir: Path) -> dict[str, Any]:
 
 
 def commit(place: Path) -> str | None:
-    """The commit that a directory is at, with ``-dirty`` behind it where files differ; None outside repositories."""
-    git = ["git", "-c", "core.fsmonitor=false", "-C", str(place)]  # which would be a program of the repository's choice
+    """Return the commit of a directory, with ``-dirty`` if files differ; None outside repositories."""
+    # A repository could name any program as its file system monitor, and git would run it.
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(place)]
     asked = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run([*git, *asked], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # git is not there, or it says no
+    except (OSError, subprocess.SubprocessError):  # git is missing, or fails
         return None

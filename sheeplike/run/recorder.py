@@ -1,4 +1,4 @@
-"""Turns what the loop produces into curves, videos and a progress line."""
+"""Curves, videos and the progress line of a run, from the output of the loop."""
 
 from __future__ import annotations
 
@@ -27,19 +27,13 @@ PAUSES = {
     "video": "filming what the model expects",
     "checkpoint": "saving",
 }
-"""What training waits for, and what is told of it meanwhile."""
+"""Pauses of training, with the text shown meanwhile."""
 SKIPPED, SKIPPED_TOTAL = "health/skipped_in_a_row", "health/skipped_updates_total"
 
 
 @dataclass
 class Row:
-    """One row of the record, whose numbers the device may still have to compute.
-
-    Attributes:
-        step, gradient_steps, seconds: where the run stood at the log point.
-        known: what the host knew there.
-        taken: what the device has summed up to there.
-    """
+    """One row of metrics: those that the host knows, and those that the device may still have to compute."""
 
     step: int
     gradient_steps: int
@@ -51,17 +45,13 @@ class Row:
 class Recorder:
     """The observer of :func:`sheeplike.loop.train` and the functions that its hooks call.
 
-    Args:
-        agent: what learns.
-        envs: the training environments.
-        progress: the line in the terminal.
-        logger: where curves and videos go; there must be one by the time that something is written.
+    ``logger`` must be set before anything is written.
 
     Attributes:
         latest: the newest value of every metric that was written.
         skipped: updates in a row that were skipped for non-finite numbers, as of the last row.
-        trained: seconds of training up to when the clock last stood still.
-        pauses: seconds in all for which training waited, by the name of what for; ``start`` is the program's own.
+        trained: seconds of training up to the last pause.
+        pauses: total seconds by kind of pause; ``start`` is the start of the program.
     """
 
     def __init__(self, agent: Agent, envs: VectorEnv, progress: Progress, logger: RunLogger | None = None) -> None:
@@ -74,8 +64,8 @@ class Recorder:
         self.pending: Row | None = None
         self.trained = 0.0
         self.pauses = dict.fromkeys(("start", *PAUSES), 0.0)
-        self._running: float | None = None  # since when the clock runs
-        # Policy steps, gradient steps and seconds of training at the last log point.
+        self._running: float | None = None  # time at which the clock was started, or None
+        # Policy steps, gradient steps and seconds of training at the last log point
         self.steps, self.gradients, self.mark = 0, 0, 0.0
         self.updated = False
 
@@ -101,7 +91,7 @@ class Recorder:
     def log(self, state: LoopState) -> None:
         """Take the means since the last call, and write those of the last call.
 
-        One interval late, because reading a number waits for the device to come to it: by then it is far behind.
+        Rows are one interval late, because reading a number waits for the device to compute it.
         """
         seconds = max(self.seconds - self.mark, 1e-9)
         rates = {
@@ -119,7 +109,7 @@ class Recorder:
         self.begin(state)
 
     def flush(self) -> None:
-        """Write the row that is still waiting, for which this may wait for the device."""
+        """Write the waiting row; may wait for the device."""
         row, self.pending = self.pending, None
         if row is not None:
             self._put(row)
@@ -130,7 +120,7 @@ class Recorder:
             self.flush()
 
     def evaluated(self, result: Evaluation, state: LoopState) -> dict[str, float]:
-        """Write the outcome of an evaluation, and its video where there is one; returns its metrics."""
+        """Write the outcome of an evaluation and its video; returns the metrics."""
         metrics = summarize(result)
         self._write(metrics, state)
         outcome = "return {return_mean:.4g} ({return_lo:.4g} to {return_hi:.4g})"
@@ -144,7 +134,7 @@ class Recorder:
         return metrics
 
     def report(self, state: LoopState) -> None:
-        """Write the agent's own predictions and dreams: metrics and videos."""
+        """Write metrics and videos of the agent's predictions and dreams."""
         with self.pause("video"):
             self._report(state)
 
@@ -154,7 +144,7 @@ class Recorder:
         for camera, (truth, model, context) in predictions.items():
             video = open_loop_video(enlarge(truth), enlarge(model), context)
             video = label_rows(video, ("truth", "model", "error"))
-            # At half speed: these videos are short.
+            # These videos are short, so they play at half speed.
             self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
         for camera, (seen, model, traces) in self.agent.dream().items():
             video = dream_video(seen, model, traces)
@@ -164,12 +154,12 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Training time of the whole run: of acting and learning alone, without pauses and what lies between parts."""
+        """Seconds of acting and learning in the whole run, without pauses."""
         return self.trained + (0.0 if self._running is None else time.monotonic() - self._running)
 
     @contextmanager
     def training(self, state: LoopState) -> Iterator[None]:
-        """Within it the clock runs."""
+        """Run the clock."""
         self.begin(state)
         self._running = time.monotonic()
         try:
@@ -179,7 +169,7 @@ class Recorder:
 
     @contextmanager
     def pause(self, name: str, label: str | None = None) -> Iterator[None]:
-        """Within it training waits for one of :data:`PAUSES`, which is told, or ``label`` is, if it takes long."""
+        """Stop the clock for one of :data:`PAUSES`; a long pause is shown as ``label`` or as the text of its kind."""
         runs, start = self._running is not None, time.monotonic()
         self._stand_still()
         try:
@@ -194,7 +184,7 @@ class Recorder:
         self.trained, self._running = self.seconds, None
 
     def _variation(self) -> list[PendingMetrics]:
-        """Of each line of randomization, the mean and the deviation over the worlds as they are now."""
+        """Return mean and standard deviation over the worlds of each randomized quantity."""
         drawn = getattr(self.envs, "variation", {})
         if not drawn:
             return []
@@ -207,7 +197,7 @@ class Recorder:
         return Row(state.policy_steps, state.gradient_steps, self.seconds, known, taken)
 
     def _write(self, metrics: dict[str, float], state: LoopState) -> None:
-        """Write what is known now, behind what has been waiting."""
+        """Write metrics now, after the waiting row."""
         self.flush()
         if metrics:
             self._put(self._row(state, metrics))
@@ -221,9 +211,9 @@ class Recorder:
 
 
 def gpu_memory(envs: VectorEnv) -> dict[str, float]:
-    """MiB of the GPU that all programs take, and of these what torch, JAX and Warp say that they hold.
+    """Return MiB of GPU memory used by all programs, and held by torch, JAX and Warp; empty without a GPU.
 
-    Nothing where the environments are not on a GPU. What CUDA graphs hold is in the first number alone.
+    Memory of CUDA graphs is in the first number alone.
     """
     if torch.device(envs.device).type != "cuda":
         return {}
@@ -232,12 +222,12 @@ def gpu_memory(envs: VectorEnv) -> dict[str, float]:
     if simulator := getattr(envs, "simulator", None):
         import warp
 
-        stats = simulator.device.memory_stats() or {}  # some allocators keep none
+        stats = simulator.device.memory_stats() or {}  # None for allocators without statistics
         held["jax"] = stats.get("pool_bytes", stats.get("bytes_in_use", 0))
         held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
     return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}
 
 
 def process_seconds() -> float:
-    """Wall-clock seconds since the command was started, imports included."""
+    """Return wall-clock seconds since the command was started, imports included."""
     return time.monotonic() - STARTED

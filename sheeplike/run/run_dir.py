@@ -166,7 +166,7 @@ def claim(run_dir: Path, config: Config) -> BinaryIO:
         elif (run_dir / CONFIG_FILE).exists():
             info(f"{run_dir} has no checkpoint: it begins again")
             _begin_again(run_dir)
-        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # without it no checkpoint is of any use
+        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # checkpoints are useless without it
     except OSError as error:
         problem = f"{error.filename or run_dir}: {error.strerror}"
         raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {problem}") from None
@@ -219,7 +219,7 @@ def lock(run_dir: Path) -> BinaryIO:
             number, host_name = read_text(path, 300).split()
             owner = f"process {int(number)} on {host_name}"
         raise CommandError(f"run_dir={run_dir} is in use by {owner}: wait for it, or stop it first") from None
-    with suppress(OSError):  # on a full disk the owner stays unnamed
+    with suppress(OSError):  # the disk is full: the owner stays unnamed
         file.truncate(0)
         file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
     return file

@@ -28,7 +28,7 @@ from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import parts_to_read
 from sheeplike.terminal import first_sentence, info, warn
 
-STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # of the current step; the next one has another action
+STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # saved fields of the current step
 # Exceptions raised when a checkpoint does not fit the agent or the environments.
 MISMATCH_ERRORS = (LookupError, TypeError, AttributeError, RuntimeError, OverflowError, ValueError, checkpoint.Corrupt)
 

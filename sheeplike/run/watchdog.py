@@ -1,4 +1,4 @@
-"""Says where a run hangs: the stacks of all threads, once nothing has happened for too long."""
+"""A watchdog that prints the stacks of all threads when a run hangs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ PATIENCE = 6
 
 
 class Watchdog:
-    """Prints the stacks of all threads to stderr when :meth:`beat` was not called for ``seconds``, again and again.
+    """Prints the stacks of all threads to stderr whenever :meth:`beat` was not called for ``seconds``; None: never.
 
-    It works while the main thread holds the interpreter's lock inside a library, where no Python thread could say
-    anything: faulthandler's own thread needs no lock. That one exists once in a process, so only one watchdog can be
-    awake.
-
-    Args:
-        seconds: without a beat; None: never.
+    faulthandler's thread needs no interpreter lock, so it works while the main thread holds that inside a library.
+    A process has one such thread, so only one watchdog can be awake.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -40,7 +36,7 @@ class Watchdog:
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """What happens inside may take :data:`PATIENCE` times as long, and beats do not count: compiling, for one."""
+        """Allow :data:`PATIENCE` times as long, for compiling and the like; beats do not count meanwhile."""
         self.patience += 1
         if self.file is not None:
             self._arm(PATIENCE)
@@ -69,7 +65,7 @@ class Watchdog:
 
 
 def _stderr() -> TextIO | None:
-    """The process's own stderr, or None where it has none that a thread without the lock could write to."""
+    """Return the process's own stderr, or None if it has no file descriptor."""
     try:
         sys.__stderr__.fileno()
     except (AttributeError, OSError, ValueError):
