@@ -16,7 +16,7 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import UnknownName
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
-from sheeplike.run.signals import INTERRUPTED, UNSAVED
+from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
 from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
@@ -56,14 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             status = dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except (CommandError, OSError) as error:
+    except AskedToExit:
+        raise
+    except (CommandError, OSError, SystemExit) as error:
         if os.environ.get("SHEEPLIKE_DEBUG") == "1":
             raise
-        text = error
+        text, status = error, getattr(error, "status", FAILED)
         if isinstance(error, OSError):
+            status = UNSAVED
             text = f"{error.filename or 'a file'}: {error.strerror or error}; SHEEPLIKE_DEBUG=1 shows where"
+        elif isinstance(error, SystemExit):  # no command ends so: an environment, or a library of it, does
+            text = f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
         warn(text)
-        status = getattr(error, "status", UNSAVED)
     if status:
         raise SystemExit(status)
 

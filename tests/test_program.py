@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BEGIN = "import threading; from sheeplike import __main__; __main__.PATIENCE = 0.5; "
 LEAVES = "threading.Thread(target=threading.Event().wait).start(); "
-EXITS = "__main__.main = lambda: exec('raise SystemExit(9)'); "
+EXITS = "__main__.main = lambda: exec('raise __main__.AskedToExit(9)'); "
 FAILS = "__main__.main = lambda: 1 / 0; "
 FULL = Path("/dev/full")
 

@@ -92,8 +92,9 @@ class Experiment:
         self._place = self.run_dir.absolute()  # an environment may change the working directory
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
-            saved = self._build(planned, stack)
             self.stop: StopRequest = stack.enter_context(stoppable())
+            saved = self._build(planned, stack)
+            self.stop.ready = True
             if saved is None:
                 stack.enter_context(claim(self._place, self.config))
                 self.writer = make_writer(self.config, self._place, stack)

@@ -28,11 +28,20 @@ SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `time
 Handler = Callable[[int, FrameType | None], object]
 
 
+class AskedToExit(SystemExit):
+    """The handler of another program ends the process, once everything is saved, with a status of its own."""
+
+
 class StopRequest:
-    """The signals that asked this process to stop; true once there is one. See :func:`stoppable`."""
+    """The signals that asked this process to stop; true once there is one. See :func:`stoppable`.
+
+    Attributes:
+        ready: there is something to save. Before, a signal ends the process at once.
+    """
 
     def __init__(self) -> None:
         self.signals: list[int] = []
+        self.ready = False
         self._before: dict[int, object] = {}
         self._last = 0.0
 
@@ -48,7 +57,10 @@ class StopRequest:
         """Call the handlers that other programs had installed for the signals that came; call it when all is saved."""
         for signum in dict.fromkeys(self.signals):
             if handler := self._previous(signum):
-                handler(signum, None)
+                try:
+                    handler(signum, None)
+                except SystemExit as error:
+                    raise AskedToExit(error.code) from None
 
     def _previous(self, signum: int) -> Handler | None:
         """Return the handler of another program, or None for the system's or Python's own."""
@@ -61,6 +73,11 @@ class StopRequest:
         repeated |= again and signum == HANG_UP
         self._last = now
         name = signal.Signals(signum).name
+        if not self.ready and self._previous(signum) is None:
+            if signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            _write(f"{name}: stopped during the start; there is nothing to save yet")
+            os._exit(PREEMPTED)
         if again and not repeated and self._previous(signum) is None:
             _write(f"{name}: ended at once, as of the last checkpoint")
             os._exit(128 + signum)
@@ -72,7 +89,7 @@ class StopRequest:
 
 @contextmanager
 def stoppable() -> Iterator[StopRequest]:
-    """Make each of ``SIGNALS`` ask for an orderly stop; a second one ends the process at once.
+    """Make each of ``SIGNALS`` ask for an orderly stop, once the request is ``ready``; a second one ends the process.
 
     A signal that another program has a handler for never ends the process here: that handler is called when all is
     saved. An ignored signal stays ignored. Outside the main thread, where Python takes no signals, nothing changes.

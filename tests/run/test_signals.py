@@ -36,6 +36,7 @@ def send(signum: int) -> None:
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_one_signal_is_noted_and_nothing_else_happens(signum: int, exits: list[int]) -> None:
     with stoppable() as stop:
+        stop.ready = True
         assert not stop()
         send(signum)
         assert stop()
@@ -49,7 +50,8 @@ def test_a_second_signal_exits_at_once(
     first: int, second: int, exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signals, "SAME_REQUEST", 0.02)
-    with stoppable():
+    with stoppable() as stop:
+        stop.ready = True
         send(first)
         time.sleep(0.03)
         assert exits == []
@@ -59,6 +61,7 @@ def test_a_second_signal_exits_at_once(
 
 def test_the_same_signal_twice_within_a_moment_is_one_request(exits: list[int]) -> None:
     with stoppable() as stop:
+        stop.ready = True
         send(signal.SIGTERM)
         send(signal.SIGTERM)
         send(signal.SIGHUP)  # the session is closed
@@ -75,6 +78,7 @@ def test_whoever_listened_before_is_told_when_all_is_saved(exits: list[int]) -> 
     signal.signal(signal.SIGTERM, bypass)
     signal.signal(signal.SIGUSR2, bypass)
     with stoppable() as stop:
+        stop.ready = True
         send(signal.SIGTERM)
         time.sleep(0.02)
         send(signal.SIGUSR2)  # not a second request: somebody else's business
@@ -87,6 +91,7 @@ def test_whoever_listened_before_is_told_when_all_is_saved(exits: list[int]) -> 
 
 def test_nobody_is_told_where_the_handlers_were_the_systems_own(exits: list[int]) -> None:
     with stoppable() as stop:
+        stop.ready = True
         send(signal.SIGINT)
     stop.call_previous_handlers()  # the default handler of SIGINT would raise KeyboardInterrupt
     assert exits == []
@@ -95,6 +100,7 @@ def test_nobody_is_told_where_the_handlers_were_the_systems_own(exits: list[int]
 def test_what_is_ignored_stays_ignored(exits: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stoppable() as stop:
+        stop.ready = True
         send(signal.SIGINT)
         assert not stop()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -105,7 +111,8 @@ def test_a_reader_that_has_gone_away_changes_nothing() -> None:
     code = (
         "import os, signal\nfrom sheeplike.run.signals import stoppable\n"
         "from sheeplike.monitor.progress import info\n"
-        "with stoppable() as stop:\n    os.kill(os.getpid(), signal.SIGTERM)\n    info('saved')\n"
+        "with stoppable() as stop:\n    stop.ready = True\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    info('saved')\n"
         "raise SystemExit(stop.status)"
     )
     read, write = os.pipe()
@@ -120,6 +127,7 @@ def test_in_another_thread_nothing_changes() -> None:
 
     def work() -> None:
         with stoppable() as stop:
+            stop.ready = True
             seen.append(stop())
 
     before = [signal.getsignal(signum) for signum in SIGNALS]
@@ -133,7 +141,8 @@ def test_in_another_thread_nothing_changes() -> None:
 def test_a_process_that_is_asked_twice_ends_although_it_hangs() -> None:
     code = (
         "import signal, time; from sheeplike.run.signals import stoppable\n"
-        "with stoppable() as stop:\n    print('ready', flush=True)\n    while True: time.sleep(0.05)"
+        "with stoppable() as stop:\n    stop.ready = True\n    print('ready', flush=True)\n"
+        "    while True: time.sleep(0.05)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
@@ -143,3 +152,12 @@ def test_a_process_that_is_asked_twice_ends_although_it_hangs() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 128 + signal.SIGTERM
     assert "SIGTERM: saving" in process.stdout.read()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_during_the_start_a_signal_ends_the_process_as_preempted(signum: int, exits: list[int]) -> None:
+    with stoppable():
+        send(signum)
+        assert exits == [PREEMPTED]
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
