@@ -142,7 +142,9 @@ def check(config: Config, run_dir: Path) -> Path:
         return run_dir
     is_run, nearest = (run_dir / CONFIG_FILE).exists(), free(run_dir)
     if is_run and not checkpoint_steps(run_dir):
-        lock(run_dir).close()
+        config_file(run_dir, "run_dir")  # refuses links and devices
+        if (run_dir / LOCK_FILE).exists():
+            lock(run_dir).close()  # refuses a run that is going on
         return run_dir
     what = "holds a run already" if is_run else "is not empty"
     resume = f"{shlex.quote(f'resume={run_dir}')} to continue it, or " if checkpoint_steps(run_dir) else ""
