@@ -1,4 +1,4 @@
-"""A trained world model taken apart with numbers: what it predicts, how far, how surely, and where it keeps what.
+"""Measurements of a trained world model: predictions, their range and calibration, and the content of its latents.
 
 Everything is measured on episodes that it was not trained on. The results are plain numbers, nested by name.
 
@@ -18,20 +18,20 @@ from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
 from sheeplike.inspection import likelihood, probes
-from sheeplike.inspection.episodes import FEWEST, Episodes
+from sheeplike.inspection.episodes import MIN_EPISODES, Episodes
 from sheeplike.inspection.model import DETER, States, TrainedModel, combine, psnr
 
-AHEAD = (1, 5, 15, 50)  # imagined steps whose errors are told apart
+AHEAD = (1, 5, 15, 50)  # imagined steps with numbers of their own
 HORIZON = max(AHEAD)
-CONTEXT = 5  # steps that the model has seen, at least, when it begins to imagine
-STARTS, LEAST_STARTS = 256, 8  # open-loop predictions, at most, and of a mean at least
-BINS = 10  # of a calibration
-DEAD_KL = 0.01  # nats, below which a group says nothing that the recurrent state does not
-SAME_CLASS = 0.99  # share of the steps at which a constant group's likeliest class is one and the same
+CONTEXT = 5  # observed steps, at least, before the model imagines
+MAX_STARTS, MIN_STARTS = 256, 8  # open-loop predictions; a mean is over the latter at least
+BINS = 10
+DEAD_KL = 0.01  # nats; a group with less adds nothing to the recurrent state
+SAME_CLASS = 0.99  # share of the steps at which a constant group has the same likeliest class
 ABLATED = 256  # states
 FILM = (1, 2, 5, 10, 15, 25, 50)  # steps ahead that a film strip shows
 PRIVILEGED_STATE = "privileged_state"
-LEAST_ROWS = 30  # imagined states that a probe is tested on: an R^2 of fewer says little
+MIN_ROWS = 30  # imagined states that a probe is tested on: an R^2 of fewer says little
 Numbers = dict[str, Any]
 
 
@@ -48,18 +48,11 @@ class Strip:
 
 @dataclass
 class Findings:
-    """What was found.
+    """Results of :func:`dissect`."""
 
-    Attributes:
-        numbers: by part, such as ``surprise``, and within it by kind of episodes. ``notes`` are sentences: what could
-            not be measured, and why.
-        strips: film strips of the best, the median and the worst episode, of the first kind.
-        linear: the linear probe of ``privileged_state``, or None where there is no such vector.
-    """
-
-    numbers: Numbers = field(default_factory=dict)
-    strips: list[Strip] = field(default_factory=list)
-    linear: probes.LinearProbe | None = None
+    numbers: Numbers = field(default_factory=dict)  # nested: part, such as ``surprise``, and kind of episodes
+    strips: list[Strip] = field(default_factory=list)  # the best, the median and the worst episode of the first kind
+    linear: probes.LinearProbe | None = None  # the probe of ``privileged_state``, if there is such a vector
 
 
 @dataclass(frozen=True)
@@ -67,12 +60,12 @@ class OpenLoop:
     """Predictions from recorded actions alone, from ``P`` places in the episodes.
 
     Attributes:
-        rows, times: ``(P,)`` int64, episode and step of the last observation that was seen.
+        rows, times: ``(P,)`` int64, episode and step of the last observation.
         valid: ``(P, I)`` bool: the episode was not over yet.
-        errors: observation to ``(P, I)``, mean squared error in the units in which it is learnt.
-        still: observation to ``(P, I)``, that of predicting no change at all.
+        errors: observation to ``(P, I)``, mean squared error in the units of the decoder.
+        still: observation to ``(P, I)``, the error of predicting no change.
         reward: ``(P, I)`` absolute error of the expected reward.
-        kept: imagined steps to states ``(P,)``, for those in :data:`AHEAD` and :data:`FILM`.
+        states: imagined steps to states ``(P,)``, for those in :data:`AHEAD` and :data:`FILM`.
     """
 
     rows: Tensor
@@ -81,19 +74,13 @@ class OpenLoop:
     errors: dict[str, Tensor]
     still: dict[str, Tensor]
     reward: Tensor
-    kept: dict[int, States]
+    states: dict[int, States]
 
 
 def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 0) -> Findings:
-    """Take the model apart on episodes of several kinds, such as ``policy`` and ``random``, the first most closely.
-
-    Raises:
-        ValueError: fewer than four episodes of a kind.
-    """
-    for kind, episodes in played.items():
-        if len(episodes) < FEWEST:
-            problem = f"{len(episodes)} episodes of kind {kind}: expected at least {FEWEST}"
-            raise ValueError(f"{problem}, to fit on some of them")
+    """Take the model apart on episodes of several kinds, such as ``policy`` and ``random``, the first most closely."""
+    counts = {kind: len(episodes) for kind, episodes in played.items()}
+    assert min(counts.values()) >= MIN_EPISODES, counts
     found = Findings()
     states = {kind: observe(model, episodes, seed=seed) for kind, episodes in played.items()}
     ahead = {kind: open_loop(model, played[kind], states[kind], seed=seed) for kind in played}
@@ -118,7 +105,7 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
 
 
 def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States:
-    """Posterior states ``(E, T)``, on the model's device."""
+    """Return posterior states ``(E, T)``, on the model's device."""
     batch = max(model.batch_size // episodes.steps, 1)
     parts = []
     with own_randomness(model.device):
@@ -131,7 +118,7 @@ def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States
 
 
 def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
-    """What is missing among the numbers, a sentence each."""
+    """Say what could not be measured, and why, a sentence each."""
     found = []
     if not all(PRIVILEGED_STATE in episodes.obs for episodes in played.values()):
         found.append(f"No probes: the environment has no {PRIVILEGED_STATE}.")
@@ -150,7 +137,7 @@ def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
 
 
 def describe_episodes(episodes: Episodes) -> Numbers:
-    """How the episodes went."""
+    """Summarise returns, lengths and ends."""
     ended = episodes.is_terminal[torch.arange(len(episodes)), episodes.lengths - 1]
     return {
         "episodes": len(episodes),
@@ -161,17 +148,15 @@ def describe_episodes(episodes: Episodes) -> Numbers:
     }
 
 
-# --- how far it sees ------------------------------------------------------------------------------------------------
+# --- predictions ------------------------------------------------------------------------------------------------------
 
 
 def open_loop(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> OpenLoop:
-    """Imagine :data:`HORIZON` steps with the recorded actions, from places drawn from all that were played.
-
-    Drawn, not evenly spaced: episodes may have a rhythm, which would come back in the errors by steps ahead.
-    """
+    """Imagine :data:`HORIZON` steps with the recorded actions, from random places in the episodes."""
+    # Evenly spaced places would mirror a rhythm of the episodes in the errors.
     first = context_of(episodes) - 1
     places = (episodes.valid[:, 1:] & (torch.arange(episodes.steps - 1) >= first)).nonzero()
-    chosen = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:STARTS].sort().values
+    chosen = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:MAX_STARTS].sort().values
     return _imagine(model, episodes, states, *places[chosen].unbind(1), seed=seed)
 
 
@@ -183,14 +168,14 @@ def _imagine(
     errors: dict[str, list[Tensor]] = {key: [] for key in names}
     still: dict[str, list[Tensor]] = {key: [] for key in names}
     known = {key: model.decoder_target(key, episodes.obs[key][rows, times]) for key in names}
-    valid, reward, kept = [], [], {}
+    valid, reward, imagined = [], [], {}
     with own_randomness(model.device):
         torch.manual_seed(seed)
         for step in range(1, HORIZON + 1):
             now = (times + step).minimum(episodes.lengths[rows] - 1)
             action = episodes.action[rows, (times + step - 1).minimum(now)]
             state = model.imagine(state, action[:, None])[:, 0]
-            kept |= {step: state} if step in (*AHEAD, *FILM) else {}
+            imagined |= {step: state} if step in (*AHEAD, *FILM) else {}
             predicted = model.predict(state)
             for key in names:
                 truth = model.decoder_target(key, episodes.obs[key][rows, now])
@@ -200,23 +185,22 @@ def _imagine(
             valid.append(times + step < episodes.lengths[rows])
     together = {name: torch.stack(parts, 1) for name, parts in (("valid", valid), ("reward", reward))}
     stacked = ({key: torch.stack(parts, 1) for key, parts in kind.items()} for kind in (errors, still))
-    return OpenLoop(rows, times, together["valid"], *stacked, together["reward"], kept)
+    return OpenLoop(rows, times, together["valid"], *stacked, together["reward"], imagined)
 
 
 def context_of(episodes: Episodes) -> int:
-    """Steps that are seen at least: :data:`CONTEXT`, and fewer only where no episode goes on after so many."""
+    """Return the number of observed steps: :data:`CONTEXT`, or fewer where no episode is that long."""
     return min(CONTEXT, int(episodes.lengths.max()) - 1)
 
 
 def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States, ahead: OpenLoop) -> Numbers:
-    """Mean errors by steps ahead, beside those of seeing and those of a prediction that nothing changes.
+    """Average errors by steps ahead, beside those of reconstructions and those of predicting no change.
 
-    Of a camera the error is of pixels in [0, 1], and ``psnr`` in dB with it. ``breaks_at`` is the step ahead
-    from which on the dream is no better than a still picture; it is left out where that never happens. Steps that fewer
-    than :data:`LEAST_STARTS` predictions came to are left out.
+    Errors of a camera are of pixels in [0, 1]; its ``psnr`` is in dB. From the step ``breaks_at`` on, if there is one,
+    the dream is no better than a still picture. Steps with fewer than :data:`MIN_STARTS` predictions are left out.
     """
     counts = ahead.valid.sum(0)
-    steps = [step for step in range(1, HORIZON + 1) if counts[step - 1] >= min(LEAST_STARTS, len(ahead.rows))]
+    steps = [step for step in range(1, HORIZON + 1) if counts[step - 1] >= min(MIN_STARTS, len(ahead.rows))]
     seen = {key: value.item() for key, value in _reconstruction(model, episodes, states).items()}
     found: Numbers = {"context": context_of(episodes), "starts": len(ahead.rows)}
     found |= {"steps": steps, "count": [int(counts[step - 1]) for step in steps]}
@@ -239,7 +223,7 @@ def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States,
 
 
 def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> dict[str, Tensor]:
-    """Mean squared error of each observation while it is seen, 0-dim."""
+    """Return the mean squared error of each reconstruction, 0-dim."""
     names = list(model.world.decoder.keys.spaces)
 
     def errors(rows: Tensor, times: Tensor) -> Tensor:
@@ -252,12 +236,9 @@ def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> 
 
 
 def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> list[Strip]:
-    """Of each camera the best, the median and the worst episode, by the error of its first open-loop prediction.
-
-    They are chosen among the first :data:`STARTS` episodes that go on after the context.
-    """
+    """Show the best, the median and the worst episode per camera, by the error of the first open-loop prediction."""
     context = context_of(episodes)
-    rows = (episodes.lengths > context).nonzero()[:STARTS, 0]
+    rows = (episodes.lengths > context).nonzero()[:MAX_STARTS, 0]
     times = torch.full_like(rows, context - 1)
     whole = _imagine(model, episodes, states, rows, times, seed=seed)
     strips = []
@@ -268,7 +249,7 @@ def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed
             chosen = int(order[place])
             row = int(rows[chosen])
             steps = [step for step in FILM if whole.valid[chosen, step - 1]]
-            painted = model.predict(combine([whole.kept[step][chosen] for step in steps], torch.stack))[camera]
+            painted = model.predict(combine([whole.states[step][chosen] for step in steps], torch.stack))[camera]
             truth = model.decoder_target(camera, episodes.obs[camera][row, context - 1 + torch.tensor(steps)])
             shown = ((x.cpu() * 255).round().clamp(0, 255).to(torch.uint8) for x in (truth, painted))
             error = f"mean squared error {mean[chosen].item():.2g} over {int(whole.valid[chosen].sum())} steps"
@@ -277,15 +258,15 @@ def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed
     return strips
 
 
-# --- how sure it is -------------------------------------------------------------------------------------------------
+# --- calibration ------------------------------------------------------------------------------------------------------
 
 
 def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
-    """Log-likelihood in nats by the sign of the reward, and whether what is expected is what comes on average.
+    """Measure the log-likelihood of rewards in nats, also by their sign, and the calibration.
 
     The likelihood is that of the training loss: the negative cross entropy to the two bins beside the reward.
     """
-    states, reward = _flat(episodes, states), episodes.reward[episodes.valid]
+    states, reward = states[episodes.valid], episodes.reward[episodes.valid]
 
     def judged(some: States, came: Tensor) -> Tensor:
         head = model.reward(some)
@@ -306,13 +287,12 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
 
 
 def continue_prediction(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
-    """Log-likelihood in nats of how episodes go on, and whether they end as often as the model says.
+    """Measure the log-likelihood in nats of the continue head's target, and the calibration of ends.
 
-    The head learns ``(1 - terminal) * (1 - 1/horizon)``, and its likelihood is that of this target. ``best`` is the
-    likelihood of a head that says exactly the target; it is below 0, since the target is not always 0 or 1. The
-    calibration is of the probabilities without the horizon.
+    The target is ``(1 - terminal) * (1 - 1/horizon)``. ``best`` is the likelihood of a head that predicts it exactly,
+    below 0 since the target is not always 0 or 1. The calibration is of the probabilities without the horizon.
     """
-    states, ended = _flat(episodes, states), episodes.is_terminal[episodes.valid]
+    states, ended = states[episodes.valid], episodes.is_terminal[episodes.valid]
     target = (1 - ended.float()) * (1 - 1 / model.world.horizon)
 
     def judged(some: States, learnt: Tensor) -> Tensor:
@@ -329,15 +309,13 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
 
 
 def calibration(expected: Tensor, happened: Tensor, edges: tuple[float, ...] | None = None) -> Numbers:
-    """Of steps with about the same expectation, its mean and what happened on average.
+    """Compare the means of ``expected (M,)`` and ``happened (M,)`` in bins of similar expectation.
 
     Args:
-        expected, happened: ``(M,)``.
         edges: between two bins; None: bins of equally many steps each.
 
     Returns:
-        ``expected``, ``happened``, ``count`` of each bin that is not empty, and ``error``, the mean distance of the two
-        weighted by the counts.
+        ``expected``, ``happened``, ``count`` of each bin, and ``error``, the mean distance weighted by the counts.
     """
     if edges is None:
         cuts = torch.quantile(expected.double(), torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]).unique()
@@ -355,12 +333,9 @@ def calibration(expected: Tensor, happened: Tensor, edges: tuple[float, ...] | N
 
 
 def surprise(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
-    """KL of posterior to prior in nats: over the time of an episode, and by how much one step differs from another.
-
-    The first step of an episode stands apart: nothing could be expected of it.
-    """
+    """Measure the KL of posterior to prior in nats, by the step of the episode, and its quantiles without the first."""
     kl = torch.zeros(episodes.valid.shape)
-    kl[episodes.valid] = model.in_batches(model.kl, _flat(episodes, states))
+    kl[episodes.valid] = model.in_batches(model.kl, states[episodes.valid])
     later = episodes.valid.clone()
     later[:, 0] = False
     values = kl[later].double()
@@ -374,14 +349,14 @@ def surprise(model: TrainedModel, episodes: Episodes, states: States) -> Numbers
     }
 
 
-# --- where it keeps what --------------------------------------------------------------------------------------------
+# --- content of the latents -------------------------------------------------------------------------------------------
 
 
 def groups(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
-    """What each categorical group says: its KL to the prior in nats, and which of its classes occur.
+    """Measure each categorical group's KL to the prior in nats, and the use of its classes, without first steps.
 
-    *unsurprising*: its KL is below :data:`DEAD_KL`: it can be told from the recurrent state. *constant*: its likeliest
-    class is the same at :data:`SAME_CLASS` of the steps. *dead*: both. The first step of an episode is left out.
+    *unsurprising*: its KL is below :data:`DEAD_KL`. *constant*: its likeliest class is the same at :data:`SAME_CLASS`
+    of the steps. *dead*: both.
     """
     later = episodes.valid.clone()
     later[:, 0] = False
@@ -402,7 +377,7 @@ def groups(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
 
 
 def effects(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> Numbers:
-    """What changes where one part of the state is that of another step: :meth:`TrainedModel.ablate`."""
+    """Run :meth:`TrainedModel.ablate` on states of random steps."""
     valid = episodes.valid.nonzero()
     rows, times = valid[torch.randperm(len(valid), generator=torch.Generator().manual_seed(seed))[:ABLATED]].unbind(1)
     found = model.ablate(states[rows, times], seed=seed)
@@ -418,11 +393,10 @@ def probe(
     *,
     seed: int,
 ) -> tuple[probes.LinearProbe, Numbers]:
-    """Read every entry of ``privileged_state`` off the latents, where they were observed and where they were imagined.
+    """Predict every entry of ``privileged_state`` from observed and from imagined latents.
 
-    One linear probe and one MLP learn from posterior states of the training episodes of all kinds, and are tested on
-    the other episodes of each kind. Imagined states are read with the same probes: what they say there is what the
-    dream holds, in the code that observed states have. Beside them are the posterior states of the very same steps.
+    A linear probe and an MLP learn from posterior states of the training episodes of all kinds, and are tested on the
+    other episodes of each kind: on all posterior states, and on imagined ones beside the posterior of the same steps.
 
     Returns:
         The linear probe; and by kind and steps ahead, ``0`` for all steps, the scores of ``seen`` and ``imagined``
@@ -441,10 +415,10 @@ def probe(
         one = ahead[kind]
         for step in AHEAD:
             chosen = torch.isin(one.rows, held_out) & one.valid[:, step - 1]
-            if int(chosen.sum()) >= LEAST_ROWS:
+            if int(chosen.sum()) >= MIN_ROWS:
                 rows, times = one.rows[chosen], one.times[chosen] + step
                 truth = played[kind].obs[PRIVILEGED_STATE][rows, times]
-                pair = {"imagined": one.kept[step][chosen], "seen": states[kind][rows, times]}
+                pair = {"imagined": one.states[step][chosen], "seen": states[kind][rows, times]}
                 found[kind][str(step)] = {
                     name: _scores(linear, mlp, some.features.cpu(), truth, spread) for name, some in pair.items()
                 }
@@ -454,10 +428,7 @@ def probe(
 def probe_groups(
     model: TrainedModel, played: Mapping[str, Episodes], states: Mapping[str, States], *, seed: int
 ) -> Numbers:
-    """How much of each entry one part of the state tells alone: R^2 of linear probes on it, ``{part: (N,)}``.
-
-    Fitted and tested on the episodes of the first kind; null where an entry is constant.
-    """
+    """Return R^2 ``{part: (N,)}`` of linear probes on one part of the state alone, on episodes of the first kind."""
     kind = next(iter(played))
     fit, held_out = probes.split(len(played[kind]), seed=seed)
     features, target, episode = _rows_of(played, states, {kind: fit})
@@ -477,10 +448,7 @@ def probe_groups(
 def _scores(
     linear: probes.LinearProbe, mlp: probes.MLPProbe, features: Tensor, target: Tensor, spread: Tensor
 ) -> Numbers:
-    """Of each probe by entry the R^2, null where the entry is constant, and the error in the entry's own units.
-
-    ``r2_clipped_mean`` is the mean over the entries that are not constant, where an R^2 below 0 counts as 0.
-    """
+    """Score each probe: by entry R^2 and RMSE; the mean R^2 of the entries that vary, each clipped at 0."""
     found: Numbers = {"rows": len(target)}
     for name, one in (("linear", linear), ("mlp", mlp)):
         read = one.predict(features)
@@ -494,7 +462,7 @@ def _scores(
 def _rows_of(
     played: Mapping[str, Episodes], states: Mapping[str, States], chosen: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Features ``(M, F)``, targets ``(M, N)`` and the episode ``(M,)`` of every step of some episodes."""
+    """Return features ``(M, F)``, targets ``(M, N)`` and the episode ``(M,)`` of every step of some episodes."""
     features, targets, numbers, before = [], [], [], 0
     for kind, rows in chosen.items():
         valid = played[kind].valid[rows]
@@ -505,11 +473,6 @@ def _rows_of(
     return torch.cat(features), torch.cat(targets), torch.cat(numbers)
 
 
-def _flat(episodes: Episodes, states: States) -> States:
-    """States of the steps that were played, ``(M,)``."""
-    return states[episodes.valid]
-
-
 def _mean_over(values: Tensor, valid: Tensor) -> list[float]:
-    """Means of the valid ``(P, I)`` values, ``(I,)``."""
+    """Average the valid ones of ``(P, I)`` values, to ``(I,)``."""
     return (torch.where(valid, values, 0.0).sum(0) / valid.sum(0).clamp_min(1)).tolist()

@@ -1,4 +1,4 @@
-"""Whole episodes, played for an analysis and kept in memory.
+"""Whole episodes in memory, played for an analysis.
 
 Shape letters: ``E`` episodes, ``T`` steps of the longest one, ``N`` worlds.
 """
@@ -21,20 +21,20 @@ from sheeplike.loop import first_step
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES
 
-FEWEST = 4  # of an analysis, to fit on some of them and to choose on others
+MIN_EPISODES = 4  # enough to fit on some and to test on others
 Act = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes side by side; behind its last step each repeats that step. All on the CPU.
+    """Episodes side by side, on the CPU; the last step of each is repeated up to ``T``.
 
     Attributes:
         obs: key to ``(E, T, ...)``; images uint8, or float32 where they are depth.
         action: ``(E, T, …)`` as the environment took them, each chosen after the observation of its step.
         reward: ``(E, T)`` float32, for arriving at a step.
         is_terminal: ``(E, T)`` bool.
-        lengths: ``(E,)`` int64, observations of each, the first and the last included.
+        lengths: ``(E,)`` int64, number of observations.
     """
 
     obs: dict[str, Tensor]
@@ -58,7 +58,7 @@ class Episodes:
 
     @property
     def returns(self) -> Tensor:
-        """``(E,)`` sums of rewards."""
+        """``(E,)``, sums of rewards."""
         return torch.where(self.valid, self.reward, 0.0).sum(1)
 
 
@@ -66,9 +66,7 @@ class Episodes:
 def play(
     networks: PolicyNetworks, envs: VectorEnv, *, episodes: int, keys: Collection[str], act: str, seed: int = 0
 ) -> Episodes:
-    """Play episodes in worlds that no training has seen; each world plays one a round, which is kept whole.
-
-    The same arguments give the same episodes, and all kinds of ``act`` begin in the same worlds.
+    """Play whole episodes in environments that no training has seen, the same ones for both kinds of ``act``.
 
     Args:
         keys: observations to keep.
@@ -86,36 +84,26 @@ def play(
 
 
 def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int, *, state: int) -> None:
-    """Refuse episodes of two kinds that would not fit into memory with the model's states: before they are played.
-
-    Args:
-        state: numbers of a :class:`~sheeplike.inspection.model.States`, one for each step.
-
-    Raises:
-        InvalidOption: with as many as would.
-        CommandError: not even :data:`FEWEST` would.
-    """
+    """Raise if episodes of two kinds would not fit into memory, with ``state`` numbers of the model for each step."""
     spaces = envs.single_observation_space.spaces
     step = sum(math.prod(spaces[key].shape) * spaces[key].dtype.itemsize for key in keys)
     each = 2 * (step + 4 * state) * (envs.episode_length + 1)
     free = host.free_memory()
     if free is not None and episodes * each > 0.5 * free:  # joining them takes as much again
-        fits = int(0.5 * free / each)
-        need = (
-            f"{2 * episodes} of {envs.episode_length:,} steps and their states take {episodes * each / 2**30:.1f} GiB"
-        )
+        fits, size = int(0.5 * free / each), f"{episodes * each / 2**30:.1f} GiB"
+        need = f"{2 * episodes} of {envs.episode_length:,} steps and their states take {size}"
         need += f", and {free / 2**30:.1f} GiB are free"
-        if fits < FEWEST:
-            raise CommandError(f"episodes={episodes}: {need}; {FEWEST}, the fewest, do not fit either")
+        if fits < MIN_EPISODES:
+            raise CommandError(f"episodes={episodes}: {need}; {MIN_EPISODES}, the fewest, do not fit either")
         raise InvalidOption("episodes", episodes, f"at most {fits}: {need}", fits)
 
 
 def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
-    """One episode of each world. Where ``info["restarted"]`` says that it was cut, the world's next one counts."""
+    """Play one whole episode per environment; one that ``info["restarted"]`` marks as cut does not count."""
     obs, _ = envs.reset(seed=seed)
     step = first_step(obs, envs.num_envs)
     over = torch.zeros_like(step.is_last)
-    begun = torch.zeros(envs.num_envs, dtype=torch.int64)  # where in the record each world's episode begins
+    begun = torch.zeros(envs.num_envs, dtype=torch.int64)  # index in the record of each episode's first step
     ended = torch.zeros_like(begun)
     rows: list[dict[str, Tensor]] = []
     while True:
@@ -144,7 +132,7 @@ def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
 
 
 def _random(envs: VectorEnv) -> Act:
-    """Actions drawn uniformly, of torch's own generator."""
+    """Draw actions uniformly, with torch's own generator."""
     space, count, device = envs.single_action_space, envs.num_envs, envs.device
 
     def act(obs: dict[str, Tensor], is_first: Tensor) -> Tensor:
@@ -159,7 +147,7 @@ def _random(envs: VectorEnv) -> Act:
 
 
 def _join(parts: list[Episodes], count: int) -> Episodes:
-    """The first ``count`` episodes of all rounds, padded to the longest."""
+    """Join the first ``count`` episodes of all rounds, padded to the longest."""
     steps = max(part.steps for part in parts)
 
     def join(values: list[Tensor]) -> Tensor:

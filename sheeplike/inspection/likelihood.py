@@ -1,13 +1,12 @@
-"""How likely the world model finds what it observes: importance-weighted bounds on the log-likelihood.
+"""Importance-weighted bounds on the log-likelihood of observations under the world model.
 
 Source: Burda et al., "Importance weighted autoencoders" (2016). With one sample the bound is the evidence lower bound;
 it rises with the number of samples ``K`` towards the log-likelihood of the model.
 
 The decoder is a Gaussian of fixed variance: the training loss, a sum of squared errors times
-``loss_scales.reconstruction``, is but for a constant the negative log-density of variance 1 / (2 * that scale); the
-constant is in these numbers. Densities are over observations as they are learnt: images in [0, 1], depth as
-d / (1 + d), vectors as their symlog. So they compare models that predict the same observations at the same size and
-with the same scale, and say nothing beside a decoder with another likelihood.
+``loss_scales.reconstruction``, is up to a constant, included here, the negative log-density of variance
+1 / (2 * that scale). Densities are over observations as they are learnt: images in [0, 1], depth as d / (1 + d),
+vectors as their symlog. So the numbers compare models of the same observations, image size and scale, and no others.
 
 Shape letters: ``K`` samples, ``E`` episodes, ``T`` steps.
 """
@@ -28,30 +27,26 @@ WINDOW = 16  # steps, from the beginning of an episode
 
 
 def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
-    """Lower bound on the log-likelihood from log-weights ``(K, ...)`` of samples of the proposal: ``(...)`` nats.
+    """Return a lower bound ``(...)`` on the log-likelihood in nats from log-weights ``(K, ...)``.
 
     Args:
-        log_weights: ``log p(x, z_k) - log q(z_k | x)``.
-        samples: how many samples the bound uses; the mean over all disjoint groups of so many. None: all of them.
-
-    Raises:
-        ValueError: ``samples`` is not between 1 and ``K``.
+        log_weights: ``log p(x, z_k) - log q(z_k | x)`` of samples of the proposal.
+        samples: of the bound, which is the mean over all disjoint groups of so many; None: all of them.
     """
     count = len(log_weights) if samples is None else samples
-    if not 1 <= count <= len(log_weights):
-        raise ValueError(f"samples={samples}: expected 1 to {len(log_weights)}")
+    assert 1 <= count <= len(log_weights), (count, len(log_weights))
     groups = log_weights[: len(log_weights) // count * count].unflatten(0, (-1, count))
     return (groups.logsumexp(1) - math.log(count)).mean(0)
 
 
 def variance(model: TrainedModel) -> float:
-    """Of the decoder's Gaussian, as the training loss implies it; infinite where observations are not learnt."""
+    """Return the variance of the decoder's Gaussian; infinite where observations are not learnt."""
     scale = model.networks.config.loss_scales.reconstruction
     return 1 / (2 * scale) if scale else math.inf
 
 
 def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> Tensor:
-    """``log p(o_t | h_t, z_t)`` ``(...)`` in nats of what the model sees, in states ``(...)``; on the CPU."""
+    """Return ``log p(o_t | h_t, z_t)`` ``(...)`` in nats of the observations in states ``(...)``, on the CPU."""
     width, lead = variance(model), len(states.lead)
 
     def of_some(some: States, *seen: Tensor) -> Tensor:
@@ -68,7 +63,7 @@ def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) 
 
 
 def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> Tensor:
-    """``log p(o_t | h_t, z_t) + log p(z_t | h_t) - log q(z_t | h_t, o_t)`` ``(...)`` of states drawn from ``q``."""
+    """Return ``log p(o_t | h_t, z_t) + log p(z_t | h_t) - log q(z_t | h_t, o_t)`` of states ``(...)`` from ``q``."""
 
     def ratio(some: States) -> Tensor:
         posterior, prior = (model.rssm.distribution(logits) for logits in (some.logits, model.prior(some)))
@@ -82,20 +77,15 @@ def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> 
 def bounds(
     model: TrainedModel, episodes: Episodes, states: States, *, steps: int = 64, windows: int = 8, seed: int = 0
 ) -> dict[str, float | int]:
-    """Bounds on the log-likelihood of held-out episodes, in nats.
+    """Return two bounds on the log-likelihood of held-out episodes in nats, each with :data:`SAMPLES` samples.
 
-    Two of them, each with :data:`SAMPLES` samples. *Per step*: of one observation, given one sampled past ``h_t``.
-    *Window*: of the first :data:`WINDOW` observations of an episode together, each sample a whole posterior sequence
-    from the beginning on, whose log-weights are summed over time.
+    *Per step*: of one observation, given one sampled past ``h_t``. *Window*: of the first :data:`WINDOW` observations
+    of an episode together; a sample is a posterior sequence, whose log-weights are summed over time.
 
     Args:
         states: posterior states ``(E, T)`` of the episodes.
-        steps: observations, drawn from all that were played, that the first is a mean over.
-        windows: episodes that the second is a mean over: the first ones that are long enough.
-
-    Returns:
-        ``nll`` is the negative of the bound with one sample. Where no episode is as long as a window, there is no
-        bound of windows; where the model does not learn to predict observations, there are none at all.
+        steps: number of random observations that the first is a mean over.
+        windows: number of episodes, the first ones that are long enough, that the second is a mean over.
     """
     most, dimensions = max(SAMPLES), sum(math.prod(space.shape) for space in model.observations.values())
     found: dict[str, float | int] = {"dimensions": dimensions}
@@ -119,7 +109,6 @@ def bounds(
         for row in long.tolist():
 
             def of_samples(rows: Tensor) -> Tensor:
-                """Of one and the same episode again and again."""
                 obs = {key: episodes.obs[key][rows, :WINDOW] for key in model.observations}
                 return log_weights(model, model.observe(obs, episodes.action[rows, :WINDOW]), obs).sum(-1)
 
@@ -131,7 +120,7 @@ def bounds(
 
 
 def _summary(name: str, log_weights: Tensor, dimensions: int) -> dict[str, float]:
-    """Means over the second axis of log-weights ``(K, ...)``."""
+    """Average the bounds over the second axis of log-weights ``(K, ...)``."""
     found = {f"{name}_iwae_{k}": iwae_bound(log_weights, k).mean().item() for k in SAMPLES}
     found[f"{name}_nll"] = -found[f"{name}_iwae_1"]
     found[f"{name}_nll_per_dimension"] = found[f"{name}_nll"] / dimensions

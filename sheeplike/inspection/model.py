@@ -38,7 +38,7 @@ from sheeplike.options import CommandError, nearest
 from sheeplike.trained.exported import load_agent
 
 Frames = Tensor | np.ndarray | Mapping[str, Any]
-BATCH_NUMBERS = 2**22  # in a batch of states, with their observations and predictions
+BATCH_NUMBERS = 2**22  # numbers in a batch of states, with their observations and predictions
 MAX_PSNR = 120.0  # dB, of equal pictures
 DETER = "deter"  # the recurrent part of the state, beside the groups of the categorical one
 

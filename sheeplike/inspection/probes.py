@@ -1,8 +1,7 @@
-"""What can be read off frozen latents: probes, fitted on some episodes and tested on others.
+"""Probes of frozen latents, fitted on some episodes and tested on others.
 
-A linear probe is ridge regression in closed form; a small MLP says what is there but not in a line. Neither changes the
-model. Steps of one episode are alike, so that a split by steps would test on what was learnt by heart: episodes are
-split.
+A linear probe is ridge regression in closed form; a small MLP finds what is there in no linear form. Steps of one
+episode are alike, so that a split by steps would test on memorised data: episodes are split.
 
 Shape letters: ``M`` rows, ``F`` features, ``N`` entries of the target, ``L`` penalties.
 """
@@ -20,10 +19,10 @@ from sheeplike.agents.agent import own_randomness
 from sheeplike.nn.layers import MLP, Linear
 
 ALPHAS = tuple(10.0**power for power in range(-5, 4))  # penalties of the ridge, relative to the rows
-ROWS = 8192  # that a probe is fitted on, at most
-LIMIT = 10.0  # deviations, to which the features of the MLP are clipped: rare classes would reach far beyond
-CONSTANT = 1e-5  # deviation, relative to the magnitude, below which an entry is constant
-HARDLY = 0.05  # and, relative to the deviation where a probe was fitted, below which it is constant for the test
+MAX_ROWS = 8192  # a linear probe is fitted to no more
+LIMIT = 10.0  # deviations; the MLP's features are clipped there, since rare classes would reach far beyond
+CONSTANT = 1e-5  # an entry with a lower deviation, relative to its magnitude, is constant
+HARDLY = 0.05  # the same in a test, relative to the deviation in the fit
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class LinearProbe:
     Attributes:
         weights: ``(F, N)`` float32, zeros where the entry was constant.
         bias: ``(N,)`` float32.
-        alpha: ``(N,)`` float32, the penalty of the ridge that was chosen.
+        alpha: ``(N,)`` float32, the chosen penalty of the ridge.
     """
 
     weights: Tensor
@@ -63,28 +62,20 @@ class MLPProbe:
 
 
 def split(episodes: int, share: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Numbers of the episodes to fit on and of those to test on, at least one of each.
-
-    Raises:
-        ValueError: fewer than two episodes.
-    """
-    if episodes < 2:
-        raise ValueError(f"{episodes} episode: expected at least 2, to fit on some and test on others")
+    """Draw the numbers of the episodes to fit on and of those to test on, at least one of each."""
+    assert episodes >= 2, f"{episodes} episode: expected at least 2, to fit on some and test on others"
     order = torch.randperm(episodes, generator=torch.Generator().manual_seed(seed))
     held_out = min(max(round(share * episodes), 1), episodes - 1)
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
 def fit_linear(features: Tensor, target: Tensor, episode: Tensor, *, seed: int = 0) -> LinearProbe:
-    """Ridge regression, whose penalty is chosen for each entry on episodes left out of the fit, then fitted on all.
+    """Fit a ridge regression to all rows, with the penalty of each entry that was best on held-out episodes.
 
     Args:
         features: ``(M, F)``.
         target: ``(M, N)`` float32.
-        episode: ``(M,)`` int64, which each row is of.
-
-    Raises:
-        ValueError: rows of fewer than two episodes.
+        episode: ``(M,)`` int64, the episode of each row, of which there are two at least.
     """
     inner, chosen_on = _inner_split(episode, seed)
     at = _Ridge(features[inner], target[inner])
@@ -110,18 +101,14 @@ def fit_mlp(
     rate: float = 1e-3,
     seed: int = 0,
 ) -> MLPProbe:
-    """An MLP of one hidden layer, by Adam; kept is what was best on episodes left out of the fit.
-
-    Raises:
-        ValueError: rows of fewer than two episodes.
-    """
+    """Fit an MLP of one hidden layer with AdamW, stopped where it was best on held-out episodes."""
     inner, chosen_on = _inner_split(episode, seed)
     centre, scale = _moments(features[inner])
     target_centre, target_scale = _moments(target[inner])
     x, y = _whiten(features, centre, scale), (target.float() - target_centre) * target_scale
     with own_randomness(features.device):
         torch.manual_seed(seed)
-        # It begins as the mean, so that noise is not worse than that.
+        # The output layer begins at zero, the mean, so that fits to noise are no worse than that.
         net = nn.Sequential(MLP(x.shape[1], units, 1), Linear(units, y.shape[1], scale=0.0)).to(features.device)
         optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
         best, kept = float("inf"), copy.deepcopy(net.state_dict())
@@ -136,17 +123,16 @@ def fit_mlp(
             F.mse_loss(net(x[rows]), y[rows]).backward()
             optimizer.step()
     net.load_state_dict(kept)
-    # Where the target is constant its scale is 0, and what comes back is its mean.
+    # The scale of a constant target is 0: the prediction is its mean.
     back = torch.where(target_scale > 0, 1 / target_scale.clamp_min(1e-30), 0.0)
     return MLPProbe(net.eval(), centre, scale, target_centre, back)
 
 
 def r_squared(predicted: Tensor, target: Tensor, spread: Tensor | None = None) -> list[float | None]:
-    """Explained share of the variance of each entry of ``(M, N)``; None where it is constant.
+    """Return the explained share of the variance of each entry of ``(M, N)``; None where it is constant.
 
     Args:
-        spread: ``(N,)`` deviation of each entry where the probe was fitted: one that hardly moves beside that is
-            constant here, and no share of its variance means anything.
+        spread: ``(N,)`` deviation of each entry in the fit; an entry that hardly moves beside it counts as constant.
     """
     target = target.double()
     error, variance = (predicted.double() - target).square().mean(0), target.var(0, correction=0)
@@ -158,29 +144,29 @@ def r_squared(predicted: Tensor, target: Tensor, spread: Tensor | None = None) -
 
 
 def rmse(predicted: Tensor, target: Tensor) -> list[float]:
-    """Root mean squared error of each entry of ``(M, N)``, in its units."""
+    """Return the root mean squared error of each entry of ``(M, N)``, in its units."""
     return (predicted.double() - target.double()).square().mean(0).sqrt().tolist()
 
 
 def constant(target: Tensor) -> Tensor:
-    """``(N,)`` bool: which entries of ``(M, N)`` do not change."""
+    """Return True for the entries of ``(M, N)`` that do not change, ``(N,)``."""
     target = target.double()
     return target.std(0, correction=0) <= CONSTANT * target.abs().mean(0).clamp_min(1e-3)
 
 
 class _Ridge:
-    """Ridge regression of one set of rows for any penalty, from one decomposition."""
+    """Ridge regression for any penalty from one decomposition."""
 
     def __init__(self, features: Tensor, target: Tensor) -> None:
-        if len(features) > ROWS:
-            rows = torch.linspace(0, len(features) - 1, ROWS).long()
+        if len(features) > MAX_ROWS:
+            rows = torch.linspace(0, len(features) - 1, MAX_ROWS).long()
             features, target = features[rows], target[rows]
         self.centre, self.scale = _moments(features)
         self.target_centre, self.target_scale = _moments(target)
         x = ((features.float() - self.centre) * self.scale).double()
         y = ((target.float() - self.target_centre) * (self.target_scale > 0)).double()
         self.rows = len(x)
-        # The smaller of the two products: both give the same weights.
+        # Both products give the same weights; the smaller one is cheaper.
         self.dual = x.shape[1] > self.rows
         gram = x @ x.T if self.dual else x.T @ x
         self.values, self.vectors = torch.linalg.eigh(gram)
@@ -197,7 +183,7 @@ class _Ridge:
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / deviation of each column; the latter 0 where it is constant."""
+    """Return mean and 1 / deviation of each column; the latter is 0 where it is constant."""
     deviation = x.float().std(0, correction=0)
     return x.float().mean(0), torch.where(constant(x), 0.0, 1 / deviation.clamp_min(1e-30))
 
@@ -207,7 +193,7 @@ def _whiten(features: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
 
 
 def _inner_split(episode: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to fit on, and rows of other episodes to choose on."""
+    """Return the rows to fit on, and rows of other episodes to choose on."""
     numbers = episode.unique()
     fit, choose = split(len(numbers), 0.25, seed + 1)
     return tuple(torch.isin(episode, numbers[part]).nonzero()[:, 0] for part in (fit, choose))

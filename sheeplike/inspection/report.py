@@ -1,4 +1,4 @@
-"""What :mod:`~sheeplike.inspection.dissect` found, for people: figures, one page that holds them, and TensorBoard."""
+"""Report of :mod:`~sheeplike.inspection.dissect`: figures, one page that holds them, and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from sheeplike.analysis.figure import COLOURS, encode
+from sheeplike.analysis.figure import COLOURS, encode, plain
 from sheeplike.analysis.runs import ANALYSIS_FILE
 from sheeplike.files import EVENTS, write_atomically
 from sheeplike.inspection.dissect import AHEAD, DEAD_KL, Findings, Strip
@@ -25,7 +25,7 @@ from sheeplike.monitor.video import to_colour
 from sheeplike.trained.playing import finite
 
 NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
-TAG = "analyze"  # of the curves and pictures in TensorBoard
+TAG = "analyze"  # prefix in TensorBoard
 Numbers = Mapping[str, Any]
 
 STYLE = """
@@ -51,13 +51,10 @@ def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
 
     Args:
         place: a directory, which is made.
-        about: what was analysed, name to value; ``step`` is among them, and in TensorBoard the x-axis.
+        about: facts about the analysis by name, with ``step``, the x-axis in TensorBoard.
 
     Returns:
         The files to look at.
-
-    Raises:
-        OSError: they cannot be written.
     """
     figures = draw(found.numbers)
     strips = {f"{strip.camera}: {strip.title}": draw_strip(strip) for strip in found.strips}
@@ -66,8 +63,8 @@ def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
     write_atomically(place / NUMBERS, record + "\n")
     write_atomically(place / PAGE, page(found.numbers, figures, strips, about))
     if found.linear is not None:
-        kept = {name: value.contiguous() for name, value in vars(found.linear).items()}
-        write_atomically(place / PROBE, safetensors.torch.save(kept))
+        tensors = {name: value.contiguous() for name, value in vars(found.linear).items()}
+        write_atomically(place / PROBE, safetensors.torch.save(tensors))
     for old in place.glob(f"{EVENTS}*"):
         old.unlink()
     events = EventFile(place)
@@ -82,7 +79,7 @@ def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
 
 
 def scalars(numbers: Numbers, prefix: str = "") -> dict[str, float]:
-    """Every single number, by path; lists are left out."""
+    """Flatten nested numbers, by path; lists are left out."""
     found: dict[str, float] = {}
     for name, value in numbers.items():
         if isinstance(value, Mapping):
@@ -93,7 +90,7 @@ def scalars(numbers: Numbers, prefix: str = "") -> dict[str, float]:
 
 
 def curves(numbers: Numbers) -> dict[str, list[float]]:
-    """Errors over imagined steps and surprise over the steps of an episode, by TensorBoard's tag."""
+    """Return errors over imagined steps and surprise over the steps of an episode, by TensorBoard's tag."""
     found = {}
     for kind, parts in numbers["open_loop"].items():
         for key, one in parts.items():
@@ -109,20 +106,14 @@ def curves(numbers: Numbers) -> dict[str, list[float]]:
 
 
 def draw(numbers: Numbers) -> dict[str, bytes]:
-    """Figures by name, as PNG."""
-    makers = {
-        "open_loop": _open_loop,
-        "surprise": _surprise,
-        "calibration": _calibration,
-        "groups": _groups,
-        "effects": _effects,
-    }
-    makers |= {"probes": _probes, "probe_groups": _probe_groups} if "probes" in numbers else {}
-    return {name: encode(make(numbers), "png") for name, make in makers.items()}
+    """Draw the figures, as PNG by name."""
+    makers = [_open_loop, _surprise, _calibration, _groups, _effects]
+    makers += [_probes, _probe_groups] if "probes" in numbers else []
+    return {make.__name__.removeprefix("_"): encode(make(numbers), "png") for make in makers}
 
 
 def draw_strip(strip: Strip) -> bytes:
-    """What happened above what was imagined above the error, as ``monitor.video`` shows it; one column per step."""
+    """Draw observations above imagined ones above their difference, one column per step."""
     truth, model = (to_colour(frames).numpy().astype(int) for frames in (strip.truth, strip.model))
     rows = [truth, model, (model - truth + 255) // 2]
     figure = Figure(figsize=(1.1 * len(strip.ahead) + 0.9, 3.7), layout="constrained")
@@ -140,7 +131,7 @@ def draw_strip(strip: Strip) -> bytes:
 
 
 def _kinds(numbers: Numbers) -> Iterable[tuple[str, str]]:
-    """The kinds of episodes, each with a colour."""
+    """Pair each kind of episodes with a color."""
     return zip(numbers["episodes"], COLOURS, strict=False)
 
 
@@ -157,18 +148,14 @@ def _open_loop(numbers: Numbers) -> Figure:
     names = [key for key, one in next(iter(found.values())).items() if isinstance(one, Mapping)]
     figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
     for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for kind, colour in _kinds(numbers):
-            one = found[kind][name]
-            steps = found[kind]["steps"]
-            axis.plot(steps, one.get("mse", one.get("absolute_error")), color=colour, label=kind)
+        for kind, color in _kinds(numbers):
+            one, steps = found[kind][name], found[kind]["steps"]
+            axis.plot(steps, one.get("mse", one.get("absolute_error")), color=color, label=kind)
             if "copy_last_mse" in one:
-                axis.plot(
-                    found[kind]["steps"], one["copy_last_mse"], ":", color=colour, label=f"{kind}, nothing changes"
-                )
-                axis.axhline(
-                    one["reconstruction_mse"], color=colour, linewidth=0.8, linestyle="--", label=f"{kind}, while seen"
-                )
-        _tidy(axis, "imagined steps", "absolute error" if name == "reward" else "mean squared error", _plain(name))
+                axis.plot(steps, one["copy_last_mse"], ":", color=color, label=f"{kind}, nothing changes")
+                style = {"color": color, "linewidth": 0.8, "linestyle": "--"}
+                axis.axhline(one["reconstruction_mse"], label=f"{kind}, while seen", **style)
+        _tidy(axis, "imagined steps", "absolute error" if name == "reward" else "mean squared error", plain(name))
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=7, frameon=False)
     return figure
@@ -177,8 +164,8 @@ def _open_loop(numbers: Numbers) -> Figure:
 def _surprise(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(7.5, 3.2), layout="constrained")
     axis = figure.add_subplot()
-    for kind, colour in _kinds(numbers):
-        axis.plot(numbers["surprise"][kind]["over_time"], color=colour, label=kind)
+    for kind, color in _kinds(numbers):
+        axis.plot(numbers["surprise"][kind]["over_time"], color=color, label=kind)
     _tidy(axis, "step of the episode", "KL of posterior to prior, nats")
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
@@ -187,16 +174,15 @@ def _surprise(numbers: Numbers) -> Figure:
 
 def _calibration(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
-    for axis, name, what in zip(
-        figure.subplots(1, 2), ("reward", "continue"), ("reward", "end of the episode"), strict=True
-    ):
+    titles = {"reward": "reward", "continue": "end of the episode"}
+    for axis, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         ends: list[float] = []
-        for kind, colour in _kinds(numbers):
+        for kind, color in _kinds(numbers):
             one = numbers[name][kind]["calibration"]
-            axis.plot(one["expected"], one["happened"], "o-", color=colour, label=kind, markersize=4, linewidth=1)
+            axis.plot(one["expected"], one["happened"], "o-", color=color, label=kind, markersize=4, linewidth=1)
             ends += [*one["expected"], *one["happened"]]
         axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.5", linewidth=0.8, zorder=0)
-        _tidy(axis, "expected", "happened, on average", what)
+        _tidy(axis, "expected", "happened, on average", title)
         axis.legend(frameon=False, fontsize=8)
     return figure
 
@@ -204,11 +190,11 @@ def _calibration(numbers: Numbers) -> Figure:
 def _groups(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(9, 4.4), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    for shift, (kind, colour) in enumerate(_kinds(numbers)):
+    for shift, (kind, color) in enumerate(_kinds(numbers)):
         one = numbers["groups"][kind]
         at = np.arange(len(one["kl"])) + 0.4 * shift - 0.2
-        upper.bar(at, one["kl"], 0.38, color=colour, label=kind)
-        lower.bar(at, one["usage_entropy"], 0.38, color=colour)
+        upper.bar(at, one["kl"], 0.38, color=color, label=kind)
+        lower.bar(at, one["usage_entropy"], 0.38, color=color)
     upper.axhline(DEAD_KL, color="0.4", linewidth=0.8, linestyle=":")
     _tidy(upper, "", "KL to the prior, nats")
     _tidy(lower, "group", "entropy of its\nlikeliest class, nats")
@@ -220,9 +206,9 @@ def _effects(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     names = {"pixels": "pixels, squared", "reward": "reward", "value": "value", "kl": "next step, nats"}
     for axis, (name, label) in zip(figure.subplots(4, 1, sharex=True), names.items(), strict=True):
-        for shift, (kind, colour) in enumerate(_kinds(numbers)):
+        for shift, (kind, color) in enumerate(_kinds(numbers)):
             values = numbers["effects"][kind][name]
-            axis.bar(np.arange(len(values)) + 0.4 * shift - 0.2, values, 0.38, color=colour, label=kind)
+            axis.bar(np.arange(len(values)) + 0.4 * shift - 0.2, values, 0.38, color=color, label=kind)
         everything = [value for one in numbers["effects"].values() for value in one[name]]
         axis.set_yscale("symlog", linthresh=max(np.median(everything), 1e-9))
         parts = next(iter(numbers["effects"].values()))["parts"]
@@ -236,15 +222,15 @@ def _effects(numbers: Numbers) -> Figure:
 def _probes(numbers: Numbers) -> Figure:
     found = numbers["probes"]
     kinds = list(_kinds(numbers))
-    colours = dict(zip(("0", *map(str, AHEAD)), COLOURS, strict=False))
+    colors = dict(zip(("0", *map(str, AHEAD)), COLOURS, strict=False))
     figure, labelled = Figure(figsize=(9, 2.6 * len(kinds)), layout="constrained"), {}
     for axis, (kind, _) in zip(figure.subplots(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
         for ahead, pair in found[kind].items():
             one = pair.get("imagined", pair["seen"])
-            label = "seen" if ahead == "0" else f"imagined, {ahead} step{'s' * (ahead != '1')}"
+            label = {"0": "seen", "1": "imagined, 1 step"}.get(ahead, f"imagined, {ahead} steps")
             for name, probe, mark in (("linear", "linear", "o"), ("MLP", "mlp", "x"))[: 1 + (ahead == "0")]:
                 scores = _shown(one[probe]["r2"])
-                (line,) = axis.plot(scores, mark, color=colours[ahead], markersize=4, label=f"{label}, {name}")
+                (line,) = axis.plot(scores, mark, color=colors[ahead], markersize=4, label=f"{label}, {name}")
                 labelled[line.get_label()] = line
         axis.set_ylim(-0.1, 1.02)
         _tidy(axis, f"entry of {found['target']}", "R²", f"{kind}; below 0 is drawn at -0.05")
@@ -266,7 +252,7 @@ def _probe_groups(numbers: Numbers) -> Figure:
 
 
 def _shown(scores: Sequence[float | None]) -> np.ndarray:
-    """R^2 to draw: constant entries are gaps, and what is far below 0 stays in sight."""
+    """Prepare R^2 for a figure: constant entries are gaps, and values far below 0 stay in sight."""
     return np.array([np.nan if score is None else max(score, -0.05) for score in scores])
 
 
@@ -274,10 +260,12 @@ def _shown(scores: Sequence[float | None]) -> np.ndarray:
 
 
 def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, bytes], about: Mapping[str, Any]) -> str:
-    """One HTML file that needs no other."""
+    """Make one HTML file that needs no other."""
     kinds = list(numbers["episodes"])
     facts = "".join(f"<li>{_text(name)}: {_text(value)}</li>" for name, value in about.items())
-    contexts = "; ".join(f"{kind}: {numbers['open_loop'][kind]['context']}" for kind in kinds)
+    seen = numbers["open_loop"]
+    contexts = "; ".join(f"{kind}: {seen[kind]['context']}" for kind in kinds)
+    errors = [(kind, key, one) for kind in kinds for key, one in seen[kind].items() if isinstance(one, Mapping)]
     parts = [
         f"<h1>Inside a world model</h1><ul>{facts}</ul>",
         *(f"<p>{_text(note)}</p>" for note in numbers["notes"]),
@@ -287,18 +275,10 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
         "Dotted: the error of predicting that nothing changes; dashed: the error while it sees.</p>",
         _picture(figures["open_loop"]),
         *(_picture(png, title, "strip") for title, png in strips.items()),
-        _table(
-            "",
-            {
-                f"{kind}, {key}": _flat_numbers(one)
-                for kind in kinds
-                for key, one in numbers["open_loop"][kind].items()
-                if isinstance(one, Mapping)
-            },
-        ),
+        _table("", {f"{kind}, {key}": scalars(one) for kind, key, one in errors}),
         "<h2>What surprises it</h2>",
         _picture(figures["surprise"]),
-        _table("", {kind: _flat_numbers(numbers["surprise"][kind]) for kind in kinds}),
+        _table("", {kind: scalars(numbers["surprise"][kind]) for kind in kinds}),
         "<h2>What it expects of reward and end</h2>",
         _picture(figures["calibration"]),
         _table("reward", {kind: scalars(numbers["reward"][kind]) for kind in kinds}),
@@ -324,7 +304,7 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
             "same steps once they were seen. A mean is over the entries that change at its steps, each counted as 0 at "
             "least: compare the means of a pair. RMSE is in the units of the entry.</p>",
             _picture(figures["probes"]),
-            *(_table(kind, _probe_means(found[kind])) for kind in kinds),
+            *(_table(kind, {name: scalars(one) for name, one in _probe_columns(found[kind])}) for kind in kinds),
             *(_table(f"{kind}, entry", _probe_entries(found[kind])) for kind in kinds),
             "<p>One part of the state alone:</p>",
             _picture(figures["probe_groups"]),
@@ -338,18 +318,14 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
 
 
 def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
-    """What was scored of one kind of episodes, each with a name."""
+    """Name the scores of one kind of episodes."""
     for ahead, pair in found.items():
         for name, one in pair.items():
             yield name if ahead == "0" else f"{name} +{ahead}", one
 
 
-def _probe_means(found: Numbers) -> dict[str, dict[str, float]]:
-    return {name: scalars(one) for name, one in _probe_columns(found)}
-
-
 def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
-    """A column for each list of numbers by entry: of steps ahead R^2 of the linear probe alone."""
+    """List numbers by entry: R^2 of the linear probe at all steps ahead, the rest for seen states alone."""
     columns = {f"R², {name}": one["linear"]["r2"] for name, one in _probe_columns(found)}
     seen = found["0"]["seen"]
     columns |= {"RMSE, seen": seen["linear"]["rmse"], "MLP: R², seen": seen["mlp"]["r2"]}
@@ -364,22 +340,18 @@ def _dead(kind: str, found: Numbers) -> str:
     )
 
 
-def _flat_numbers(numbers: Numbers) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-
-
 def _listed(items: Sequence[Any]) -> str:
     return ", ".join(map(str, items)) or "none"
 
 
 def _picture(png: bytes, caption: str = "", kind: str = "") -> str:
     source = base64.b64encode(png).decode()
-    below = f"<figcaption>{_text(caption)}</figcaption>" * bool(caption)
+    below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
     return f'<figure class="{kind}"><img alt="{_text(caption)}" src="data:image/png;base64,{source}">{below}</figure>'
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
-    """A column for each row of numbers, since there are more numbers than rows."""
+    """Format a table with a column for each row of numbers, since there are more numbers than rows."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     head = "".join(f"<th>{_text(row)}</th>" for row in rows)
     cells = (
@@ -397,13 +369,8 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _plain(text: str) -> str:
-    """Text that is no formula, whatever signs it has."""
-    return text.replace("$", "\\$")
-
-
 def summarize(numbers: Numbers) -> dict[str, str]:
-    """The main numbers for the terminal, name to text."""
+    """Return the main numbers for the terminal, name to text."""
     lines: dict[str, list[str]] = {}
     for kind in numbers["episodes"]:
         one = numbers["episodes"][kind]
@@ -421,12 +388,10 @@ def summarize(numbers: Numbers) -> dict[str, str]:
             lines.setdefault("log-likelihood", []).append(f"{kind}: {bound} nats with {_listed(SAMPLES)} samples")
         if "probes" in numbers:
             target = numbers["probes"]["target"]
-            target += ", which it was trained to predict" * numbers["probes"]["predicted"]
-            means = (
-                f"{one['linear']['r2_clipped_mean']:.2f} {name}"
-                for name, one in _probe_columns(numbers["probes"][kind])
-                if "r2_clipped_mean" in one["linear"]
-            )
+            if numbers["probes"]["predicted"]:
+                target += ", which it was trained to predict"
+            scores = {name: one["linear"] for name, one in _probe_columns(numbers["probes"][kind])}
+            means = (f"{one['r2_clipped_mean']:.2f} {name}" for name, one in scores.items() if "r2_clipped_mean" in one)
             lines.setdefault(f"linear probes of {target}", []).append(f"{kind}: mean R² {', '.join(means)}")
     if numbers["notes"]:
         lines["notes"] = list(numbers["notes"])

@@ -11,7 +11,7 @@ import pytest
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.commands.analyze import AnalyzeOptions
-from sheeplike.inspection.episodes import FEWEST
+from sheeplike.inspection.episodes import MIN_EPISODES
 from sheeplike.run.run_dir import claim
 from sheeplike.trained import exported
 from sheeplike.trained.playing import name_results
@@ -85,9 +85,9 @@ def test_what_makes_another_analysis_is_in_its_name(sheeplike: Callable, changed
 
 
 def test_fewer_episodes_than_a_split_needs_are_refused_before() -> None:
-    assert AnalyzeOptions(episodes=FEWEST).episodes == FEWEST
+    assert AnalyzeOptions(episodes=MIN_EPISODES).episodes == MIN_EPISODES
     with pytest.raises(ValueError, match="episodes"):
-        AnalyzeOptions(episodes=FEWEST - 1)
+        AnalyzeOptions(episodes=MIN_EPISODES - 1)
 
 
 def test_help_says_every_key(sheeplike: Callable) -> None:

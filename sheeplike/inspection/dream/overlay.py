@@ -1,7 +1,7 @@
-"""Where the latent believes things to be, drawn over the frames.
+"""Places of things as the latent has them, drawn over the frames.
 
 A task may name the entries of ``privileged_state`` that are places in the world, as ``positions``. A model that was
-taught ``privileged_state`` is asked for them; in the latents of another one a linear probe reads them.
+taught ``privileged_state`` predicts them; a linear probe reads them off the latents of another one.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from sheeplike.inspection.dream.session import Point, Points
 from sheeplike.inspection.episodes import play
 from sheeplike.inspection.model import Expected, States, TrainedModel
 
-EPISODES = 16  # that a probe learns from
+EPISODES = 16  # a probe learns from so many
 
 
 def positions_of(envs: VectorEnv) -> dict[str, slice]:
-    """Names of things to where in ``privileged_state`` their place is; empty where the task says nothing of it."""
+    """Return the names of things with the slices of ``privileged_state`` that hold their places; maybe none."""
     task = getattr(getattr(envs, "simulator", None), "task", None)
     return getattr(task, "positions", {})
 
 
 def is_taught(model: TrainedModel) -> bool:
-    """Whether the model predicts where things are."""
+    """Return True if the model predicts ``privileged_state``."""
     return PRIVILEGED_STATE in model.world.decoder.keys.spaces
 
 
 Reader = Callable[[States, Expected], Tensor]
-"""States ``(n,)``, and what is expected in them, to ``privileged_state (n, N)``."""
+"""Predicts ``privileged_state (n, N)`` from states ``(n,)`` and their decoded predictions."""
 
 
 def taught(states: States, expected: Expected) -> Tensor:
-    """What a model that was taught it says itself; a :data:`Reader`."""
+    """Return the model's own prediction; a :data:`Reader`."""
     return expected.frames[PRIVILEGED_STATE]
 
 
 def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
-    """What a linear probe says that learns from :data:`EPISODES` episodes of the agent's policy in ``envs``."""
+    """Fit a linear probe to :data:`EPISODES` episodes of the agent's policy in ``envs``."""
     keys = [*model.observations, PRIVILEGED_STATE]
     played = play(model.networks, envs, episodes=EPISODES, keys=keys, act="policy")
     states = dissect.observe(model, played)
@@ -57,7 +57,7 @@ def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
 
 
 def points(read: Reader, envs: VectorEnv) -> Points:
-    """Where ``read`` says that the things of the one world are, in every camera that is fixed in its scene."""
+    """Make a function that projects the places that ``read`` finds into every camera fixed in the scene."""
     positions, model = positions_of(envs), copy.copy(envs.simulator.task.model)
     spaces = envs.single_observation_space.spaces
     sizes = {key: spaces[key].shape[:2] for key in spaces if key.startswith("pixels/")}
@@ -82,9 +82,9 @@ def points(read: Reader, envs: VectorEnv) -> Points:
 def projection(
     model: mujoco.MjModel, camera: str, size: tuple[int, int]
 ) -> Callable[[np.ndarray], tuple[float, float] | None] | None:
-    """From a place ``(3,)`` in the world to ``(x, y)`` in a camera's frame, in pixels from its top left corner.
+    """Make the projection of places ``(3,)`` to ``(x, y)`` in a camera's frame, in pixels from its top left corner.
 
-    The function returns None for what is behind the camera. There is none, None, for a camera that moves.
+    It returns None for places behind the camera; a camera that moves has no projection, None.
     """
     if (number := mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)) < 0 or model.cam_bodyid[number] != 0:
         return None
@@ -95,7 +95,7 @@ def projection(
     focal = height / 2 / math.tan(math.radians(model.cam_fovy[number]) / 2)
 
     def project(place: np.ndarray) -> tuple[float, float] | None:
-        x, y, z = rotation.T @ (place - centre)  # to the right, up, and towards the viewer
+        x, y, z = rotation.T @ (place - centre)  # axes point to the right, up, and towards the viewer
         return (width / 2 - focal * x / z, height / 2 + focal * y / z) if z < 0 else None
 
     return project

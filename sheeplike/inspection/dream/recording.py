@@ -1,11 +1,10 @@
-"""Episodes that were played, as files: what was seen and dreamt, and what it takes to play them again.
+"""Recorded episodes of a play, as files that can be played again.
 
 ``<name>.npz`` holds the ``seed`` of the start and every ``action (A, ...)`` since then, each chosen after the frame of
-its step. The rest is of the ``T`` frames that were kept, the first of which is that of step ``begin`` (0, unless the
-play was very long): ``reward``, ``is_first``, ``is_last``, ``is_terminal (T,)`` of the simulator; ``real/<camera>`` and
-``dream/<camera>``, uint8 ``(T, H, W, 3)``, as they were shown; ``real/value``, ``real/continue``, ``real/surprise``,
-``dream/reward``, ``dream/value``, ``dream/continue``, ``dream/error (T,)``. Of two dreams it is the first.
-``<name>.gif`` shows both sides.
+its step; and of ``T`` frames, from step ``begin`` on (0, unless the play was very long): ``reward``, ``is_first``,
+``is_last``, ``is_terminal (T,)`` of the simulator; ``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``;
+``real/value``, ``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``,
+``dream/error (T,)``, of the first dream. ``<name>.gif`` shows both sides.
 """
 
 from __future__ import annotations
@@ -25,29 +24,21 @@ from sheeplike.files import open_regular, write_atomically
 from sheeplike.monitor.video import encode_gif
 from sheeplike.options import CommandError
 
-HEIGHT = 192  # pixels of each camera in the film, at least
+MIN_HEIGHT = 192  # pixels of each camera in the film
 MOST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What it takes to play an episode again.
-
-    Attributes:
-        actions: ``(A, ...)``, as the environment takes them.
-    """
+    """Seed and actions of an episode."""
 
     name: str
     seed: int
-    actions: np.ndarray | torch.Tensor
+    actions: np.ndarray | torch.Tensor  # (A, ...), as the environment takes them
 
 
 def read(file: Path) -> Recording:
-    """A recorded episode.
-
-    Raises:
-        CommandError: it is none.
-    """
+    """Read a recorded episode, or raise a CommandError."""
     try:
         with open_regular(file) as opened, np.load(io.BytesIO(opened.read()), allow_pickle=False) as data:
             recording = Recording(file.stem, int(data["seed"]), data["action"])
@@ -61,11 +52,7 @@ def read(file: Path) -> Recording:
 
 
 def write(place: Path, episode: Mapping[str, np.ndarray], fps: float) -> str:
-    """Write an episode and its film under a name that is free, which is returned.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write an episode and its film under a free name, and return it."""
     place.mkdir(parents=True, exist_ok=True)
     stem = f"seed_{episode['seed']}_{len(episode['action'])}_steps"
     names = itertools.chain([stem], (f"{stem}_{n}" for n in itertools.count(2)))
@@ -79,18 +66,14 @@ def write(place: Path, episode: Mapping[str, np.ndarray], fps: float) -> str:
 
 
 def film(episode: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, int]:
-    """The real side left, the dream right, one camera below the other.
-
-    Returns:
-        uint8 ``(T, H, W, 3)``, and how much to enlarge it.
-    """
+    """Join the real side, left, and the dream: uint8 ``(T, H, W, 3)``, and the factor to enlarge it by."""
     cameras = [key.removeprefix("real/") for key in episode if key.startswith("real/") and episode[key].ndim == 4]
     rows = [np.concatenate([episode[f"real/{camera}"], episode[f"dream/{camera}"]], 2) for camera in cameras]
     widest = max(row.shape[2] for row in rows)
     padded = [np.pad(row, ((0, 0), (0, 0), (0, widest - row.shape[2]), (0, 0))) for row in rows]
-    return torch.from_numpy(np.concatenate(padded, 1)), -(-HEIGHT // min(row.shape[1] for row in rows))
+    return torch.from_numpy(np.concatenate(padded, 1)), -(-MIN_HEIGHT // min(row.shape[1] for row in rows))
 
 
 def list_names(place: Path) -> list[str]:
-    """Names of the episodes recorded in a directory."""
+    """Return the names of the episodes recorded in a directory."""
     return sorted(file.stem for file in place.glob("*.npz")) if place.is_dir() else []

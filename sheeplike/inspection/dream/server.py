@@ -1,10 +1,10 @@
-"""The page of a session, and the socket that drives it.
+"""Web server of a session: its page, and the socket that drives it.
 
-One thread plays; the event loop only sends and receives. The play goes on at a fixed rate. A picture is sent when the
-page has shown the one before, and then the newest: what came between is dropped.
+One thread plays, at a fixed rate; the event loop only sends and receives. When the page has shown a picture it gets
+the newest; those in between are dropped.
 
-The socket's pictures are binary: the length of a JSON header in 4 bytes, least significant first; the header; the
-frames' pixels, RGB, in its order. All other messages are JSON text.
+Pictures are binary messages: the length of a JSON header in 4 bytes, least significant first; the header; the frames'
+pixels, RGB, in its order. All other messages are JSON text.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from sheeplike.trained.playing import finite
 LOCAL = ("127.0.0.1", "localhost")
 PANELS = ("real", "dream", "dream B")
 FILES = {"": "page.html", "page.js": "page.js", "page.css": "page.css"}
-LONGEST_MESSAGE = 2**16  # bytes
-HEARTBEAT = 10.0  # seconds after which a client that does not answer has gone
-MOST_RATE = 60.0  # steps a second
+MAX_MESSAGE = 2**16  # bytes
+HEARTBEAT = 10.0  # seconds; a client that does not answer by then has gone
+MAX_RATE = 60.0  # steps per second
 TAKEN = "another page plays already: close it, then reload this one"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -70,7 +70,7 @@ class _Start(Options):
 
 
 class _Rate(Options):
-    rate: float = Field(ge=0.5, le=MOST_RATE)
+    rate: float = Field(ge=0.5, le=MAX_RATE)
 
 
 class _Go(Options):
@@ -93,34 +93,26 @@ class _Nothing(Options):
 
 @dataclass(eq=False)
 class _Page:
-    """A page that is open.
-
-    Attributes:
-        sent: pictures that it was sent.
-        shown: pictures of them that it has shown.
-        behind: whether there is a newer one than it was sent.
-        strip: version and step up to which it has the numbers.
-    """
+    """An open page."""
 
     ws: web.WebSocketResponse
-    sent: int = 0
-    shown: int = 0
-    behind: bool = False
-    strip: tuple[int, int] = (-1, 0)
+    sent: int = 0  # pictures
+    shown: int = 0  # pictures that it has acknowledged
+    behind: bool = False  # True if there is a newer picture than the last one sent
+    strip: tuple[int, int] = (-1, 0)  # version and step up to which the page has the numbers
 
 
 class Server:
-    """Serves one session to one page at a time.
+    """Server of one session to one page at a time; without an open page the play stands still.
 
     Args:
-        session: what is played.
-        about: shown at the top of the page.
+        session: the play.
+        about: facts for the top of the page.
         place: directory of recorded episodes.
-        rate: steps a second, at first.
+        rate: steps per second, at first.
 
     Attributes:
         token: part of every address.
-        paused: whether the play stands still; it does while no page is open.
     """
 
     def __init__(self, session: Session, about: Mapping[str, str], place: Path, *, rate: float) -> None:
@@ -147,7 +139,7 @@ class Server:
         }
 
     def app(self) -> web.Application:
-        """The application: the page, what it loads, and its socket, all below the token."""
+        """Make the application: the page, its files, and its socket, all below the token."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(f"/{self.token}/ws", self._socket)
         for name in FILES:
@@ -156,11 +148,11 @@ class Server:
         app.on_shutdown.append(self._leave)
         return app
 
-    # --- who may come ----------------------------------------------------------------------------------------------
+    # --- access ----------------------------------------------------------------------------------------------------
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
-        """Refuse other hosts, pages of other origins, and whoever does not have the token."""
+        """Refuse other hosts, pages of other origins, and requests without the token."""
         origin = request.headers.get("Origin")
         if request.host.partition(":")[0] not in LOCAL:
             return _refusal("this page is served to 127.0.0.1 and localhost alone")
@@ -175,7 +167,7 @@ class Server:
             return _refusal(f"{error.status}: there is nothing here", error.status)
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)
+        ws = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, compress=False)
         await ws.prepare(request)
         if self._page is not None:
             await ws.send_json({"kind": "refused", "line": TAKEN})
@@ -197,14 +189,16 @@ class Server:
             self._page = None
         return ws
 
-    # --- what it says -----------------------------------------------------------------------------------------------
+    # --- messages of the page ---------------------------------------------------------------------------------------
 
     async def _receive(self, text: str) -> None:
-        """Do what the page asks for; what cannot be done is one line in it."""
+        """Do what the page asks for, or show one line that says why not."""
+        message = None
         try:
-            message = parse_message(text)
+            with suppress(ValueError, RecursionError):
+                message = json.loads(text)
             if not isinstance(message, dict):
-                raise CommandError("a message that is no object: expected {do: ..., ...}")
+                raise CommandError("expected a JSON object, {do: ..., ...}")
             name = message.pop("do", None)
             if name == "shown":
                 await self._acknowledge(message.get("picture"))
@@ -215,7 +209,7 @@ class Server:
             asked = build(options, message)
             line = await do(**{key: getattr(asked, key) for key in type(asked).model_fields})
         except Exception as error:
-            # What the page may not do goes on; a fault of somebody else's environment, say, stops the play.
+            # A refusal changes nothing; other errors, such as an environment's, pause the play.
             self.paused, line = self.paused or not isinstance(error, CommandError), _line(error)
         if line:
             await self._send_line(line)
@@ -248,7 +242,7 @@ class Server:
         self.rate = rate
 
     async def _go(self, step: int) -> str | None:
-        before, self.paused = self.paused, True  # at once: a tick from there would cut off what came after
+        before, self.paused = self.paused, True  # a tick from that step would cut off the later ones
         try:
             return await self._run(self.session.go_to, step)
         except CommandError:
@@ -267,13 +261,13 @@ class Server:
         fps = self.session.envs.metadata["render_fps"]
         try:
             name = await asyncio.to_thread(recording.write, self.place, episode, fps)
-        except Exception as error:  # a disk that is full, say
+        except Exception as error:  # the disk may be full
             await self._send_line(_line(error))
             return
         await self._send({"kind": "recordings", "names": recording.list_names(self.place)})
         await self._send_line(f"saved: {self.place / name}.npz and .gif")
 
-    # --- what it is shown -------------------------------------------------------------------------------------------
+    # --- messages to the page ---------------------------------------------------------------------------------------
 
     def _hello(self) -> dict[str, Any]:
         session, codec = self.session, self.session.model.codec
@@ -303,7 +297,7 @@ class Server:
                 await self._page.ws.send_json(message)
 
     async def _show(self) -> None:
-        """Send the present picture, if the page has shown the one before."""
+        """Send the present picture, if the page has shown the last one."""
         page = self._page
         if page is None or page.ws.closed:
             return
@@ -380,13 +374,13 @@ class Server:
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
-            due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # more than one late tick is not made up for
+            due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # it makes up for one late tick at most
             await asyncio.sleep(max(due - clock(), 0))
             if self._page is None or self.paused:
                 continue
             try:
                 await self._run(self.session.tick)
-            except Exception as error:  # a recorded episode is over, or somebody else's environment failed
+            except Exception as error:  # a recorded episode is over, or an environment failed
                 self.paused = True
                 await self._send_line(_line(error))
             await self._show()
@@ -398,24 +392,8 @@ class Server:
         return lambda **arguments: self._run(partial(function, **arguments))
 
 
-def parse_message(text: str) -> Any:
-    """What a page has sent.
-
-    Raises:
-        CommandError: it is no JSON.
-    """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise CommandError("a message that is no JSON") from None
-
-
 async def serve(server: Server, listening: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        listening: a bound socket.
-    """
+    """Serve on a bound socket until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -432,20 +410,15 @@ async def serve(server: Server, listening: socket.socket) -> None:
 
 
 def bind(port: int) -> socket.socket:
-    """A socket on this machine's own address.
-
-    Raises:
-        InvalidOption: the port cannot be had.
-    """
+    """Return a listening socket on this machine's own address, or raise an InvalidOption with a free port."""
     try:
         return _bound(port)
     except OSError as error:
-        for other in [*range(port + 1, min(port + 100, 2**16)), 0]:
-            with suppress(OSError), _bound(other) as free:
-                raise InvalidOption(
-                    "port", port, f"one that is free ({error.strerror})", free.getsockname()[1]
-                ) from None
-        raise InvalidOption("port", port, f"one that is free ({error.strerror})") from None
+        expected = f"one that is free ({error.strerror})"
+    for other in [*range(port + 1, min(port + 100, 2**16)), 0]:
+        with suppress(OSError), _bound(other) as free:
+            raise InvalidOption("port", port, expected, free.getsockname()[1])
+    raise InvalidOption("port", port, expected)
 
 
 def _bound(port: int) -> socket.socket:

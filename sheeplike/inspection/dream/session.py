@@ -1,13 +1,13 @@
 """One play: the real simulator and dreams of it, step by step, driven by the same actions.
 
-Every step is kept as a :class:`Moment`, so that one can look back, and go on from any of them::
+Every step is kept as a :class:`Moment`, so that the play can go back, and on from any of them::
 
     moments   0     1     2    ...  now   ...  last
-              |                     |          what was played; it is cut off when the play goes on from ``now``
-              first frame           what is shown
+              |                     |          cut off when the play goes on from ``now``
+              first frame           shown
 
-The real side is one world; the model follows it and believes what its posterior says. A dream is a state of the model
-that sees nothing: it begins as what is believed, and each action leads to a state drawn from the prior.
+The real side is one environment, which the model follows with its posterior. A dream is a state of the model that sees
+nothing: it begins as the posterior, and each action leads to a state drawn from the prior.
 
 Nothing here knows of the web. A session is used by one thread.
 """
@@ -35,29 +35,21 @@ Source = Literal["keys", "policy", "sample", "recorded"]
 Driver = Literal["same", "policy", "random"]
 Point = tuple[str, float, float]
 Points = Callable[[States, Expected], Sequence[Mapping[str, Sequence[Point]]]]
-"""Of states ``(n,)`` and what is expected in them, for each: labelled points ``(label, x, y)`` by camera, in pixels of
-its frame from the top left corner."""
+"""Labelled points ``(label, x, y)`` by camera, in pixels of its frame from the top left corner, for each of states
+``(n,)`` and their predictions."""
 
-MOST_STEPS = 4000  # moments kept; the oldest go first
-MOST_BYTES = 2**30  # of them
+MAX_MOMENTS, MAX_BYTES = 4000, 2**30  # limits of the memory of a play; the oldest moments go first
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the dreams go on from a moment; the next one has the same.
+    """Settings of the dreams, from a moment on."""
 
-    Attributes:
-        drivers: who chooses the actions of each dream.
-        forced: group to class, held in the first dream.
-        branched: the step at which the second dream began, if there is one.
-        salt: of the noise: each branch draws anew.
-    """
-
-    drivers: tuple[Driver, ...] = ("same",)
-    forced: Mapping[int, int] = field(default_factory=dict)
-    branched: int | None = None
-    salt: int = 0
+    drivers: tuple[Driver, ...] = ("same",)  # sources of each dream's actions
+    forced: Mapping[int, int] = field(default_factory=dict)  # group to class, held in the first dream
+    branched: int | None = None  # step at which the second dream began, if there is one
+    salt: int = 0  # each branch has another, and so its own noise
 
 
 @dataclass(eq=False)
@@ -65,16 +57,13 @@ class Moment:
     """One step of the play.
 
     Attributes:
-        seen: camera to ``(1, H, W, C)``, of the real side.
-        reward: for arriving here, of the real side.
-        is_first, is_last, is_terminal: of the real side's episode.
-        posterior: ``(1,)``, what the model believes, having seen all up to here.
-        dreams: ``(n,)``, of each dream, before classes are forced.
+        seen: camera to ``(1, H, W, C)``, of the real side, as are reward, ``is_first`` and so on.
+        posterior: ``(1,)``, given all observations up to here.
+        dreams: ``(n,)``, before classes are forced.
         env: the real side's state, or None where it cannot be saved.
-        action: ``(1, ...)`` as the environment takes it, chosen here; None: nothing was, yet.
-        numbers: what the strips show; see :data:`STRIPS`.
-        pictures: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``.
-        points: of the same: camera to labelled points over its frame.
+        action: ``(1, ...)`` as the environment takes it, chosen here; None: not yet.
+        numbers: content of the strips; see :data:`STRIPS`.
+        pictures, points: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``, and to labelled points.
     """
 
     seen: dict[str, Tensor]
@@ -99,7 +88,7 @@ STRIPS = {
     "surprise": "KL of what was seen to what was expected, nats",
     "error": "squared difference of the two pictures, in [0, 1]",
 }
-"""Numbers of a moment: of the real side, of each dream; ``surprise`` has the first alone, ``error`` lacks it."""
+"""Numbers of a moment, for the real side and each dream; ``surprise`` is of the first alone, ``error`` of dreams."""
 RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "value", "continue", "error")}
 
 
@@ -107,16 +96,16 @@ class Session:
     """The real simulator and dreams of it.
 
     Args:
-        envs: one world.
-        model: that it is dreamt with.
+        envs: one environment.
+        model: the model that dreams.
         seed: of the first start.
-        points: what to draw over the frames, or None.
+        points: drawn over the frames, or None.
 
     Attributes:
-        source: who chooses the actions.
+        source: of the actions.
         now: the moment that is shown, and that the play goes on from.
         version: grows when moments were cut off or replaced.
-        exact: whether the real side can go back.
+        exact: True if the real side can go back.
 
     Raises:
         CommandError: the model shows no images, or is of another environment.
@@ -132,17 +121,17 @@ class Session:
         self.version = 0
         self.start(seed)
 
-    # --- what one can do --------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------------------------
 
     def start(self, seed: int | None = None) -> None:
-        """A new start of both sides, from a seed; None: the next one."""
+        """Start both sides anew, from a seed; None: the next one."""
         self.seed = (self.seed + 1) % (MOST_SEED + 1) if seed is None else seed
         self.version += 1
         self.recording: Recording | None = None
         if self.source == "recorded":
             self.source = "policy"
         self._branches = 0
-        self._dropped: list[Tensor] = []  # actions of moments that are kept no more
+        self._dropped: list[Tensor] = []  # actions of moments that are no longer in memory
         obs, _ = self.envs.reset(seed=self.seed)
         posterior = self.model.observe_step(None, None, self._observed(obs), seed=self._noise(0, 0))
         first = Moment(self._shown(obs), 0.0, True, False, False, posterior, posterior, Settings(), self._saved())
@@ -150,19 +139,12 @@ class Session:
         self.first = self.now = 0
 
     def tick(self, *, newest: bool = False) -> None:
-        """One step of both sides, from the moment shown.
-
-        Args:
-            newest: of several actions that were given since the last step, take the newest, and forget the others.
-
-        Raises:
-            CommandError: a recorded episode has no further action.
-        """
+        """Take one step of both sides, from the moment shown; ``newest`` drops all given actions but the newest."""
         dreamt = self.here
         self._cut_off()
         if newest:
             self._given = deque([*self._given][-1:], maxlen=2)
-        before = self.moments[-1]  # of a real side that cannot go back, the newest
+        before = self.moments[-1]  # a real side that cannot go back goes on from the newest
         action = self._choose(before)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         try:
@@ -173,17 +155,13 @@ class Session:
             raise
         before.action = action
         self.moments.append(moment)
-        while len(self.moments) > min(MOST_STEPS, max(MOST_BYTES // size(moment), 2)):
+        while len(self.moments) > min(MAX_MOMENTS, max(MAX_BYTES // size(moment), 2)):
             self._dropped.append(self.moments.pop(0).action)
             self.first += 1
         self.now = self.last
 
     def act(self, action: Any) -> None:
-        """The action of ``source="keys"``, from now on.
-
-        Raises:
-            InvalidOption: it is none of the environment's.
-        """
+        """Set the action of ``source="keys"``, from now on."""
         given, codec = self._checked(action, ()), self.model.codec
         if not codec.discrete and (given.abs() > 1).any():
             nearest = given[0].clamp(-1, 1).tolist()
@@ -191,7 +169,7 @@ class Session:
         self._given.append(given)
 
     def neutral(self) -> Tensor:
-        """``(1, ...)``: no action where there is such a thing, or else the first."""
+        """Return the action zero, or the first of discrete ones, ``(1, ...)``."""
         space, codec = self.envs.single_action_space, self.model.codec
         if codec.discrete:
             first = torch.as_tensor(codec.starts, dtype=torch.int64, device=self.envs.device)
@@ -199,16 +177,12 @@ class Session:
         return torch.zeros(1, *space.shape, device=self.envs.device)
 
     def choose(self, source: Source) -> None:
-        """Who chooses the actions; a recorded episode is begun by :meth:`replay`."""
+        """Set the source of the actions; a recorded episode is begun by :meth:`replay`."""
         self.source, self._pressed = source, self.neutral()
         self._given.clear()
 
     def drive(self, dream: int, driver: Driver) -> None:
-        """Who chooses the actions of a dream: those of the real side, its own policy, or chance.
-
-        Raises:
-            InvalidOption: there is no such dream.
-        """
+        """Set the source of a dream's actions: those of the real side, its own policy, or chance."""
         drivers = list(self.here.settings.drivers)
         if dream >= len(drivers):
             raise InvalidOption("dream", dream, f"at most {len(drivers) - 1}; branch makes a second", len(drivers) - 1)
@@ -216,7 +190,7 @@ class Session:
         self._change(drivers=tuple(drivers))
 
     def branch(self) -> None:
-        """Two futures of the present dream, with noise of their own; a second call ends the second."""
+        """Begin a second future of the present dream, with noise of its own; a second call ends it."""
         first = self.here.settings.drivers[:1]
         if len(self.here.dreams) > 1:
             self._change(self.here.dreams[:1], drivers=first, branched=None)
@@ -225,15 +199,11 @@ class Session:
         self._change(repeat(self.here.dreams, 2), drivers=(*first, "same"), branched=self.now, salt=self._branches)
 
     def check_reality(self) -> None:
-        """The dreams become what is believed now, having seen the real side."""
+        """Set the dreams to the posterior of the real side."""
         self._change(repeat(self.here.posterior, len(self.here.dreams)))
 
     def go_to(self, step: int) -> str | None:
-        """Look at a moment, and go on from there; returns what to say about it.
-
-        Raises:
-            InvalidOption: it is not kept.
-        """
+        """Show a moment, and go on from there; return a remark on it."""
         if not self.first <= step <= self.last:
             nearest = min(max(step, self.first), self.last)
             raise InvalidOption("step", step, f"from {self.first} to {self.last}", nearest)
@@ -244,11 +214,7 @@ class Session:
         return None
 
     def force(self, group: int, one: int | None) -> None:
-        """Hold a class in a group of the first dream; None releases it.
-
-        Raises:
-            InvalidOption: there is no such group or class.
-        """
+        """Hold a class in a group of the first dream; None releases it."""
         for name, value, count in (("group", group, self.model.groups), ("class", one, self.model.classes)):
             if value is not None and not 0 <= value < count:
                 raise InvalidOption(name, value, f"from 0 to {count - 1}", min(max(value, 0), count - 1))
@@ -256,15 +222,11 @@ class Session:
         self._change(forced=forced if one is None else {**forced, group: one})
 
     def release(self) -> None:
-        """Let go of all classes that are held."""
+        """Release all held classes."""
         self._change(forced={})
 
     def replay(self, recording: Recording) -> None:
-        """A new start from the seed of a recorded episode, whose actions are played again.
-
-        Raises:
-            CommandError: its actions are of another environment.
-        """
+        """Start from the seed of a recorded episode, and play its actions again."""
         try:
             actions = self._checked(recording.actions, recording.actions.shape[:1])
         except InvalidOption as error:
@@ -273,53 +235,53 @@ class Session:
         self.start(recording.seed)
         self.source, self.recording = "recorded", replace(recording, actions=actions)
 
-    # --- what there is to see ---------------------------------------------------------------------------------------
+    # --- views ------------------------------------------------------------------------------------------------------
 
     @property
     def here(self) -> Moment:
-        """The moment that is shown."""
+        """The shown moment."""
         return self.moments[self.now - self.first]
 
     @property
     def last(self) -> int:
-        """The newest moment."""
+        """Number of the newest moment."""
         return self.first + len(self.moments) - 1
 
     @property
     def action(self) -> list[float] | list[int] | int:
-        """That led to the moment shown; at the first one, none."""
+        """Action that led to the shown moment; neutral at the first."""
         before = self.moments[self.now - self.first - 1] if self.now > self.first else None
         return (self.neutral() if before is None else before.action)[0].tolist()
 
     def strip(self, start: int) -> dict[str, list[Any]]:
-        """``numbers`` of the moments from ``start`` on, and which of them ``begins`` an episode."""
+        """Return the ``numbers`` of the moments from ``start`` on, and those that begin an episode, ``begins``."""
         moments = self.moments[max(start - self.first, 0) :]
         begins = [self.last + 1 - len(moments) + n for n, moment in enumerate(moments) if moment.is_first]
         return {"numbers": [moment.numbers for moment in moments], "begins": begins}
 
     @property
     def ends(self) -> list[str]:
-        """What to say of an episode's end, of the real side and of each dream; empty where it goes on."""
+        """Remarks on the episode's end, for the real side and each dream; empty where it goes on."""
         here = self.here
         real = "the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""
         return [real, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
 
     @property
     def expected(self) -> np.ndarray:
-        """``(S, K)``, probabilities of the first dream's classes, before one was drawn."""
+        """Probabilities ``(S, K)`` of the first dream's classes, before one was drawn."""
         dreams = replace(self.here.dreams, logits=self.model.prior(self.here.dreams))
         return self.model.probabilities(dreams)[0].cpu().numpy()
 
     @property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(S,)`` twice: those of the real side, and of the first dream, drawn or forced."""
+        """Classes ``(S,)`` of the real side, and of the first dream, drawn or forced."""
         real, dream = (
             states.stoch[0].argmax(-1).cpu().numpy() for states in (self.here.posterior, self._held(self.here))
         )
         return real, dream
 
     def episode(self) -> dict[str, np.ndarray]:
-        """All that was played, as :mod:`~sheeplike.inspection.dream.recording` writes it."""
+        """Collect the play, as :mod:`~sheeplike.inspection.dream.recording` writes it."""
         moments = self.moments
         chosen = [*self._dropped, *(moment.action for moment in moments[:-1])]
         actions = [action.cpu().numpy() for action in chosen] or [self.neutral()[:0].cpu().numpy()]
@@ -331,7 +293,6 @@ class Session:
             for key in self.model.cameras:
                 arrays[f"{side}/{key}"] = np.stack([moment.pictures[n][key] for moment in moments])
             for name in RECORDED[side]:
-                # Errors are of dreams alone.
                 found = [moment.numbers[name][0 if name == "error" else n] for moment in moments]
                 arrays[f"{side}/{name}"] = np.array(found, np.float32)
         return arrays
@@ -348,7 +309,7 @@ class Session:
         terminated: bool,
         truncated: bool,
     ) -> Moment:
-        """The moment after an action: ``before`` on the real side, ``dreamt`` in the dreams."""
+        """Make the moment after an action: ``before`` on the real side, ``dreamt`` in the dreams."""
         step, began = self.last + 1, before.is_last
         followed = (None, None) if began else (before.posterior, action)
         posterior = self.model.observe_step(*followed, self._observed(obs), seed=self._noise(step, 0))
@@ -368,7 +329,7 @@ class Session:
         )
 
     def _choose(self, here: Moment) -> Tensor:
-        """``(1, ...)``: the next action of the real side."""
+        """Choose the next action of the real side, ``(1, ...)``."""
         if self.source == "keys":
             self._pressed = self._given.popleft() if self._given else self._pressed
             return self._pressed
@@ -379,7 +340,7 @@ class Session:
         return self.model.act(here.posterior, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
 
     def _dream(self, before: Moment, action: Tensor, step: int) -> States:
-        """The dreams ``(n,)``, one step on."""
+        """Return the dreams ``(n,)`` one step later."""
         start, actions, salt = self._held(before), [], before.settings.salt
         for n, driver in enumerate(before.settings.drivers):
             if driver == "policy":
@@ -397,13 +358,13 @@ class Session:
         return torch.as_tensor(np.asarray(space.sample()), device=self.envs.device)[None]
 
     def _held(self, moment: Moment) -> States:
-        """Its dreams ``(n,)``, with the classes that are held in the first."""
+        """Return the dreams ``(n,)``, with the classes that are held in the first."""
         if not moment.settings.forced:
             return moment.dreams
         return combine([self.model.set_classes(moment.dreams[:1], moment.settings.forced), moment.dreams[1:]])
 
     def _change(self, dreams: States | None = None, **settings: Any) -> None:
-        """Other dreams, or other settings, at the present moment."""
+        """Replace the dreams, or their settings, at the present moment."""
         self._cut_off()
         here = self.here
         changed = replace(here, dreams=dreams or here.dreams, settings=replace(here.settings, **settings))
@@ -411,14 +372,14 @@ class Session:
         self.version += 1
 
     def _cut_off(self) -> None:
-        """Forget what came after the present moment, where the real side can go back to it."""
+        """Remove the moments after the present one, if the real side can go back to it."""
         if self.now < self.last and self.exact:
             self.envs.load_state_dict(self.here.env)
             del self.moments[self.now - self.first + 1 :]
             self.version += 1
 
     def _decode(self, moment: Moment) -> Moment:
-        """Fill in what there is to see."""
+        """Fill in numbers, pictures and points."""
         model, states = self.model, combine([moment.posterior, self._held(moment)])
         found = model.decode(states)
         errors = sum(
@@ -439,13 +400,7 @@ class Session:
         return moment
 
     def _checked(self, given: Any, lead: tuple[int, ...]) -> Tensor:
-        """Actions ``(*lead, ...)`` as the environment takes them; one action without ``lead`` becomes ``(1, ...)``.
-
-        Continuous ones may be out of range, as samples of a policy are: the environment clips them.
-
-        Raises:
-            InvalidOption: they are none of its actions.
-        """
+        """Return valid actions ``(*lead, ...)`` with one leading axis; continuous ones may be out of range."""
         space, codec = self.envs.single_action_space, self.model.codec
         expected = f"{codec.width} numbers from -1 to 1" if not codec.discrete else str(space)
         try:
@@ -466,23 +421,19 @@ class Session:
         return {key: obs[key].to(self.model.device) for key in self.model.observations}
 
     def _shown(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of the images: the environment may use its memory again."""
+        """Copy the images: the environment may use its memory again."""
         return {key: obs[key].clone().to(self.model.device) for key in self.model.cameras}
 
     def _saved(self) -> dict[str, Tensor] | None:
         return self.envs.state_dict() if self.exact else None
 
     def _noise(self, step: int, use: int, salt: int = 0) -> int:
-        """A seed for what is drawn at a step: the same play draws the same."""
+        """Derive a seed for the draws of a step: the same play draws the same."""
         return int(np.random.SeedSequence((self.seed, step, use, salt)).generate_state(1)[0])
 
 
 def check(envs: VectorEnv, model: TrainedModel) -> None:
-    """Raise where a model cannot be played beside an environment.
-
-    Raises:
-        CommandError: it shows no images, or sees or does something else.
-    """
+    """Raise a CommandError if a model cannot be played beside an environment."""
     if not model.cameras:
         raise CommandError(NO_IMAGES)
     space = envs.single_observation_space
@@ -502,7 +453,7 @@ def check(envs: VectorEnv, model: TrainedModel) -> None:
 
 
 def picture(frames: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Frames ``(H, W, C)`` as people see them: uint8 ``(H, W, 3)``; depth in grey, what is near dark."""
+    """Convert frames ``(H, W, C)`` to uint8 ``(H, W, 3)``; depth to grey, dark where it is near."""
     shown = {}
     for key, frame in frames.items():
         frame = frame if frame.dtype == torch.uint8 else (to_unit(frame) * 255).to(torch.uint8)
@@ -511,7 +462,7 @@ def picture(frames: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def repeat(states: States, count: int) -> States:
-    """States ``(1,)`` as ``(count,)``."""
+    """Repeat states ``(1,)`` to ``(count,)``."""
     return states[:1].map(lambda x: x.expand(count, *x.shape[1:]).clone())
 
 

@@ -117,10 +117,10 @@ def test_the_next_episode_begins_on_both_sides(dots):
     assert session.strip(0)["begins"] == [0, 13, 26]
 
 
-@pytest.mark.parametrize("limit", [("MOST_STEPS", 5), ("MOST_BYTES", 5)])
+@pytest.mark.parametrize("limit", [("MAX_MOMENTS", 5), ("MAX_BYTES", 5)])
 def test_the_oldest_steps_go(dots, monkeypatch, limit):
     bound, most = limit
-    monkeypatch.setattr(sessions, bound, most if bound == "MOST_STEPS" else most * sessions.size(dots().here))
+    monkeypatch.setattr(sessions, bound, most if bound == "MAX_MOMENTS" else most * sessions.size(dots().here))
     session = dots()
     ticks_, version = 9, session.version
     for _ in range(ticks_):
@@ -487,7 +487,7 @@ def test_what_was_shown_is_saved_and_what_was_played_is_played_again(pick, recor
 
 
 def test_a_long_play_is_played_again_from_its_start(pick, recordings, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST_STEPS", 5)
+    monkeypatch.setattr(sessions, "MAX_MOMENTS", 5)
     pick.choose("sample")
     frames = ticks(pick, 12)
     name = recording.write(recordings, pick.episode(), 20.0)
