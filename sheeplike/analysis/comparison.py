@@ -86,9 +86,6 @@ def compare(
         groups: label to runs, each of which has a curve of ``metric``.
         x: ``"steps"`` or ``"time"``.
         notes: on the choice of the runs.
-
-    Raises:
-        RunError: one run ends before another begins.
     """
     runs = [run for members in groups.values() for run in members]
     last = max(runs, key=lambda run: run.curves[metric].along(x)[0])

@@ -22,7 +22,7 @@ import numpy as np
 from sheeplike.agents import registry
 from sheeplike.config.schema import all_keys
 from sheeplike.files import EVENTS, open_regular, read_yaml
-from sheeplike.options import is_within, marked, nearest
+from sheeplike.options import CommandError, is_within, marked, nearest
 from sheeplike.terminal import one_line
 
 CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"
@@ -38,8 +38,8 @@ _EXTERNAL_NAMES = (
 Rows = Iterator[tuple[float, float, Mapping[str, Any]]]  # policy steps, seconds, metrics
 
 
-class RunError(ValueError):
-    """A directory cannot be read as a run, or runs cannot be compared. The text is one line."""
+class RunError(CommandError):
+    """A directory cannot be read as a run, or runs cannot be compared."""
 
 
 class Curve(NamedTuple):
@@ -64,7 +64,7 @@ class Run:
     seed: str
     settings: Mapping[str, Any]  # full dotted key to value, without incidental ones
     dry_run: bool
-    metrics: frozenset[str]  # names of all recorded metrics
+    metrics: frozenset[str]  # all that were recorded
     curves: Mapping[str, Curve]  # those that were read and have a finite value
     nonfinite: Mapping[str, int]  # metric to the number of values that are in no curve
     first_evaluation: Any = None  # policy step, as it was configured
@@ -75,9 +75,6 @@ def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run]
 
     Args:
         metrics: names of the metric to compare, of which each run's first counts as the first of all.
-
-    Raises:
-        RunError: there are no runs, a file is damaged, the runs are of several tasks, or one lacks the metric.
     """
     found = [read_run(path, {*metrics, *SUCCESS}) for path in find_runs(places)]
     runs = [run for run in found if not run.dry_run]
@@ -101,11 +98,7 @@ def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run]
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
-    """Find the directories of runs in and below some directories, each once; links are not followed.
-
-    Raises:
-        RunError: a directory does not exist, has no run in it, or cannot be read.
-    """
+    """Find the directories of runs in and below some directories, each once; links are not followed."""
     found: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
@@ -123,11 +116,7 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 
 
 def read_run(path: Path, wanted: Collection[str]) -> Run:
-    """Read a directory of :func:`find_runs`, of its metrics those that are wanted: all would take seconds.
-
-    Raises:
-        RunError: a file cannot be read or is damaged.
-    """
+    """Read a directory of :func:`find_runs`, of its metrics those that are wanted: all would take seconds."""
     config, ours = _config(path / CONFIG_FILE), (path / METRICS_FILE).exists()
     if ours and config is None:
         raise RunError(f"{path}: expected {CONFIG_FILE} of a run beside {METRICS_FILE}, with exp, agent.name, env.name")
@@ -147,9 +136,6 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Group runs that differ in nothing but their seed, under labels that tell the groups apart.
 
     Labels have the settings in which runs of one name differ, and the conditions in which any two runs differ.
-
-    Raises:
-        RunError: two runs of one group have the same seed.
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
@@ -286,9 +272,7 @@ def _events(path: Path) -> Rows:
         start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, *_ in found))
         for event, tag, value in found:
             if not abs(event.wall_time - start) <= LARGEST:
-                raise RunError(
-                    f"{path}: an event of {tag} has no time: expected files as TensorBoard's writers make them"
-                )
+                raise RunError(f"{path}: an event of {tag} has no time: expected files of TensorBoard's writers")
             yield event.step, event.wall_time - start, {tag: value}
 
 

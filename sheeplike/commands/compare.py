@@ -23,7 +23,7 @@ USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value 
 Compares all runs in and below the directories, those of train and other tools' TensorBoard events.
 Runs that differ in nothing but their seed are one group.
 """
-DIRECTORY = "compare"  # for the files, in the first of the directories of runs
+DIRECTORY = "compare"  # in the first directory of runs
 EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
 
 
@@ -38,11 +38,7 @@ class CompareOptions(Options):
 
 
 def main(request: Request) -> None:
-    """Read the runs, compare them, write ``<metric>_by_<x>`` as .png, .svg, .csv and .md, and print the table.
-
-    Raises:
-        CommandError: the request cannot be met; nothing was written.
-    """
+    """Read the runs, compare them, write ``<metric>_by_<x>`` as .png, .svg, .csv and .md, and print the table."""
     if request.help:
         echo(USAGE, explain_keys(keys_of(CompareOptions)), "", f"for example: {EXAMPLE}")
         return
@@ -54,21 +50,19 @@ def main(request: Request) -> None:
         close = min(max(threshold / 100 if threshold > 1 else threshold, 0), 1)
         raise InvalidOption("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
     out = expand(asked.out) if asked.out else places[0] / DIRECTORY
-    if not asked.out and (found := find_unusual(places[0], DIRECTORY)):  # somebody else may have prepared it
+    if not asked.out and (found := find_unusual(places[0], DIRECTORY)):  # a link would lead the files elsewhere
         raise CommandError(f"{found}: expected files and directories alone; nearest: out=<a directory of your own>")
 
     # Help and mistakes on the command line do without NumPy, unreadable runs without SciPy and Matplotlib.
-    from sheeplike.analysis.runs import RunError, group_runs, read_runs
+    from sheeplike.analysis.runs import group_runs, read_runs
 
-    with as_command_errors(RunError):
-        runs, notes = read_runs(places, metrics)
-        groups = group_runs(runs)
+    runs, notes = read_runs(places, metrics)
+    groups = group_runs(runs)
 
     from sheeplike.analysis.comparison import AXES, compare, to_csv, to_markdown
     from sheeplike.analysis.figure import draw, encode
 
-    with as_command_errors(RunError):
-        comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
+    comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
     if asked.scale == "log" and comparison.end <= 0:
         raise InvalidOption("scale", "log", f"linear, since the compared {AXES[x]} are not above 0", "linear")
     task = comparison.env or one_line(places[0].resolve().name)
@@ -89,7 +83,7 @@ def main(request: Request) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[list[Path], CompareOptions]:
-    """Directories and options; ``a/b=c`` is a directory."""
+    """Return directories and options; ``a/b=c`` is a directory."""
     places: list[Path] = []
     given: dict[str, str | None] = {}
     for argument in arguments:
