@@ -213,19 +213,18 @@ class TrainedModel:
     def surprise(
         self, frames: Frames, actions: Any, is_first: Any = None, *, per_group: bool = False, seed: int | None = None
     ) -> Tensor:
-        """Return the KL of posterior to prior in nats: how far observations differ from the expected ones.
+        """Return the KL of posterior to prior in nats ``(..., T)``, or ``(..., T, S)`` with ``per_group``.
 
-        Returns:
-            ``(..., T)``, or ``(..., T, S)`` with ``per_group``. The first step of an episode is always a surprise.
+        It tells how far observations differ from the expected ones; the first step is always a surprise.
         """
         return self.kl(self.observe(frames, actions, is_first, seed=seed), per_group=per_group)
 
     def kl(self, states: States, *, per_group: bool = False) -> Tensor:
-        """KL of the distribution that states ``(...)`` were drawn from to the prior: 0 for imagined ones."""
+        """Return the KL ``(...)`` in nats of the states' own distribution to the prior: 0 for imagined ones."""
         return self._divergence(states.logits, self.prior(states), per_group)
 
     def probabilities(self, states: States) -> Tensor:
-        """``(..., S, K)``: of the classes, where states ``(...)`` were drawn."""
+        """Return the probabilities ``(..., S, K)`` of the classes that states ``(...)`` were drawn from."""
         return self.rssm.distribution(states.logits.float()).probs
 
     # --- dreaming ---------------------------------------------------------------------------------------------------
@@ -317,8 +316,7 @@ class TrainedModel:
             return self.rssm.prior(states.deter).float()
 
     def decoder_target(self, key: str, observed: Any) -> Tensor:
-        """Return an observation ``(...)`` as the decoder learns it: images in [0, 1], vectors in symlog space, targets
-        whitened before."""
+        """Return observations as the decoder learns them: images in [0, 1], vectors as symlog, targets whitened."""
         value = self._tensor(observed)
         if key in self.cameras:
             return to_unit(value)
@@ -410,7 +408,7 @@ class TrainedModel:
         starts = range(0, len(rows[0]), size)
         return torch.cat([function(*(one[start : start + size] for one in rows)).cpu() for start in starts])
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- private ----------------------------------------------------------------------------------------------------
 
     def _observe(
         self, state: States | None, before: Tensor, obs: dict[str, Tensor], is_first: Tensor, seed: int | None

@@ -1,10 +1,10 @@
 "use strict";
-// The page of a play. All state is the server's; what is kept here is what one holds down, and the numbers of the strips.
+// The page of a play. The server has all state but pressed keys and the numbers of the strips.
 
-const WINDOW = 240;      // steps that a strip shows
+const WINDOW = 240;      // steps of a strip
 const DRAG = 70;         // pixels of a drag for a full action
-const NUDGE = 0.25;      // by which Shift and an arrow move a slider
-const LINE = 7000;       // ms that a line stays
+const NUDGE = 0.25;      // Shift and an arrow move a slider by so much
+const LINE = 7000;       // ms; a line stays so long
 const HUES = ["--real", "--dream", "--other"];
 const TITLES = { real: "Real", dream: "Dream", "dream B": "Dream B" };
 const DRIVERS = { same: "acts: same", policy: "acts: policy", random: "acts: random" };
@@ -18,11 +18,11 @@ const make = (tag, properties = {}, ...children) => {
 };
 
 const play = { hello: null, now: null, asked: null, drawn: 0, times: [] };
-window.play = play; // for whoever looks at it from a console
+window.play = play; // a console can look at it
 let socket = null;
 let strips = { base: 0, numbers: [], begins: new Set() };
 let chosen = 0;          // dimension, or discrete action among several
-let rest = [];           // of each dimension: where its slider rests, or its choice
+let rest = [];           // each dimension's resting slider, or its choice
 const held = new Map();  // dimension to value, while a key or the pointer is down
 
 // --- talking ---------------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ function connect() {
       play.now = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
       try {
         show(play.now, data, 4 + length);
-      } finally { // whatever a picture holds, the next one may come
+      } finally { // the next picture may come even after an error
         ask("shown", { picture: play.now.picture });
       }
       return;
@@ -227,7 +227,7 @@ function mark(svg, points) {
     const dot = document.createElementNS(svg.namespaceURI, "circle");
     for (const [name, value] of Object.entries({ cx: x, cy: y, r: 1.5 })) dot.setAttribute(name, value);
     const text = document.createElementNS(svg.namespaceURI, "text");
-    const left = n % 2 === 0; // so that the names of two things at one place can be read
+    const left = n % 2 === 0; // the names of two things at one place stay legible
     text.setAttribute("text-anchor", left ? "end" : "start");
     text.setAttribute("x", left ? x - 3 : x + 3);
     text.setAttribute("y", y + 1);
@@ -299,7 +299,7 @@ function drawStrips() {
     let [low, high] = name === "continue" ? [0, 1] : [Infinity, -Infinity];
     if (name !== "continue") {
       steps.forEach((one, k) => {
-        if (name === "surprise" && strips.begins.has(from + k)) return; // the first frame always is one
+        if (name === "surprise" && strips.begins.has(from + k)) return; // the first frame always is a surprise
         for (const value of one[name]) [low, high] = [Math.min(low, value), Math.max(high, value)];
       });
       if (name === "surprise" || name === "error") low = Math.min(low, 0);
@@ -458,7 +458,7 @@ function drag(event) {
   const clip = (value) => Math.min(Math.max(value / DRAG, -1), 1);
   const [across, up] = [chosen, chosen + 1];
   takeOver();
-  window.onpointermove = (moved) => { // of the window: a branch replaces the pictures
+  window.onpointermove = (moved) => { // the window's event: a branch replaces the pictures
     held.set(across, clip(moved.clientX - x));
     if (up < rest.length) held.set(up, clip(y - moved.clientY));
     act();
@@ -485,7 +485,7 @@ function arrow(key, down, shift) {
     return;
   }
   const was = pressed.get(key);
-  if (!down) {  // what it moved when it went down, whatever is chosen now
+  if (!down) {  // a key releases the dimension that it moved when it went down
     pressed.delete(key);
     if (!was) return;
     const other = [...pressed.values()].find(([dimension]) => dimension === was[0]);

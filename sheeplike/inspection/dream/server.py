@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import json
 import mimetypes
+import os
 import secrets
 import signal
 import socket
@@ -412,25 +413,13 @@ async def serve(server: Server, listening: socket.socket) -> None:
 def bind(port: int) -> socket.socket:
     """Return a listening socket on this machine's own address, or raise an InvalidOption with a free port."""
     try:
-        return _bound(port)
+        return socket.create_server((LOCAL[0], port))
     except OSError as error:
-        expected = f"one that is free ({error.strerror})"
+        expected = f"one that is free ({os.strerror(error.errno)})"
     for other in [*range(port + 1, min(port + 100, 2**16)), 0]:
-        with suppress(OSError), _bound(other) as free:
+        with suppress(OSError), socket.create_server((LOCAL[0], other)) as free:
             raise InvalidOption("port", port, expected, free.getsockname()[1])
     raise InvalidOption("port", port, expected)
-
-
-def _bound(port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((LOCAL[0], port))
-        made.listen()
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 async def _file(name: str, request: web.Request) -> web.Response:

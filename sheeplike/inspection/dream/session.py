@@ -436,20 +436,15 @@ def check(envs: VectorEnv, model: TrainedModel) -> None:
     """Raise a CommandError if a model cannot be played beside an environment."""
     if not model.cameras:
         raise CommandError(NO_IMAGES)
-    space = envs.single_observation_space
-    for key, known in {**model.observations, **{key: None for key in model.cameras}}.items():
-        wanted = known or model.world.decoder.keys.spaces[key]
-        if key not in space.spaces:
-            raise CommandError(f"{envs.name} shows no {key}: expected the environment that the model was trained in")
-        if (space[key].shape, space[key].dtype) != (wanted.shape, wanted.dtype):
-            raise CommandError(
-                f"{envs.name} shows {key} as {space[key].dtype} {space[key].shape}: expected {wanted.dtype} "
-                f"{wanted.shape}, as the model was trained"
-            )
-    actions, known = envs.single_action_space, model.codec.space
-    taken, codec = ActionCodec(actions), model.codec
+    known, spaces = model.world.decoder.keys.spaces | model.observations, envs.single_observation_space.spaces
+    for key in (*model.observations, *model.cameras):
+        wanted, shown = (f"{one.dtype} {one.shape}" if one else "nothing" for one in (known[key], spaces.get(key)))
+        if shown != wanted:
+            raise CommandError(f"{envs.name}: {key} is {shown}: expected {wanted}, as the model was trained")
+    taken, codec = ActionCodec(envs.single_action_space), model.codec
     if (taken.classes, taken.starts, taken.width) != (codec.classes, codec.starts, codec.width):
-        raise CommandError(f"{envs.name} takes {actions}: expected {known}, as the model was trained")
+        expected = f"expected {codec.space}, as the model was trained"
+        raise CommandError(f"{envs.name} takes {envs.single_action_space}: {expected}")
 
 
 def picture(frames: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -468,8 +463,6 @@ def repeat(states: States, count: int) -> States:
 
 def size(moment: Moment) -> int:
     """Bytes of a moment in memory."""
-    states = [tensor for one in (moment.posterior, moment.dreams) for tensor in (*one.latent, one.logits)]
-    tensors = [*states, *moment.seen.values(), *(moment.env or {}).values()]
-    return sum(tensor.nbytes for tensor in tensors) + sum(
-        frame.nbytes for side in moment.pictures for frame in side.values()
-    )
+    arrays = [array for one in (moment.posterior, moment.dreams) for array in (*one.latent, one.logits)]
+    arrays += [frame for side in moment.pictures for frame in side.values()]
+    return sum(array.nbytes for array in (*arrays, *moment.seen.values(), *(moment.env or {}).values()))
