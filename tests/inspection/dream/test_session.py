@@ -567,7 +567,7 @@ def test_a_model_of_another_world_is_refused(world, small_model, demo):
     with pytest.raises(CommandError, match=r"Dot-discrete-v0 takes Discrete\(3\): expected Box"):
         Session(discrete, small_model(continuous))
     simulator, model = demo
-    with pytest.raises(CommandError, match="Dot-continuous-v0.*pixels/front"):
+    with pytest.raises(CommandError, match=r"Dot-continuous-v0.*pixels/front"):
         Session(continuous, model)
     assert isinstance(simulator.single_action_space, spaces.Box)
 
