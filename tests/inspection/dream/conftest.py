@@ -20,7 +20,7 @@ from sheeplike.config.compose import load_saved
 from sheeplike.inspection.dream.session import Session
 from sheeplike.inspection.model import TrainedModel, load
 from sheeplike.run.build import make_envs
-from sheeplike.trained.exported import demo as demo_place
+from sheeplike.trained.exported import DEMOS
 
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
 SIDE, LENGTH = 48, 12
@@ -103,7 +103,7 @@ def small_model() -> Callable[..., TrainedModel]:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[tuple[VectorEnv, TrainedModel]]:
     """The simulator of ``franka_pick`` and the model that comes along."""
-    config = load_saved(demo_place("franka_pick") / "config.yaml").config
+    config = load_saved(DEMOS / "franka_pick" / "config.yaml").config
     simulator = make_envs(config, 1, torch.device("cpu"))
     yield simulator, load("demo:franka_pick")
     simulator.close()
