@@ -116,9 +116,11 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     """Return the plan of a new run, or with ``auto`` of the one that ``run_dir`` holds already."""
     config, run_dir = composed.config, expand(composed.config.run_dir or "")
     check_accelerator(config)
-    if not auto or not (run_dir / CONFIG_FILE).is_file() or not checkpoint_steps(run_dir):
+    # Links and devices in a run are refused here.
+    saved = config_file(run_dir, "run_dir") if (run_dir / CONFIG_FILE).is_file() else None
+    if not auto or not saved or not checkpoint_steps(run_dir):
         return Plan(config, check(config, run_dir), files=composed.files)
-    changed = changes(load_saved(config_file(run_dir, "run_dir")).config, config)
+    changed = changes(load_saved(saved).config, config)
     refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
     if refused:
         raise CommandError(
@@ -142,7 +144,6 @@ def check(config: Config, run_dir: Path) -> Path:
         return run_dir
     is_run, nearest = (run_dir / CONFIG_FILE).exists(), free(run_dir)
     if is_run and not checkpoint_steps(run_dir):
-        config_file(run_dir, "run_dir")  # refuses links and devices
         if (run_dir / LOCK_FILE).exists():
             lock(run_dir).close()  # refuses a run that is going on
         return run_dir
