@@ -30,6 +30,7 @@ class AgentConfig(Options):
     dry_run: ClassVar[dict[str, Any]] = {}
     collecting: ClassVar[str] = "collecting"
     memory_options: ClassVar[tuple[str, ...]] = ()
+    has_world_model: ClassVar[bool] = False  # one that ``analyze`` and ``dream`` can look into
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Check the options against the run, and fill in those that follow from it.

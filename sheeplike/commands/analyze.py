@@ -11,7 +11,6 @@ from pathlib import Path
 from pydantic import Field
 
 from sheeplike import envs
-from sheeplike.agents import registry
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
@@ -32,11 +31,7 @@ class AnalyzeOptions(TrainedOptions):
 
 
 def main(request: Request) -> None:
-    """Analyse, print the main numbers and save all of them in ``<run_dir>/analyze/``.
-
-    Raises:
-        CommandError: there is no world model to analyse, or not in this way; nothing was written.
-    """
+    """Analyse, print the main numbers and save all of them in ``<run_dir>/analyze/``."""
     if request.help:
         echo("python -m sheeplike analyze run=<run_dir> [key=value ...]", "", explain_keys(keys_of(AnalyzeOptions)), "")
         echo("Writes analysis.html, analysis.json, TensorBoard's events and the linear probe into a directory below")
@@ -46,23 +41,14 @@ def main(request: Request) -> None:
     asked = load_options(AnalyzeOptions, request.about_run())
     run_dir, config = open_trained(asked.run, asked.checkpoint, "analyze", ANALYSES)
     asked = settle(asked, run_dir, config, ANALYSES)
-    if "dreamer_v3" not in registry.lineage(config.agent.name):
+    if not config.agent.has_world_model:
         raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     info("loading torch and JAX")
     analyze_run(run_dir, config, asked)
 
 
 def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
-    """Play, take apart, print and save.
-
-    Args:
-        config: of the run.
-        asked: ``num_envs`` and ``accelerator`` are filled in.
-
-    Raises:
-        CommandError: the checkpoint is damaged, the environments or the agent cannot be built, or the episodes would
-            not fit into memory.
-    """
+    """Play, take apart, print and save; ``num_envs`` and ``accelerator`` are filled in."""
     import torch
 
     from sheeplike.inspection.dissect import PRIVILEGED_STATE, dissect

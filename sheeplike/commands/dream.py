@@ -13,7 +13,6 @@ from socket import socket
 from pydantic import Field
 
 from sheeplike import envs
-from sheeplike.agents import registry
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, require_writable
@@ -25,8 +24,8 @@ from sheeplike.trained import exported
 from sheeplike.trained.exported import is_export
 from sheeplike.trained.playing import AgentOptions, choose_accelerator, open_trained, results_of
 
-RECORDINGS = "dream"  # in the directory of a run
-MOST_RATE = 30.0  # steps a second at the start, of a world whose own rate is higher
+RECORDINGS = "dream"  # a directory in that of the run
+MAX_RATE = 30.0  # steps per second at the start
 
 
 class DreamOptions(AgentOptions):
@@ -37,11 +36,7 @@ class DreamOptions(AgentOptions):
 
 
 def main(request: Request) -> None:
-    """Serve the page until Ctrl-C.
-
-    Raises:
-        CommandError: there is no such agent, it does not dream in pictures, or the port is taken.
-    """
+    """Serve the page until Ctrl-C."""
     if request.help:
         echo("python -m sheeplike dream run=<run_dir> [key=value ...]", "", explain_keys(keys_of(DreamOptions)), "")
         echo("The address that it prints holds a token, and is open to this machine alone; from another one:")
@@ -52,10 +47,10 @@ def main(request: Request) -> None:
     asked = load_options(DreamOptions, request.about_run())
     run_dir, config = open_trained(asked.run, asked.checkpoint, "dream", RECORDINGS)
     if not is_export(run_dir):
-        choose_checkpoint(run_dir, asked.checkpoint)  # before torch and JAX are loaded
+        choose_checkpoint(run_dir, asked.checkpoint)  # a mistake is told before torch and JAX are loaded
     asked = asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
     require_writable("run", results_of(run_dir, RECORDINGS))
-    if "dreamer_v3" not in registry.lineage(config.agent.name):
+    if not config.agent.has_world_model:
         raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     from sheeplike.inspection.dream.server import bind
 
@@ -65,16 +60,7 @@ def main(request: Request) -> None:
 
 
 def play(listening: socket, recordings: Path, config: Config, asked: DreamOptions) -> None:
-    """Build the world and the model, and serve them.
-
-    Args:
-        recordings: where episodes are kept.
-        config: of the run.
-        asked: ``accelerator`` is filled in.
-
-    Raises:
-        CommandError: one of them cannot be built, or not beside the other.
-    """
+    """Build the environment and the model, and serve them; ``recordings`` is a directory."""
     import asyncio
 
     from sheeplike.inspection.dream import overlay
@@ -90,7 +76,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     if not model.cameras:
         raise CommandError(f"run={asked.run}: {NO_IMAGES}")
     world = build_envs(config, 1, fabric.device)
-    # What other people's environments raise at their first steps says that they cannot be used as configured.
+    # Other people's environments may raise at their first steps that they cannot be used as configured.
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
         points = None
@@ -105,7 +91,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
             session.tick()
             session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
-        rate = min(world.metadata["render_fps"], MOST_RATE)
+        rate = min(world.metadata["render_fps"], MAX_RATE)
         asyncio.run(serve(Server(session, about, recordings, rate=rate), listening))
     finally:
         world.close()

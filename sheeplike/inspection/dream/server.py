@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import WSCloseCode, WSMsgType, web
-from pydantic import Field
+from pydantic import Field, create_model
 
 from sheeplike.inspection.dream import recording
 from sheeplike.inspection.dream.recording import MOST_SEED
@@ -53,43 +53,23 @@ HEADERS = {
 }
 
 
-class _Act(Options):
-    action: Any
-
-
-class _Choose(Options):
-    source: Source
-    name: str | None = None
-
-
-class _Pause(Options):
-    on: bool
-
-
-class _Start(Options):
-    seed: int | None = Field(None, ge=0, le=MOST_SEED)
-
-
-class _Rate(Options):
-    rate: float = Field(ge=0.5, le=MAX_RATE)
-
-
-class _Go(Options):
-    step: int
-
-
-class _Drive(Options):
-    dream: int = Field(ge=0)
-    driver: Driver
-
-
-class _Force(Options):
-    group: int
-    one: int | None
-
-
-class _Nothing(Options):
-    pass
+_FIELDS: dict[str, dict[str, Any]] = {
+    "act": {"action": (Any, ...)},
+    "choose": {"source": (Source, ...), "name": (str | None, None)},
+    "pause": {"on": (bool, ...)},
+    "step": {},
+    "start": {"seed": (int | None, Field(None, ge=0, le=MOST_SEED))},
+    "rate": {"rate": (float, Field(ge=0.5, le=MAX_RATE))},
+    "branch": {},
+    "drive": {"dream": (int, Field(ge=0)), "driver": (Driver, ...)},
+    "check": {},
+    "go": {"step": (int, ...)},
+    "force": {"group": (int, ...), "one": (int | None, ...)},
+    "release": {},
+    "save": {},
+}
+MESSAGES = {name: create_model(name, __base__=Options, **fields) for name, fields in _FIELDS.items()}
+"""Messages of the page, ``{"do": name, …}``, with their fields."""
 
 
 @dataclass(eq=False)
@@ -123,20 +103,16 @@ class Server:
         self._thread = ThreadPoolExecutor(1, "dream")
         self._page: _Page | None = None
         self._saving: asyncio.Task[None] | None = None
-        self._does: dict[str, tuple[type[Options], Callable[..., Awaitable[str | None]]]] = {
-            "act": (_Act, self._in_thread(session.act)),
-            "choose": (_Choose, self._choose),
-            "pause": (_Pause, self._pause),
-            "step": (_Nothing, self._step),
-            "start": (_Start, self._in_thread(session.start)),
-            "rate": (_Rate, self._change_rate),
-            "branch": (_Nothing, self._in_thread(session.branch)),
-            "drive": (_Drive, self._in_thread(session.drive)),
-            "check": (_Nothing, self._in_thread(session.check_reality)),
-            "go": (_Go, self._go),
-            "force": (_Force, self._in_thread(session.force)),
-            "release": (_Nothing, self._in_thread(session.release)),
-            "save": (_Nothing, self._save),
+        in_thread = (session.act, session.start, session.branch, session.drive, session.force, session.release)
+        self._does: dict[str, Callable[..., Awaitable[str | None]]] = {
+            "choose": self._choose,
+            "pause": self._pause,
+            "step": self._step,
+            "rate": self._change_rate,
+            "check": self._in_thread(session.check_reality),
+            "go": self._go,
+            "save": self._save,
+            **{function.__name__: self._in_thread(function) for function in in_thread},
         }
 
     def app(self) -> web.Application:
@@ -204,11 +180,9 @@ class Server:
             if name == "shown":
                 await self._acknowledge(message.get("picture"))
                 return
-            if not isinstance(name, str) or name not in self._does:
-                raise InvalidOption("do", name, f"one of {', '.join(self._does)}", nearest(name, self._does))
-            options, do = self._does[name]
-            asked = build(options, message)
-            line = await do(**{key: getattr(asked, key) for key in type(asked).model_fields})
+            if not isinstance(name, str) or name not in MESSAGES:
+                raise InvalidOption("do", name, f"one of {', '.join(MESSAGES)}", nearest(name, MESSAGES))
+            line = await self._does[name](**dict(build(MESSAGES[name], message)))
         except Exception as error:
             # A refusal changes nothing; other errors, such as an environment's, pause the play.
             self.paused, line = self.paused or not isinstance(error, CommandError), _line(error)
