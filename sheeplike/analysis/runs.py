@@ -150,7 +150,7 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
         labels = [_label(run, keys) for run in firsts]
         groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
     for label, members in groups.items():
-        members.sort(key=lambda run: (len(run.seed), run.seed))  # in numerical order
+        members.sort(key=lambda run: (len(run.seed), run.seed))  # numerical order
         for first, second in itertools.pairwise(members):
             if first.seed == second.seed:
                 where = f"is there twice, in {first.path} and {second.path}"

@@ -99,5 +99,5 @@ def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, C
     rest = [argument for argument in arguments if argument not in own]
     if "exp" not in given and given["agent"] in sources.choices("exp"):
         rest.insert(0, f"exp={given['agent']}")  # a benchmark asks only for an agent
-    # It ends by itself, whatever a run of these keys would do.
+    # A benchmark ends by itself, not where a run of these keys would.
     return load_options(BenchOptions, own), load([*rest, "total_steps=1000000000000"], sources)

@@ -23,7 +23,7 @@ USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value 
 Compares all runs in and below the directories, those of train and other tools' TensorBoard events.
 Runs that differ in nothing but their seed are one group.
 """
-DIRECTORY = "compare"  # in the first directory of runs
+DIRECTORY = "compare"
 EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
 
 

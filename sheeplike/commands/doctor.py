@@ -44,7 +44,7 @@ def main(request: Request) -> int:
     if out is not None:
         require_writable("out", out.parent, out.name, nearest="out=null")
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        signal.signal(signum, signal.default_int_handler)  # so that the present check ends too
+        signal.signal(signum, signal.default_int_handler)  # this ends the present check too
     report, width = describe_machine(), max(map(len, asked.checks))
     for name in asked.checks:
         with phase(name, after=10.0):

@@ -182,10 +182,7 @@ class TrainedModel:
         Args:
             frames: observation to ``(..., T, ...)``; a single camera needs no name.
             actions: ``(..., T, …)`` as the environment takes them, each chosen after the frame of its step.
-            is_first: ``(..., T)`` bool, where an episode begins, beside the first step, which always does.
-
-        Raises:
-            ValueError: a shape, dtype or name is not the model's.
+            is_first: ``(..., T)`` bool, beginnings of episodes beside the first step.
         """
         obs, lead = self._frames(frames, steps=True)
         action = self._actions(actions, lead)
@@ -245,9 +242,6 @@ class TrainedModel:
                 those of one step; None: the agent's own policy chooses.
             steps: ``I``, unless actions are given.
             most_likely: take the most likely class of each group, instead of drawing one.
-
-        Raises:
-            ValueError: actions are not the model's, or ``steps`` is missing or not above 0.
         """
         lead = start.lead
         given = None if actions is None or callable(actions) else self._actions(actions, lead, more=True)
@@ -366,9 +360,7 @@ class TrainedModel:
         return States(Latent(states.deter, stoch), states.logits)
 
     def ablate(self, states: States, groups: Iterable[int | str] | None = None, *, seed: int = 0) -> Effects:
-        """Measure how much each part of the state matters: it gets that of another of ``states (N,)``, at random.
-
-        So the replaced part stays plausible in itself, and a part that never changes has no effect.
+        """Replace each part of ``states (N,)`` by that of another of them, at random, and measure the effects.
 
         Args:
             groups: numbers, and ``"deter"`` for the recurrent part; None: all of them.

@@ -168,7 +168,7 @@ class Bench:
             agent = self.make_agent(self.config.agent, self.config.compile)
         if parts & {"learning", "memory"}:
             loop, state = self.learning_loop(agent)
-        memory = self.memory(agent) if "memory" in parts else None  # before anything else has taken some
+        memory = self.memory(agent) if "memory" in parts else None  # the peak of the run alone
         if parts - {"update", "memory"}:
             yield self.layers(parts, agent, loop, state)
         if memory:
@@ -326,7 +326,7 @@ class Bench:
         """One row per mode of compilation; a note says why one cannot be had."""
         table = Table("update", "One update", ["ms", "times as fast as eager", "s to compile"])
         options = self.config.agent
-        if isinstance(options, DreamerV3Config):  # with the smallest replay, so that several fit beside each other
+        if isinstance(options, DreamerV3Config):  # its smallest replay leaves memory for several
             num_envs = self.envs.num_envs
             smallest = options.first_update(num_envs) + num_envs * WRITE_HEAD
             options = options.replace(replay_size=min(options.replay_size, smallest))
@@ -356,7 +356,7 @@ class Bench:
         """Collect a few steps to learn from; their content does not change what an update costs."""
         player = agent.player(self.envs.num_envs)
         loop = self.env_loop(lambda step: player.act(step.obs, step.is_first))
-        steps = [loop()]  # not the one that begins all episodes
+        steps = [loop()]  # the first step begins all episodes
         for _ in range(4):
             steps.append(loop())
             steps[-2].extras = player.extras
@@ -380,7 +380,7 @@ class Bench:
 
         def task(calls: int, *, keep: bool = mode != "off") -> tuple[float, int]:
             nonlocal due
-            keep_freed_memory(keep)  # as compiled updates do on a CPU, in the whole process
+            keep_freed_memory(keep)  # compiled updates do so on a CPU, for the whole process
             seconds, made = 0.0, 0
             for _ in range(calls):
                 due = due or collect()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GIB = 2**30
-NO_DEVICE = 100  # of CUDA's driver: it works, and has no GPU to show
+NO_DEVICE = 100  # CUDA's driver works, and has no GPU to show
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
 PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
 SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
@@ -54,21 +54,20 @@ class Failed(Exception):
 class Check(NamedTuple):
     function: Callable[[], str]
     meaning: str  # a line for --help
-    advice: str  # what to do where it fails
-    seconds: float  # until it counts as hanging; compiling with empty caches takes minutes
+    advice: str  # after a failure
+    seconds: float  # a check that takes longer hangs; compiling with empty caches takes minutes
     quick: bool
-    needs_gpu: bool
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def check(advice: str, *, seconds: float = 60, quick: bool = False, needs_gpu: bool = False) -> Callable:
+def check(advice: str, *, seconds: float = 60, quick: bool = False) -> Callable:
     """Register a function as a check, whose meaning is the first line of its docstring."""
 
     def register(function: Callable[[], str]) -> Callable[[], str]:
         meaning = function.__doc__.partition("\n")[0].rstrip(".")
-        CHECKS[function.__name__] = Check(function, meaning, advice, seconds, quick, needs_gpu)
+        CHECKS[function.__name__] = Check(function, meaning, advice, seconds, quick)
         return function
 
     return register
@@ -78,7 +77,7 @@ def main(name: str, file: str) -> None:
     """Make one check and write its ``status``, ``fact`` and ``advice``."""
     made = CHECKS[name]
     try:
-        problem = host.gpu_problem() if made.needs_gpu else None
+        problem = host.gpu_problem() if name.startswith("gpu_") else None
         status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
     except Failed as error:
         status, fact, advice = "FAIL", error.fact, made.advice if error.advice is None else error.advice
@@ -150,17 +149,14 @@ def expect(condition: object, fact: str, advice: str | None = None) -> None:
 def python() -> str:
     """Python, and the installed versions of the libraries that the program needs."""
     expect(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}: expected 3.11 or newer")
-    with suppress(importlib.metadata.PackageNotFoundError):  # then it is run from a clone that is not installed
+    with suppress(importlib.metadata.PackageNotFoundError):  # a clone may run without being installed
         from packaging.requirements import Requirement
 
-        for requirement in map(Requirement, importlib.metadata.requires("sheeplike") or ()):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                found = version(requirement.name)
-                fits = found and requirement.specifier.contains(found, prereleases=True)
-                wanted = f"{requirement.name}{requirement.specifier}"
-                expect(
-                    fits, f"{requirement.name} {found or 'is missing'}: expected {wanted}", f"pip install '{wanted}'"
-                )
+        for one in map(Requirement, importlib.metadata.requires("sheeplike") or ()):
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                found, wanted = version(one.name), f"{one.name}{one.specifier}"
+                fits = found and one.specifier.contains(found, prereleases=True)
+                expect(fits, f"{one.name} {found or 'is missing'}: expected {wanted}", f"pip install '{wanted}'")
     missing = [name for name in PACKAGES if version(name) is None]
     expect(not missing, f"not installed: {', '.join(missing)}")
     return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {version(name)}" for name in PACKAGES)])
@@ -285,7 +281,7 @@ def renderer() -> str:
 # --- a GPU ----------------------------------------------------------------------------------------------------------
 
 
-@check("nvidia-smi says who holds the GPU and its memory; install torch anew", seconds=180, needs_gpu=True)
+@check("nvidia-smi says who holds the GPU and its memory; install torch anew", seconds=180)
 def gpu_torch(device: str = "cuda") -> str:
     """Torch on the GPU: products in bfloat16, a convolution and its gradient, free memory."""
     import torch
@@ -312,7 +308,7 @@ def gpu_torch(device: str = "cuda") -> str:
     return fact
 
 
-@check("the plugin's own message is in the report; pip install '.[cuda13]'", seconds=180, needs_gpu=True)
+@check("the plugin's own message is in the report; pip install '.[cuda13]'", seconds=180)
 def gpu_jax(device: str = "cuda") -> str:
     """JAX on the GPU, with a client whose streams torch can wait for."""
     import jax
@@ -332,7 +328,7 @@ def gpu_jax(device: str = "cuda") -> str:
     return f"{here.device_kind}, platform {here.platform}"
 
 
-@check("as for gpu; a virtual GPU without memory pools cannot be used", seconds=300, needs_gpu=True)
+@check("as for gpu; a virtual GPU without memory pools cannot be used", seconds=300)
 def gpu_warp(device: str = "cuda:0") -> str:
     """Warp on the GPU: memory pools, a kernel, and a graph of it."""
     import warp
@@ -351,7 +347,7 @@ def gpu_warp(device: str = "cuda:0") -> str:
     return f"{place.name}, memory pools, kernels and graphs"
 
 
-@check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=180, needs_gpu=True)
+@check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=180)
 def gpu_bridge(device: str = "cuda", size: int = 512, steps: int = 300) -> str:
     """Memory that JAX and torch share on the GPU; hundreds of hand-overs in flight."""
     import torch
@@ -362,13 +358,13 @@ def gpu_bridge(device: str = "cuda", size: int = 512, steps: int = 300) -> str:
     return f"{fact}; {steps} steps the same with {SYNC}=1"
 
 
-@check("apt install gcc python3-dev; without them kernels are not fused", seconds=300, needs_gpu=True)
+@check("apt install gcc python3-dev; without them kernels are not fused", seconds=300)
 def gpu_compiler() -> str:
     """Triton compiles a function and its gradient for the GPU."""
     return compiled("cuda")
 
 
-@check("compile=inductor", seconds=180, needs_gpu=True)
+@check("compile=inductor", seconds=180)
 def gpu_graphs(device: str = "cuda") -> str:
     """A CUDA graph of random numbers, a gradient and an optimizer gives the same numbers as they do."""
     import torch
@@ -399,7 +395,7 @@ def gpu_graphs(device: str = "cuda") -> str:
     return f"{EAGER_CALLS + 5} captured updates are the eager ones; one that cannot be captured goes on"
 
 
-@check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=600, needs_gpu=True)
+@check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=600)
 def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> str:
     """Cart-poles on the GPU look as on the CPU, and nothing is captured or compiled anew."""
     import torch
@@ -429,7 +425,7 @@ def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> st
     return f"{num_envs} cart-poles, {steps} steps, frames as on the CPU, 0 captures in the last 30"
 
 
-@check("compile=<the mode that agrees with off>", seconds=900, needs_gpu=True)
+@check("compile=<the mode that agrees with off>", seconds=900)
 def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor", "graph"), size: Any = "1m") -> str:
     """Ten updates of DreamerV3 come out the same eager, compiled and captured."""
     import torch
@@ -442,7 +438,7 @@ def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor",
     return f"ten updates agree: {', '.join(modes)}; total loss {torch.stack([*learned.values()])[0, -1]:.3f}"
 
 
-@check("agent.size=1m, or smaller env.num_envs, agent.replay_size and agent.batch_size", seconds=1200, needs_gpu=True)
+@check("agent.size=1m, or smaller env.num_envs, agent.replay_size and agent.batch_size", seconds=1200)
 def gpu_memory(*keys: str) -> str:
     """The default run fits into the memory of this GPU."""
     with tempfile.TemporaryDirectory() as place:
