@@ -54,10 +54,11 @@ def main(request: Request) -> None:
     info("loading torch and JAX")
     import torch
 
-    from sheeplike.run.snapshot import changes_since, forbidden_changes
+    from sheeplike.config.saved import changes
+    from sheeplike.run.snapshot import forbidden_changes
 
     meta, weights = exported.read(run_dir, asked.checkpoint)
-    if edited := forbidden_changes(changes_since(meta, config)):
+    if edited := forbidden_changes(changes(meta["config"], config)):
         warn(edited)
     place = place or run_dir / "export" / f"step_{meta['step']:012d}"
     _check_free(place)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from sheeplike.commands import Request
 from sheeplike.monitor.progress import phase
-from sheeplike.options import CommandError
 from sheeplike.run.run_dir import Plan, plan
 from sheeplike.terminal import info
 
@@ -22,32 +21,24 @@ def main(request: Request) -> int:
         CommandError: the request cannot be met; nothing was created.
     """
     # Compose and check the run: all that can be refused without torch and JAX is refused here.
-    planned = plan(request.arguments, request.config_dirs)
-    if finished := planned.finished_at():
-        return report_finished(planned, finished, auto="resume=auto" in request.arguments)
-    return run(planned)
+    return run(plan(request.arguments, request.config_dirs))
 
 
 def run(planned: Plan) -> int:
     """Build, learn, and save; returns the exit status."""
     with phase("loading torch and JAX", after=0.0):
-        from sheeplike.run.experiment import Experiment
-    # Build device, worlds and agent, and of a run that goes on its state.
-    with Experiment(planned) as experiment:
-        # Loop: act in all worlds, store the step, make the updates that are due; log, evaluate and save at intervals.
-        experiment.iterate()
-        # Leaving the block saves the run and closes everything.
+        from sheeplike.run.experiment import Experiment, Finished
+    try:
+        # Build device, worlds and agent, and restore a run that goes on.
+        with Experiment(planned) as experiment:
+            # Loop: act in all worlds, store the step, make the updates that are due; log, evaluate, save at intervals.
+            experiment.iterate()
+            # Leaving the block saves the run and closes everything.
+    except Finished:
+        if not planned.auto:
+            raise
+        info(f"finished before: {planned.run_dir}")
+        return 0
     if not experiment.status:
         info(f"finished: {planned.run_dir}")
     return experiment.status
-
-
-def report_finished(planned: Plan, steps: int, *, auto: bool) -> int:
-    """Say that a run has nothing left to do; an error unless ``resume=auto`` asked for it."""
-    if auto:
-        info(f"finished before: {planned.run_dir}, at policy step {steps:,}")
-        return 0
-    raise CommandError(
-        f"resume={planned.run_dir}: its {steps:,} policy steps have reached "
-        f"total_steps={planned.config.total_steps}; expected a larger total_steps="
-    )

@@ -34,9 +34,13 @@ def may_change(key: str) -> bool:
     return is_within(key, resumable_keys())
 
 
-def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Return dotted key to both values of what differs, except for ``run_dir``: a run may have been moved."""
-    old, new = (dict(flat(to_data(config.replace(run_dir=None)))) for config in (before, after))
+def changes(before: Mapping[str, Any], after: Config) -> dict[str, tuple[Any, Any]]:
+    """Return dotted key to both values of what differs, except for ``run_dir``: a run may have been moved.
+
+    Args:
+        before: a configuration as :func:`~sheeplike.config.schema.to_data` has it.
+    """
+    old, new = (dict(flat({**data, "run_dir": None})) for data in (before, to_data(after)))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 

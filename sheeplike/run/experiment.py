@@ -49,6 +49,10 @@ from sheeplike.terminal import info, warn
 COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
 
+class Finished(CommandError):
+    """A run that has nothing left to do was resumed."""
+
+
 class Unsaved(CommandError):
     """The run ended, and its last checkpoint could not be written."""
 
@@ -69,7 +73,7 @@ def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
     start, _ = start_of(overrides)
     if start.seeds is not None or start.show:
         raise CommandError("seeds= and show=: expected on the command line only")
-    return Experiment(plan(overrides, config_dirs))
+    return Experiment(plan(overrides, config_dirs), finished=True)
 
 
 class Experiment:
@@ -83,17 +87,20 @@ class Experiment:
         state: where it stands.
         stop: the request to stop, false until there is one.
 
+    Args:
+        finished: build the run even if it has nothing left to do.
+
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
 
-    def __init__(self, planned: Plan) -> None:
+    def __init__(self, planned: Plan, *, finished: bool = False) -> None:
         self.config, self.run_dir = planned.config, planned.run_dir
         self._place = self.run_dir.absolute()  # an environment may change the working directory
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop: StopRequest = stack.enter_context(stoppable())
-            saved = self._build(planned, stack)
+            saved = self._build(planned, stack, finished)
             self.stop.ready = True
             if saved is None:
                 stack.enter_context(claim(self._place, self.config))
@@ -106,14 +113,16 @@ class Experiment:
                 self.config, self._place, self.agent, self.recorder, self.writer, resumed_from=start
             )
             remembers = saved is not None and "memory" in saved.parts
-            behind = self._restore(saved)
+            self._restore(saved)
+            # A stop between two updates came before the hooks of that step.
+            behind = self.state.due > 0
             self._record(planned, stack, None if start is None else start - behind, remembers=remembers)
             self._hooks = self._make_hooks(self.policy_steps - behind * self.envs.num_envs)
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
         self._compiled = self._changed = self._busy = False
 
-    def _build(self, planned: Plan, stack: ExitStack) -> snapshot.Saved | None:
+    def _build(self, planned: Plan, stack: ExitStack, finished: bool) -> snapshot.Saved | None:
         """Build device, worlds and agent; returns the checkpoint of a run that goes on."""
         config, saved = self.config, None
         with explain_oom(config):
@@ -124,6 +133,11 @@ class Experiment:
                 stack.enter_context(lock(self._place))
                 self.writer = make_writer(config, self._place, stack)  # removes what a kill may have left
                 saved = snapshot.read(self._place, config)
+                if saved.is_finished(config) and not finished:
+                    raise Finished(
+                        f"resume={self.run_dir}: its {saved.step:,} policy steps have reached "
+                        f"total_steps={config.total_steps}; expected a larger total_steps="
+                    )
                 self.writer.resumed_from(saved.step)
             self.envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
             stack.callback(self.envs.close)
@@ -135,23 +149,21 @@ class Experiment:
             stack.callback(self.evaluator.close)
         return saved
 
-    def _restore(self, saved: snapshot.Saved | None) -> bool:
-        """Reset or restore worlds and agent; returns True if the run stopped before the hooks of its last step."""
+    def _restore(self, saved: snapshot.Saved | None) -> None:
+        """Reset or restore worlds and agent."""
         config = self.config
         self._compiled_before = None if saved is None else saved.compiled
         snapshot.seed_everything(config.seed)
         if saved is None:
             self.state = LoopState.begin(self.agent, self.envs, config.seed)
-            return False
+            return
         with snapshot.checkpoint_mismatch(self._place):
             self.state = snapshot.restore(saved.parts, saved.step, config, self.agent, self.envs, self.recorder)
-            behind = saved.parts["loop"]["counters"]["due"] > 0
         saved.parts.clear()  # frees the second copy of the state
         if "seed" in saved.changed:
             snapshot.seed_everything(config.seed)
             self.agent.generator.manual_seed(config.seed)
         update(self._place, config)
-        return behind
 
     def _record(self, planned: Plan, stack: ExitStack, purge_step: int | None, *, remembers: bool) -> None:
         """Open the logs, drop rows after ``purge_step``, print the banner, and log the configuration."""

@@ -26,7 +26,7 @@ from sheeplike import host
 from sheeplike.config.compose import Composed, load, load_saved, start_of
 from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.config.saved import changes, describe_changes, may_change, resumable_keys, to_yaml
-from sheeplike.config.schema import Config
+from sheeplike.config.schema import Config, to_data
 from sheeplike.config.sources import Sources
 from sheeplike.files import EVENTS, open_regular, parse_yaml, read_text, read_yaml, write_atomically
 from sheeplike.files import lock as lock_file
@@ -51,29 +51,15 @@ class Plan(NamedTuple):
     Attributes:
         run_dir: of a new run, or of the one that goes on.
         resume: it goes on from its newest checkpoint.
+        auto: ``resume=auto`` asked for that.
         files: configs that changed a value, for the banner.
     """
 
     config: Config
     run_dir: Path
     resume: bool = False
+    auto: bool = False
     files: Sequence[str] = ()
-
-    def finished_at(self) -> int | None:
-        """Return the policy step at which the run reached ``total_steps``; None if there is anything left to do."""
-        total = self.config.total_steps
-        if not self.resume or checkpoint_steps(self.run_dir)[-1] < total:
-            return None
-        from sheeplike import checkpoint  # torch takes seconds to import
-
-        # The newest checkpoint may be damaged: then the run goes on from the one before.
-        with as_command_errors(checkpoint.Corrupt, FileNotFoundError):
-            meta, parts = checkpoint.load_latest(self.run_dir / CHECKPOINTS, only=parts_to_read(self.config))
-        with suppress(LookupError, TypeError):  # a forged checkpoint is refused when the run goes on
-            # Updates may still be due after the last step, but after no earlier one.
-            due = parts["loop"]["counters"]["due"] and meta["step"] - self.config.env.num_envs < total
-            return meta["step"] if meta["step"] >= total and not due else None
-        return None
 
 
 def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
@@ -120,14 +106,14 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     saved = config_file(run_dir, "run_dir") if (run_dir / CONFIG_FILE).is_file() else None
     if not auto or not saved or not checkpoint_steps(run_dir):
         return Plan(config, check(config, run_dir), files=composed.files)
-    changed = changes(load_saved(saved).config, config)
+    changed = changes(to_data(load_saved(saved).config), config)
     refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
     if refused:
         raise CommandError(
             f"resume=auto: run_dir={run_dir} holds another run: {describe_changes(refused)}; expected the command line "
             f"that began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ), or another run_dir"
         )
-    return Plan(config, run_dir, resume=True, files=composed.files)
+    return Plan(config, run_dir, resume=True, auto=True, files=composed.files)
 
 
 def check(config: Config, run_dir: Path) -> Path:

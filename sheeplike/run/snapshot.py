@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import changes, describe_changes, may_change
-from sheeplike.config.schema import Config, validate
+from sheeplike.config.schema import Config
 from sheeplike.envs.spaces import Spaces
 from sheeplike.loop import LoopState, first_step
 from sheeplike.monitor.progress import phase
@@ -48,6 +48,14 @@ class Saved(NamedTuple):
     changed: Collection[str]
     compiled: str | None
 
+    def is_finished(self, config: Config) -> bool:
+        """Return True if ``total_steps`` are made, and all updates that are due after them."""
+        with suppress(LookupError, TypeError):  # a forged checkpoint is refused when it is restored
+            # Updates may still be due after the last step, but after no earlier one.
+            due = self.parts["loop"]["counters"]["due"] and self.step - config.env.num_envs < config.total_steps
+            return self.step >= config.total_steps and not due
+        return False
+
 
 def read(run_dir: Path, config: Config) -> Saved:
     """Read the newest whole checkpoint; says what has changed and why the resume may not be exact.
@@ -58,7 +66,7 @@ def read(run_dir: Path, config: Config) -> Saved:
     with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
         with phase("reading the checkpoint"):
             meta, parts = _read_newest(run_dir, config)
-        changed = changes_since(meta, config)
+        changed = changes(meta["config"], config)
         if forbidden := forbidden_changes(changed):
             raise CommandError(f"{run_dir}: {forbidden}; expected the values that the run has had; nearest: a new run")
         if changed:
@@ -77,14 +85,6 @@ def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[st
         hint = "; checkpoint.replay=false goes on with an empty replay, if that alone is damaged"
         hint = hint if config.checkpoint.replay else ""
         raise CommandError(f"{error}; expected another run_dir{hint}") from error
-
-
-def changes_since(meta: Mapping[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between the configuration that a checkpoint was made with and another one."""
-    try:
-        return changes(validate(meta["config"]), config)
-    except CommandError as error:
-        raise CommandError(f"{error} (in the checkpoint of policy step {meta['step']:,})") from None
 
 
 def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:

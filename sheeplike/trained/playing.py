@@ -104,12 +104,13 @@ def rebuild(
     """
     import torch
 
+    from sheeplike.config.saved import changes
     from sheeplike.run.build import build_envs, launch
-    from sheeplike.run.snapshot import changes_since, forbidden_changes
+    from sheeplike.run.snapshot import forbidden_changes
 
     # Before anything that takes long: a run that is going on removes its old checkpoints.
     meta, weights = exported.read(run_dir, asked.checkpoint)
-    if "config" in meta and (edited := forbidden_changes(changes_since(meta, config))):
+    if "config" in meta and (edited := forbidden_changes(changes(meta["config"], config))):
         warn(edited)
     fabric = launch(config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator)))
     with as_command_errors(ValueError, TypeError, MemoryError, torch.OutOfMemoryError):

@@ -17,13 +17,15 @@ import torch
 import sheeplike
 from sheeplike import checkpoint
 from sheeplike.agents.ppo import PPO
+from sheeplike.commands import Request, train
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.memory import Rollout
 from sheeplike.options import CommandError
 from sheeplike.run.evaluation import Evaluator
-from sheeplike.run.experiment import Experiment, Unsaved
+from sheeplike.run.experiment import Experiment, Finished, Unsaved
 from sheeplike.run.layout import checkpoint_steps
 from sheeplike.run.nonfinite import Halted
+from sheeplike.run.run_dir import plan
 
 SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
 # Without images, and most in worlds that nothing has to be compiled for.
@@ -99,6 +101,11 @@ def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
         assert "changed: log_every 2 -> 4" in capsys.readouterr().out
         assert again.over
         assert again.policy_steps == 64
+    with pytest.raises(Finished):
+        Experiment(plan([f"resume={run.run_dir}"]))
+    auto = [*PPO_JOB, *GYM, "total_steps=64", "resume=auto", f"run_dir={run.run_dir}"]
+    assert train.main(Request(auto, [], help=False)) == 0
+    assert "finished before" in capsys.readouterr().out
     longer = begin(*PPO_JOB, *GYM, "checkpoint.every=null", "resume=auto")
     assert not longer.over
     with pytest.raises(ZeroDivisionError), longer:

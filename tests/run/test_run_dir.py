@@ -5,12 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from sheeplike import checkpoint
 from sheeplike.options import CommandError
 from sheeplike.run.run_dir import claim, lock, update
+from sheeplike.run.snapshot import Saved
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/seed_0")
@@ -210,38 +209,19 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     assert " more; expected" in line
 
 
-def test_a_run_is_finished_if_its_newest_whole_checkpoint_says_so(begun, sheeplike):
-    run = begun(*JOB, "total_steps=2000", checkpoint=False)
-    root = run.run_dir / "checkpoints"
-    job = (*JOB, "total_steps=2000", "resume=auto")
-    parts = {"agent": {"x": torch.zeros(3)}, "loop": {"counters": {"due": 0}}}
-    for step in (1000, 2000):
-        checkpoint.save(root, step, parts, {}, keep_last=9)
-    result = sheeplike(*job)
-    assert (result.status, result.runs, result.error) == (0, [], "")
-    assert f"finished before: {DEFAULT}, at policy step 2,000" in result.output
-    assert "its 2,000 policy steps have reached total_steps=2000" in sheeplike(f"resume={DEFAULT}").error
-    assert sheeplike(*JOB, "total_steps=3000", "resume=auto").runs[0].resume
-
-    (root / "step_000000003000").mkdir()  # a name is not enough
-    result = sheeplike(*job)
-    assert (result.status, result.runs) == (0, [])
-    assert "passing over a damaged checkpoint" in result.error
-
-    for loop in ({"counters": {"due": 1}}, {}):  # updates are left to make; somebody else's
-        checkpoint.save(root, 2000, parts | {"loop": loop}, {}, keep_last=9)
-        assert sheeplike(*job).runs[0].resume
-
-    # But of a total that was passed long ago none are: this is no way back.
-    checkpoint.save(root, 2000, parts | {"loop": {"counters": {"due": 1}}}, {}, keep_last=9)
-    line = sheeplike(f"resume={DEFAULT}", "total_steps=1500").error
-    assert f"resume={DEFAULT}: its 2,000 policy steps have reached total_steps=1500" in line
-
-    checkpoint.save(root, 2000, parts, {}, keep_last=9)
-    file = root / "step_000000002000/agent.pt"
-    os.truncate(file, file.stat().st_size - 1)
-    assert sheeplike(*job).runs[0].resume
-    assert sheeplike(f"resume={DEFAULT}").runs[0].resume
+@pytest.mark.parametrize(
+    ("loop", "total_steps", "finished"),
+    [
+        ({"counters": {"due": 0}}, 2000, True),
+        ({"counters": {"due": 0}}, 2001, False),
+        ({"counters": {"due": 1}}, 2000, False),  # updates are left to make
+        ({"counters": {"due": 1}}, 1500, True),  # but none of a total that was passed long ago
+        ({}, 2000, False),  # forged
+    ],
+)
+def test_which_runs_have_nothing_left_to_do(sheeplike, loop, total_steps, finished):
+    config = sheeplike(*JOB, f"total_steps={total_steps}").runs[0].config
+    assert Saved(2000, {"loop": loop}, (), None).is_finished(config) == finished
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
