@@ -1,7 +1,6 @@
 """World models that learn from camera pixels, in a simulation that never leaves the accelerator.
 
-Importing the package is light: nothing heavy is loaded. JAX is told not to reserve the GPU for itself, and compilers
-where to keep what they build.
+Its import loads nothing heavy. It tells JAX not to reserve the GPU, and compilers where to keep their output.
 """
 
 import importlib
@@ -13,8 +12,8 @@ from sheeplike import caches
 
 __version__ = "0.1.0"
 
-# torch's threads spin while they wait for each other: by default for so long that an update takes five times as long
-# where anything else wants a core. GNU's OpenMP reads this when torch is loaded.
+# torch's threads spin while they wait for each other; with the default, an update takes five times as long where
+# another process wants a core. GNU's OpenMP reads this when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _MEMORY_SETTINGS = (
@@ -26,13 +25,7 @@ _MEMORY_SETTINGS = (
 
 
 def _share_gpu_memory() -> bool:
-    """Keep XLA from taking 75 % of the GPU's memory at its first use, unless the user has set how XLA allocates.
-
-    XLA reads these variables when a backend starts, not when jax is imported.
-
-    Returns:
-        Whether this came too late: a backend was running already, with XLA's own defaults.
-    """
+    """Keep XLA from reserving 75 % of the GPU's memory, unless the user has set that; True if XLA runs already."""
     if any(name in os.environ for name in _MEMORY_SETTINGS):
         return False
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -47,7 +40,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What programs begin with, loaded when it is asked for, since torch and JAX take seconds."""
+    """Load ``init`` and ``load`` when they are first used, since torch and JAX take seconds."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)

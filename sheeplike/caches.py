@@ -1,15 +1,14 @@
-"""Where compiled code is kept, so that the second start is a fast one.
+"""Directories of compiled kernels, which take minutes to build on a new machine.
 
-Warp's, XLA's and Inductor's kernels take minutes to build on a new machine. They are kept in ``~/.cache/sheeplike``
-(``XDG_CACHE_HOME`` is respected), or wherever ``SHEEPLIKE_CACHE_DIR`` says; whoever has set a library's own variable
-keeps that place. Many processes may share them: Warp and Inductor rename whole files into place, or write a precompiled
-header under a lock, and JAX drops an entry that it cannot read, with a warning, and compiles.
+Warp, XLA and Inductor keep them in ``~/.cache/sheeplike`` (or below ``XDG_CACHE_HOME``), in ``SHEEPLIKE_CACHE_DIR``, or
+where a library's own variable says. Processes may share them: Warp and Inductor rename whole files into place or lock,
+and JAX drops an unreadable entry.
 
-Whoever can write there can have code run here. A place that belongs to somebody else, or that others can write to, is
-therefore not used: what is compiled is then kept for this process alone.
+Compiled code is run, so a directory that another user owns or can write to is not used: code is then kept for this
+process alone.
 
-JAX's cache may be used although the step of the simulation calls back into Warp: the names and numbers of those calls
-are part of an entry's key, and whoever has the key has traced the step, and so registered a target for each of them.
+JAX may cache the step of the simulation although it calls back into Warp: the names and numbers of those calls are part
+of the key, and a process that has the key has traced the step, and so registered a target for each of them.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ from pathlib import Path
 
 from sheeplike.terminal import warn
 
-# Warp tells processors apart by itself; the other two need a name for this one.
+# Warp tells processors apart by itself; the others need a directory for each.
 VARIABLES = ("WARP_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
-_ROOT, _UNMAPPED = 0, 65534  # the latter: whoever owns the host's directories, as a container sees it
+_ROOT, _UNMAPPED = 0, 65534  # a container sees directories of the host's users as the latter's
 
 
 def persist() -> None:
-    """Name the caches by environment variables, unless they are set, and make the directory that holds them.
-
-    Does nothing where it cannot be written: each library then has its own way.
-    """
+    """Set the variables of the caches that are not set, and make their directory, unless it cannot be written."""
     settings: dict[str, str | float] = {}
     processor = _processor()
     if any(name not in os.environ for name in VARIABLES[: 3 if processor else 1]):
@@ -46,7 +42,7 @@ def persist() -> None:
             settings["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(root, "inductor", processor)
             settings["JAX_COMPILATION_CACHE_DIR"] = os.path.join(root, "jax", processor)
     if processor:
-        # What starts a simulation compiles in less than the second below which JAX would not keep it.
+        # JAX would not keep what compiles within a second, as the start of a simulation does.
         settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = 0.1
     late = "jax" in sys.modules
     for name, value in settings.items():
@@ -57,7 +53,7 @@ def persist() -> None:
 
 
 def directory() -> str:
-    """The directory of all caches."""
+    """Return the directory of all caches."""
     root = os.environ.get("SHEEPLIKE_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "sheeplike"
     )
@@ -65,10 +61,10 @@ def directory() -> str:
 
 
 def _root() -> str | None:
-    """:func:`directory`, which is made, or one for this process alone; None where it cannot be written."""
+    """Make :func:`directory`, or one for this process alone; None if it cannot be written."""
     root = directory()
     try:
-        # Made at once: in a place such as /tmp, somebody else could make it before the libraries do.
+        # In a place such as /tmp another user could make it before the libraries do.
         os.makedirs(root, mode=0o700, exist_ok=True)
     except OSError:
         return None
@@ -84,7 +80,7 @@ def _root() -> str | None:
 
 
 def danger(root: str) -> str:
-    """Who else could change what lies in ``root``, or put something else in its place; empty where nobody could."""
+    """Return why another user could change or replace what lies in ``root``; empty if none could."""
     if not hasattr(os, "geteuid"):  # Windows has other rules
         return ""
     mine = os.geteuid()
@@ -94,14 +90,14 @@ def danger(root: str) -> str:
         trusted = {mine, _ROOT} if path in own else {mine, _ROOT, _UNMAPPED}
         if stat.S_ISLNK(about.st_mode) or about.st_uid not in trusted:
             return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
-        # In a directory such as /tmp, whose sticky bit is set, nobody can rename what belongs to another.
+        # In a directory with the sticky bit, such as /tmp, users cannot rename what belongs to others.
         if (others := _writers(about)) and (path in own or not about.st_mode & stat.S_ISVTX):
             return f"{path} can be written by {others}"
     return ""
 
 
 def _writers(about: os.stat_result) -> str:
-    """Who may write beside the owner; a group that is the owner's alone, as many systems have, does not count."""
+    """Return who may write beside the owner; a group of the owner alone, as many systems have, does not count."""
     if about.st_mode & stat.S_IWOTH:
         return "every user"
     if about.st_mode & stat.S_IWGRP and about.st_gid != _ROOT:
@@ -118,11 +114,11 @@ def _writers(about: os.stat_result) -> str:
 
 
 def _temporary() -> str:
-    """A directory that nobody else can enter, for as long as this process lives."""
+    """Make a private directory for the life of this process."""
     root, process = tempfile.mkdtemp(prefix="sheeplike-"), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == process:  # and not in a fork of it
+        if os.getpid() == process:  # a fork must not remove it
             shutil.rmtree(root, ignore_errors=True)
 
     atexit.register(remove)
@@ -130,11 +126,7 @@ def _temporary() -> str:
 
 
 def _processor() -> str:
-    """A name for what this processor can execute; empty where that cannot be told.
-
-    In a home directory that several machines share, XLA would load what was compiled for another one's instructions,
-    and crash.
-    """
+    # In a home directory that machines share, XLA would load code for another one's instructions, and crash.
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             features = next(line for line in file if line.startswith(("flags", "Features")))

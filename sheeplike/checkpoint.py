@@ -5,21 +5,21 @@
     <run>/checkpoints/step_<policy steps>/    <part>.pt for each part; manifest.json, with every size and SHA-256
     <run>/replay/<first>-<last>.pt            a chunk: time steps of the replay, which never change again
 
-A directory is written under a temporary name beside its target (the same file system, whatever ``TMPDIR`` says),
-flushed to the disk, and only then renamed: a kill or a power cut at any moment leaves the last one intact.
+A directory is written under a temporary name beside its target, flushed to the disk, and only then renamed: a kill or a
+power cut at any moment leaves the last one intact.
 
-Of the replay (a :class:`History`) a checkpoint writes what is new. Time is cut into chunks of equal length::
+Of the replay (a :class:`History`) a checkpoint writes only new steps. Time is cut into chunks of equal length::
 
     time      oldest                             added
     ring         [..........................------]
     chunks    |..... ...|.........|.........|      |     written once; named, with their digests, by each manifest
     tail                                    |------|     written into each checkpoint, as are values that still change
 
-A chunk that no manifest names is removed. A file is used again only if this very content was written to it or read
-from it, never because of its name: after going back to an older checkpoint, the same time can hold other steps.
+A chunk that no manifest names is removed. A file is reused only if this process wrote its content to it or read it from
+it, never for its name: after going back to an older checkpoint, the same time can hold other steps.
 
-Reading verifies every byte first: ``torch.load`` alone does not notice a flipped bit. Nothing is ever unpickled but
-tensors and plain Python values (``weights_only=True``), so a checkpoint from elsewhere can run no code.
+Reading verifies every byte first: ``torch.load`` alone does not notice a flipped bit. Only tensors and plain Python
+values are unpickled (``weights_only=True``), so a checkpoint from elsewhere can run no code.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 HISTORY = "history"  # the part in which the tail of a History is saved
 CHUNK_BYTES = 64 * 2**20
-_LARGEST_MANIFEST = 2**24  # bytes; one takes a few thousand, and some 200 per chunk
+_LARGEST_MANIFEST = 2**24  # bytes; a usual one has a few thousand, and 200 per chunk
 _TEMPORARY, _RETIRED = ".tmp-", ".old-"
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # a file's name, and no way out of its directory
 _CHUNK = re.compile(r"[0-9]{12,}-[0-9]{12,}(?:\.[0-9]+)?\.pt")
@@ -72,7 +72,7 @@ class Corrupt(Exception):
 
 
 class UnknownFormat(Corrupt):
-    """A checkpoint is whole, and of a format that this version cannot read."""
+    """A checkpoint is whole, but of a format that this version cannot read."""
 
 
 class NonFinite(ValueError):
@@ -80,19 +80,19 @@ class NonFinite(ValueError):
 
 
 class NotWritten(OSError):
-    """A checkpoint could not be written for a reason that is not the disk's; the error itself is the cause."""
+    """A checkpoint could not be written for another reason than the disk, which is the cause of this error."""
 
 
 # --- which checkpoints there are ------------------------------------------------------------------------------------
 
 
 def best(root: Path | str) -> Path | None:
-    """The checkpoint with the highest finite ``meta["score"]``, the oldest of several; None where none has a score."""
+    """Return the oldest checkpoint with the highest finite ``meta["score"]``; None if none has a score."""
     return next(iter(_ranking(root)), None)
 
 
 def _ranking(root: Path | str) -> list[Path]:
-    """Checkpoints with a finite score, best first; one that repeats a score was not evaluated itself."""
+    """Return checkpoints with a finite score, best first; one that repeats a score was not evaluated itself."""
     scores: dict[float, Path] = {}
     for path in list_checkpoints(root):
         with contextlib.suppress(Corrupt):
@@ -118,7 +118,7 @@ def _remove(path: Path) -> None:
 
 
 def _recover(root: Path) -> None:
-    """Undo what a killed or failed save has left: half-written directories, and one retired too soon."""
+    """Clean up after a killed or failed save: half-written directories, and one retired too soon."""
     for retired in root.glob(f"{_RETIRED}*"):
         target = root / retired.name.removeprefix(_RETIRED)
         if target.exists():
@@ -133,7 +133,7 @@ def _recover(root: Path) -> None:
 
 
 class _HashingFile:
-    """Hashes what is written on its way to the disk: what the manifest promises is what was meant, not what arrived."""
+    """File that hashes the data before it reaches the disk."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.flush = file, file.flush
@@ -151,13 +151,13 @@ class _HashingFile:
 
 
 def write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a state dict to a new file and flush it to the disk; returns its ``bytes`` and ``sha256``."""
+    """Write a state dict to a new file and flush it to the disk; return its ``bytes`` and ``sha256``."""
     with open(path, "xb") as file:
         hashing = _HashingFile(file)
         try:
             torch.save(part, hashing)
         except RuntimeError:
-            if hashing.error is not None:  # torch has an error of its own for a disk that is full
+            if hashing.error is not None:  # torch hides the error of a full disk
                 raise hashing.error from None
             raise
         file.flush()
@@ -174,7 +174,7 @@ def _corrupt_if_unreadable(path: Path) -> Iterator[None]:
 
 
 def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
-    """Open a file of which every byte is as the manifest says; what is open stays readable when it is removed."""
+    """Open a file whose bytes are all as the manifest says; it stays readable even if it is removed."""
     with _corrupt_if_unreadable(path), contextlib.ExitStack() as stack:
         file = stack.enter_context(files.open_regular(path))
         found = os.fstat(file.fileno()).st_size
@@ -188,7 +188,7 @@ def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
 
 
 def _read_part(file: BinaryIO, path: Path) -> Any:
-    """Read what :func:`write_part` wrote; raises :class:`Corrupt` for what ``weights_only`` refuses."""
+    """Read a file of :func:`write_part`; Corrupt if ``weights_only`` refuses it."""
     try:
         with _corrupt_if_unreadable(path):
             if zipfile.is_zipfile(file):
@@ -201,11 +201,11 @@ def _read_part(file: BinaryIO, path: Path) -> Any:
     except (Corrupt, MemoryError, torch.OutOfMemoryError):
         raise
     except pickle.UnpicklingError as error:
-        reason = str(error).rpartition("WeightsUnpickler error: ")[2]  # behind advice on how to run it all the same
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2]  # advice to unpickle it anyway comes first
         raise Corrupt(f"{path}: refused by weights_only: {first_sentence(reason)}") from error
-    except Exception as error:  # torch and zipfile raise whatever they stumble over
+    except Exception as error:  # torch and zipfile raise errors of many kinds
         if "allocate memory" in str(error):
-            raise  # which says nothing of the file
+            raise
         reason = f"{type(error).__name__}: {first_sentence(error)}"
         raise Corrupt(f"{path}: is no file of a checkpoint: {reason}") from error
 
@@ -215,7 +215,7 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """A checkpoint's manifest, verified by its own digest, which is left out."""
+    """Read a manifest and verify it by its own digest, which is left out."""
     path = checkpoint / MANIFEST
     try:
         with _corrupt_if_unreadable(path):
@@ -254,7 +254,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that a bit-exact continuation hangs on; None for what is not installed."""
+    """Return the versions that a bit-exact continuation depends on; None for a package that is not installed."""
     found = {"sheeplike": __version__, "python": platform.python_version(), **dict.fromkeys(_PACKAGES)}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -266,8 +266,8 @@ def versions() -> dict[str, str | None]:
 
 
 def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a state with their places; TypeError for what ``torch.load(weights_only=True)`` would refuse."""
-    kind = type(value)  # Exactly: a numpy float is a float to isinstance, and is refused on loading.
+    """Yield all tensors of a state with their keys; TypeError for what ``torch.load(weights_only=True)`` refuses."""
+    kind = type(value)  # a numpy float is a float to isinstance, and is refused on loading
     if kind in (Tensor, torch.nn.Parameter):
         yield where, value
     elif kind in (dict, OrderedDict):
@@ -285,12 +285,12 @@ def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_finite(name: str, state: Any) -> None:
-    """Raise :class:`NonFinite` where a floating tensor in ``state``, which errors call ``name``, is not finite."""
+    """Raise :class:`NonFinite` if a floating tensor in ``state``, which errors call ``name``, is not finite."""
     _check_finite(_tensors(name, state))
 
 
 def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise :class:`NonFinite`; one reduction per tensor, on its device, and one read by the host per device."""
+    """Raise :class:`NonFinite`, with one reduction per tensor and one read by the host per device."""
     devices: dict[torch.device, dict[str, Tensor]] = {}
     for where, value in tensors:
         if value.is_floating_point() or value.is_complex():
@@ -302,19 +302,16 @@ def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _snapshot(value: Any, *, copied: bool) -> Any:
-    """A state in containers of its own, its tensors copied to the host's memory, or as they are.
-
-    Even then a view of more is copied: it would be written with all that is behind it.
-    """
+    """Copy the containers of a state, and its tensors to the host's memory if ``copied``."""
     if isinstance(value, Tensor):
         value = value.detach()
-        if copied:
-            return value.to("cpu", copy=True)
-        return value.to("cpu", copy=True) if value.untyped_storage().nbytes() > value.nbytes else value
+        # torch.save would write a view with all of the memory behind it.
+        is_view = value.untyped_storage().nbytes() > value.nbytes
+        return value.to("cpu", copy=True) if copied or is_view else value
     if isinstance(value, dict):
         result = type(value)((key, _snapshot(entry, copied=copied)) for key, entry in value.items())
         if isinstance(value, OrderedDict):
-            vars(result).update(vars(value))  # the versions of modules, in their state dicts
+            vars(result).update(vars(value))  # state dicts of modules keep their versions there
         return result
     if isinstance(value, list | tuple | set):
         return type(value)(_snapshot(entry, copied=copied) for entry in value)
@@ -325,14 +322,10 @@ def _snapshot(value: Any, *, copied: bool) -> Any:
 
 
 class History(Protocol):
-    """Steps that are added, never change, and are overwritten from the oldest on: ``sheeplike.memory.SequenceReplay``.
+    """Ring of time steps ``[oldest, added)`` that never change: ``sheeplike.memory.SequenceReplay``."""
 
-    ``chunks`` lists files that hold some of them. This module keeps the list; whatever replaces the content, rather
-    than adding to it, has to put a new empty one in its place.
-    """
-
-    added: int  # steps ever; it holds the time steps [oldest, added)
-    chunks: list[Any]
+    added: int
+    chunks: list[Any]  # files that hold some of the steps; replaced by an empty list when the content is replaced
 
     @property
     def oldest(self) -> int: ...
@@ -343,7 +336,7 @@ class History(Protocol):
 
 
 class Chunk(NamedTuple):
-    """A file of the time steps ``[start, stop)``, and its entry in a manifest."""
+    """File of the time steps ``[start, stop)``, and its entry in a manifest."""
 
     name: str
     start: int
@@ -353,7 +346,7 @@ class Chunk(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The history in a checkpoint, verified but not yet read: it may be most of the memory that there is."""
+    """History in a checkpoint, verified but not yet read: it may need most of the memory."""
 
     place: Path
     chunks: tuple[Chunk, ...]
@@ -361,7 +354,7 @@ class Stored(NamedTuple):
     tail: Mapping[str, Tensor]
 
     def copy_to(self, history: History) -> None:
-        """Put everything back, one chunk in memory at a time.
+        """Restore a history, one chunk in memory at a time.
 
         Raises:
             Corrupt: a file has been removed or altered since it was verified.
@@ -371,7 +364,7 @@ class Stored(NamedTuple):
             path = self.place / chunk.name
             with _corrupt_if_unreadable(path), files.open_regular(path) as file:
                 steps = _read_part(file, path)
-            # The manifest's range decides later whether the file is used again.
+            # Its range in the manifest decides later whether the file is reused.
             if any(len(value) != chunk.stop - chunk.start for value in steps.values()):
                 raise ValueError(f"{path} does not hold the steps [{chunk.start}, {chunk.stop})")
             history.write_steps(chunk.start, steps)
@@ -381,18 +374,17 @@ class Stored(NamedTuple):
 
 
 class _Plan:
-    """What of a history goes into one checkpoint; fixed before anything is written.
+    """Plan of what a checkpoint writes of a history, made before anything is written.
 
     Attributes:
         known: files that hold steps of this history.
-        chunks, missing: those that the checkpoint needs, and ``(start, stop)`` of what has to be written; together they
-            reach up to ``tail``.
+        chunks, missing: files that the checkpoint uses, and ``(start, stop)`` of those to write, up to ``tail``.
         tail, end: time steps that become a part of the checkpoint.
     """
 
     def __init__(self, history: History, place: Path) -> None:
         self.history, self.place = history, place
-        # The list itself: if the content of the history is replaced while this is written, it has another list then.
+        # The list is shared, not copied: a history whose content is replaced meanwhile has a new one.
         self.known: list[Chunk] = history.chunks
         self.known[:] = [chunk for chunk in self.known if chunk.stop > history.oldest and self._is_there(chunk)]
         self.chunks: list[Chunk] = []
@@ -413,23 +405,23 @@ class _Plan:
         self.bytes = history.step_bytes * sum(stop - start for start, stop in [*self.missing, (self.tail, self.end)])
 
     def _is_there(self, chunk: Chunk) -> bool:
-        """Whether a file has its full length; to read every byte at each save would take too long."""
+        """True if a file has its full length; reading every byte at each save would take too long."""
         with contextlib.suppress(OSError):
             return (self.place / chunk.name).lstat().st_size == chunk.bytes
         return False
 
     def copy(self) -> None:
-        """Copy what is missing to the host's memory: from here on the history may go on."""
+        """Copy missing steps to the host's memory, so that the history may go on."""
         self.copies = {start: self.history.read_steps(start, stop) for start, stop in self.missing}
 
     def write(self) -> int:
-        """Write the missing chunks, one after the other; returns their bytes."""
+        """Write the missing chunks, one after the other; return their bytes."""
         written = 0
         for start, stop in self.missing:
             files.make_directory(self.place)
             stem, number = f"{start:012d}-{stop - 1:012d}", 0
             name, temporary = f"{stem}.pt", _temporary(self.place)
-            # A name that is taken is of a checkpoint that is kept, and that has seen other steps at this time.
+            # A file of this name belongs to a kept checkpoint that has seen other steps at this time.
             while os.path.lexists(self.place / name):
                 number += 1
                 name = f"{stem}.{number}.pt"
@@ -452,13 +444,13 @@ class _Plan:
 
 @dataclass
 class Saved:
-    """A checkpoint that was written: ``seconds`` in all, for ``blocked`` of which the caller waited."""
+    """A checkpoint that was written."""
 
     step: int
     path: Path
-    began: float  # of time.monotonic
-    blocked: float = 0.0
-    seconds: float = 0.0
+    began: float  # time.monotonic()
+    blocked: float = 0.0  # seconds for which the caller waited
+    seconds: float = 0.0  # in all
     written: int = 0  # bytes
 
 
@@ -479,21 +471,20 @@ def save(
 
 
 class Writer:
-    """Writes the checkpoints of one run, in the background; only who holds the lock of the run may have one.
+    """Writer of one run's checkpoints, in the background. The caller must hold the lock of the run.
 
     Args:
-        root: where the run's checkpoints lie; made if it is not there, and cleared of what a killed writer has left
-            half-written. Chunks lie in ``replay`` beside it.
-        keep_last, keep_best: newest checkpoints that are kept, at least 1, and those with the highest
-            ``meta["score"]``, a finite number.
-        config, device: the run's configuration, which every manifest holds; what its updates depend on beside versions.
-        report: is told, once for each kind of error, that a save in the background failed; by default a warning.
+        root: directory of the checkpoints, made and cleaned up after a killed writer; chunks lie in ``replay`` beside.
+        keep_last, keep_best: numbers of the newest checkpoints to keep, and of those with the highest
+            ``meta["score"]``.
+        config, device: entries of every manifest.
+        report: called once for each kind of error of a save in the background; a warning by default.
 
     Attributes:
         last: the newest checkpoint that was written; None after going back.
 
     Raises:
-        ValueError, OSError: fewer than that are to be kept, or ``root`` cannot be made.
+        OSError: ``root`` cannot be made.
     """
 
     def __init__(
@@ -506,8 +497,7 @@ class Writer:
         device: str | None = None,
         report: Callable[[str], None] | None = None,
     ) -> None:
-        if keep_last < 1 or keep_best < 0:
-            raise ValueError(f"keep_last={keep_last}, keep_best={keep_best}: expected at least 1 and at least 0")
+        assert keep_last >= 1, keep_last
         self.root, self.keep_last, self.keep_best = Path(root).absolute(), keep_last, keep_best
         self.replay = _replay_of(self.root)
         self.extra = {"device": device, "config": dict(config or {})}
@@ -518,7 +508,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
         files.make_directory(self.root)
-        with contextlib.suppress(OSError):  # a disk that cannot be written now may be later
+        with contextlib.suppress(OSError):  # the disk may be full only for now
             _recover(self.root)
 
     def __enter__(self) -> Writer:
@@ -539,23 +529,20 @@ class Writer:
     ) -> None:
         """Copy the state to the host's memory, and write it in the background, after the last save.
 
-        Where the copy would take more than half of the memory that is free, the state is written before this returns,
-        one chunk of the history at a time. What fails on the way to the disk is reported, and left to the next save.
+        If the copy would take more than half of the free memory, the state is written before this returns, one chunk of
+        the history at a time. A failed write is reported and leaves the earlier checkpoints as they are.
 
         Args:
             step: policy steps; a checkpoint of the same step is replaced, one that is ahead of it is removed.
-            parts: file name, without suffix, to a state dict of tensors, numbers, strings, bytes and containers of
-                them. They may change as soon as this returns.
-            meta: what JSON can hold. ``meta["score"]``, a number, says how good this checkpoint is.
-            history: steps of which only what is new is written.
-            finite: parts that are not saved if a floating tensor in them is not finite.
-            wait: until it is written, or has failed.
+            parts: file name, without suffix, to a state dict; it may change as soon as this returns.
+            meta: values for JSON; ``meta["score"]`` ranks the checkpoints.
+            history: only its new steps are written.
+            finite: parts whose tensors must be finite.
+            wait: return, or raise the OSError, when the write is over.
 
         Raises:
-            TypeError: a part that could not be loaded again, by its key, or ``meta`` that is not JSON.
-            ValueError: a negative ``step``, or a name that is no file name.
-            NonFinite: by the tensor. In none of these cases is anything written.
-            OSError: as of :meth:`wait`, if asked to wait; the earlier checkpoints are untouched.
+            TypeError: a value that could not be loaded again, or ``meta`` that is not JSON.
+            NonFinite: a tensor of a part in ``finite``.
         """
         saved = Saved(step, self.root / f"step_{step:012d}", time.monotonic())
         self._join()
@@ -585,27 +572,22 @@ class Writer:
         saved.blocked = time.monotonic() - saved.began
 
     def wait(self) -> None:
-        """Wait for the save that is under way; OSError if the last one failed, :class:`NotWritten` among them."""
+        """Wait for the save that is under way; OSError, or its :class:`NotWritten`, if the last one failed."""
         self._join()
         if self._error is not None:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
-        """The run goes on from the checkpoint of ``step``; what is ahead of it is of a future that did not happen.
+        """Go on from the checkpoint of ``step``: those ahead of it belong to a future that did not happen.
 
-        Its chunks are removed before others are written, and its checkpoints once there is a new one.
+        Their chunks are removed before others are written, and they themselves once there is a new checkpoint.
         """
         self._join()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
 
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
     def holds(self, step: int) -> bool:
-        """Whether the last checkpoint that was written, if need be after waiting for it, is that of ``step``."""
+        """Return True if the last checkpoint, once it is written, is that of ``step``."""
         self._join()
         return self.last is not None and self.last.step == step
 
@@ -623,7 +605,7 @@ class Writer:
             self._write(*job)
         except OSError as error:
             del job
-            for each in (error, error.__cause__):  # or the copy of the state would live as long as the error
+            for each in (error, error.__cause__):  # their frames would keep the copy of the state alive
                 traceback.clear_frames(each and each.__traceback__)
             self._failed(error)
 
@@ -632,11 +614,11 @@ class Writer:
         kind = error.errno or type(error.__cause__ or error)
         if kind not in self._reported:
             self._reported.add(kind)
-            with contextlib.suppress(Warning):  # of those who turn warnings into errors, which would be lost here
+            with contextlib.suppress(Warning):  # a warning that is an error would end the thread
                 self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
 
     def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
-        """Write what is new of the history, then the directory, then remove what need not be kept."""
+        """Write new chunks of the history, then the directory, then remove what need not be kept."""
         try:
             self._remove_chunks(plan, up_to=self._resumed_from)
             saved.written = plan.write() if plan else 0
@@ -645,16 +627,16 @@ class Writer:
             self._remove_chunks(plan)
         except OSError:
             raise
-        except Exception as error:  # torch has errors of its own for a write that is cut short, and for its memory
+        except Exception as error:  # torch raises other errors for a short write and for memory
             raise NotWritten(f"{type(error).__name__}: {error}") from error
         saved.seconds = time.monotonic() - saved.began
-        self.last, self._resumed_from = saved, None  # what was ahead of it is gone
+        self.last, self._resumed_from = saved, None
 
     def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
         temporary = _temporary(self.root)
         try:
             temporary.mkdir()
-            # A part that is written is let go of: its memory is free again.
+            # A part that is written frees its memory.
             entries = {f"{name}.pt": write_part(temporary / f"{name}.pt", parts.pop(name)) for name in list(parts)}
             saved.written += sum(entry["bytes"] for entry in entries.values())
             manifest = {"format": FORMAT, "step": saved.step, "files": entries, "chunks": chunks}
@@ -670,10 +652,7 @@ class Writer:
             _recover(self.root)
 
     def _prune(self, step: int) -> None:
-        """Remove checkpoints that need not be kept once that of ``step`` is there.
-
-        A run only goes forward: one that was passed over would be resumed next time, or push out one that is whole.
-        """
+        """Remove checkpoints that need not be kept once that of ``step`` is there, and those of an abandoned future."""
         reached = step if self._resumed_from is None else min(step, self._resumed_from)
         found = list_checkpoints(self.root)
         valid = [path for path in found if step_of(path) <= reached or step_of(path) == step]
@@ -683,10 +662,7 @@ class Writer:
                 _remove(path)
 
     def _remove_chunks(self, plan: _Plan | None, up_to: int | None = None) -> None:
-        """Remove chunks that no checkpoint up to step ``up_to`` names, and that the present history does not need.
-
-        Where a manifest cannot be read, nothing is removed: a disk that fails for a moment must not make it worse.
-        """
+        """Remove chunks that neither a checkpoint up to step ``up_to`` nor the present history needs."""
         if not self.replay.is_dir():
             return
         needed = {chunk.name for chunk in plan.known} if plan else set()
@@ -694,7 +670,7 @@ class Writer:
             for path in list_checkpoints(self.root):
                 if up_to is None or step_of(path) <= up_to:
                     needed |= {chunk.name for chunk in _read_manifest(path)["chunks"]}
-        except Corrupt:
+        except Corrupt:  # it may need any of the chunks, once the disk can be read again
             return
         for file in self.replay.iterdir():
             if file.name.startswith(_TEMPORARY) or (_CHUNK.fullmatch(file.name) and file.name not in needed):
@@ -702,13 +678,9 @@ class Writer:
 
 
 def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
-    """Refuse what could not be written or loaded again; ``meta`` as JSON has it, and the tensors of each part."""
-    if step < 0:
-        raise ValueError(f"step={step}: expected a number of policy steps, 0 or more")
-    for name in parts:
-        if not _PART.fullmatch(name) or name == HISTORY:
-            expected = f"a file name of letters, digits, '_', '-' and '.', other than {HISTORY!r}"
-            raise ValueError(f"part {name!r}: expected {expected}")
+    """Return ``meta`` as JSON has it and the tensors of each part; TypeError for what could not be loaded again."""
+    assert step >= 0, step
+    assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
     try:
         meta = json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as error:
@@ -723,16 +695,15 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
     """Verify a checkpoint and read it.
 
     Args:
-        only: names of the parts that are wanted; others are neither read nor verified. All by default.
+        only: names of the parts to read and verify; all by default.
 
     Returns:
-        ``meta`` as saved, with ``step``, ``versions`` (of the packages that wrote it), ``device``, ``compile`` and
-        ``config``; and the parts by name, their tensors in the host's memory. If a history was saved,
-        ``parts["history"]`` is a :class:`Stored`.
+        ``meta`` as saved, with ``step``, ``versions``, ``device``, ``compile`` and ``config`` of the manifest; and the
+        parts by name, their tensors in the host's memory. A saved history is a :class:`Stored`.
 
     Raises:
-        Corrupt: a file is missing, cut short, altered, or holds what ``weights_only`` refuses; by its name.
-        UnknownFormat: it was written by another version of sheeplike, in a format that this one cannot read.
+        Corrupt: a file is missing, cut short, altered, or refused by ``weights_only``.
+        UnknownFormat: another version of sheeplike wrote it, in a format that this one cannot read.
     """
     path = Path(path)
     manifest = _read_manifest(path)
@@ -756,44 +727,23 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
 
 
 def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """:func:`load` the newest checkpoint under ``root`` that is whole; warns of each damaged one that it passes over.
-
-    Another process may go on writing and removing checkpoints meanwhile.
+    """:func:`load` the newest checkpoint under ``root`` that is whole, and warn of each damaged one.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
         Corrupt: there are checkpoints, and none of them is whole.
         UnknownFormat: the newest that is whole is of another format: going on from an older one would undo it.
     """
-    damaged: set[tuple[int, int]] = set()
-    deadline = time.monotonic() + 0.05
-    while True:
-        found = {path: _identity(path) for path in reversed(list_checkpoints(root))}
-        # A directory is not listed at one moment: the newest checkpoint may not yet have been there, and the one before
-        # no longer; one that is gone since it was listed may have made room for a newer one.
-        if None in found.values() or not (found or time.monotonic() > deadline):
-            continue
-        path = next((path for path, identity in found.items() if identity not in damaged), None)
-        if path is None:
-            break
+    damaged: list[Path] = []
+    while paths := [path for path in list_checkpoints(root) if path not in damaged]:
         try:
-            return load(path, only=only)
+            return load(paths[-1], only=only)
         except UnknownFormat:
             raise
         except Corrupt as error:
-            if _identity(path) == found[path]:  # else it was removed or replaced meanwhile: nothing is wrong with it
-                damaged.add(found[path])
+            if paths[-1].exists():  # else the run that it belongs to has removed it meanwhile
+                damaged.append(paths[-1])
                 warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
     if not damaged:
         raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
     raise Corrupt(f"{root}: all {len(damaged)} checkpoints are damaged")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a directory from another that takes its name later."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    # An inode is given to a new directory at once; that one is younger.
-    return status.st_ino, status.st_mtime_ns

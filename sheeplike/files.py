@@ -1,6 +1,6 @@
-"""Reading what others have left, and writing where others may have been: no links, pipes or devices, all or nothing.
+"""Files in directories that may come from strangers: no links, pipes or devices; writes are all or nothing.
 
-A run's directory may come from anybody. Whatever a command reads from one, or writes into one, goes through here.
+Commands read from and write into runs' directories with these functions only.
 """
 
 from __future__ import annotations
@@ -20,29 +20,26 @@ try:
 except ImportError:  # Windows has no such locks: there, two processes are not kept apart
     fcntl = None
 
-CHECKPOINT = re.compile(r"(?:\.old-)?step_[0-9]{12,}")  # the directory of one; of a replaced one until the new is there
-EVENTS = "events.out.tfevents."  # as the names of TensorBoard's files begin
-REPLAY = "replay"  # beside the directory of checkpoints: files of steps, which checkpoints share
-YAML_BYTES, YAML_DEPTH = 2**16, 20  # of a configuration, which takes about three thousand and has four sections deep
-_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")  # as far as the system has them
+CHECKPOINT = re.compile(r"(?:\.old-)?step_[0-9]{12,}")  # ".old-" marks one that is being replaced
+EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files
+REPLAY = "replay"  # directory of steps that checkpoints share, beside theirs
+YAML_BYTES, YAML_DEPTH = 2**16, 20  # limits; a configuration has about 3,000 bytes and four levels
+_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")
 _MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
 
 def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
-    """Open a file that must be one itself: a link could lead anywhere, a pipe keep us waiting for ever.
+    """Open a regular file: a link could lead anywhere, a pipe block for ever. Otherwise raise OSError.
 
     Args:
-        mode: ``"rb"``, or ``"ab"``, unbuffered, which creates a file that is not there and refuses one with hard links.
-
-    Raises:
-        OSError: it cannot be opened, or is none.
+        mode: ``"rb"``, or ``"ab"``, unbuffered, which creates a missing file and refuses one with hard links.
     """
-    if problem := unusual(path):
+    if problem := why_not_regular(path):
         raise OSError(0, problem, str(path))
     descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
     found = os.fstat(descriptor)
     regular = stat.S_ISREG(found.st_mode)
-    if not regular or (mode == "ab" and found.st_nlink > 1):  # nothing was written yet
+    if not regular or (mode == "ab" and found.st_nlink > 1):
         os.close(descriptor)
         problem = (
             "has another name elsewhere, a hard link: put a copy in its place" if regular else "is no regular file"
@@ -52,12 +49,7 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
 
 
 def read_text(path: Path | str, limit: int) -> str:
-    """The text of a file of :func:`open_regular`.
-
-    Raises:
-        OSError: likewise, or it has more than ``limit`` bytes.
-        UnicodeDecodeError: it is no text.
-    """
+    """Read a regular text file; OSError if it has more than ``limit`` bytes."""
     with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -66,21 +58,12 @@ def read_text(path: Path | str, limit: int) -> str:
 
 
 def read_yaml(path: Path | str) -> Any:
-    """:func:`parse_yaml` of a file.
-
-    Raises:
-        OSError: as of :func:`read_text`.
-        ValueError: likewise.
-    """
+    """Apply :func:`parse_yaml` to a regular file."""
     return parse_yaml(read_text(path, YAML_BYTES))
 
 
 def parse_yaml(text: str) -> Any:
-    """The plain values in YAML: no tags, which make objects; no references, which multiply; nothing large or deep.
-
-    Raises:
-        ValueError: it is something else; the error says where.
-    """
+    """Parse YAML of plain values; ValueError for tags, which make objects, for references, which multiply, and more."""
     if len(text.encode()) > YAML_BYTES:
         raise ValueError(f"has more than {YAML_BYTES:,} bytes")
     try:
@@ -101,12 +84,12 @@ def parse_yaml(text: str) -> Any:
                 f"line {event.start_mark.line + 1} holds {found}: expected plain values, as they were saved"
             )
         return _Loader(text).get_single_data()
-    except (yaml.YAMLError, OverflowError) as error:  # a number may be larger than a float
+    except (yaml.YAMLError, OverflowError) as error:  # numbers may be larger than a float
         raise ValueError(str(error)) from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values, whose integers have 64 bits at most: longer ones take long, and cannot be printed."""
+    """Loader of plain values; integers of more than 64 bits would take long, and cannot be printed."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if len(node.value) > 70 or (value := super().construct_yaml_int(node)).bit_length() > 64:
@@ -118,21 +101,21 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def list_checkpoints(root: Path | str) -> list[Path]:
-    """Directories of checkpoints under ``root``, oldest first; they are not verified."""
+    """List the directories of checkpoints under ``root``, oldest first, without verifying them."""
     found: dict[int, Path] = {}
-    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last and counts where nothing replaced it
+    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last, and counts if nothing replaced it
         if CHECKPOINT.fullmatch(path.name) and path.is_dir():
             found.setdefault(step_of(path), path)
     return [found[step] for step in sorted(found)]
 
 
 def step_of(checkpoint: Path) -> int:
-    """The policy steps in the name of a checkpoint's directory."""
+    """Return the policy steps in the name of a checkpoint's directory."""
     return int(checkpoint.name.rpartition("_")[2])
 
 
 def find_unusual(root: Path | str, below: str = "") -> str | None:
-    """What in ``root/below`` is neither a file nor a directory, nor a link to one within ``root``; None: nothing is."""
+    """Find a path in ``root/below`` that is neither a file nor a directory, nor a link to one within ``root``."""
     inside, top = os.path.join(os.path.realpath(root), ""), os.path.join(root, below)
     if below and (found := _leads_out(top, inside)):
         return found
@@ -149,12 +132,12 @@ def _leads_out(path: str, inside: str) -> str | None:
         if not target.startswith(inside):
             return f"{path} is a link to {target}"
         path = target
-    problem = None if os.path.isdir(path) else unusual(path)
+    problem = None if os.path.isdir(path) else why_not_regular(path)
     return f"{path} {problem}" if problem else None
 
 
-def unusual(path: Path | str) -> str | None:
-    """Why nothing should be read from or written to ``path``; None where it is a file, or where there is nothing."""
+def why_not_regular(path: Path | str) -> str | None:
+    """Return why ``path`` is no regular file; None if it is one, or if nothing is there."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
@@ -165,13 +148,10 @@ def unusual(path: Path | str) -> str | None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or directory until it is closed, or the process ends in whatever way.
+    """Lock an open file or directory until it is closed or the process ends; BlockingIOError if another one has it.
 
     Returns:
-        Whether it is locked: False where the file system, or the whole system, knows no locks.
-
-    Raises:
-        BlockingIOError: somebody else has it.
+        False if the file system, or the whole system, has no locks.
     """
     if fcntl is None:
         return False
@@ -179,24 +159,24 @@ def lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK, …, as network file systems differ: no reason not to run there
+    except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK, …: network file systems differ
         return False
     return True
 
 
 def write_atomically(path: Path | str, data: bytes | str) -> None:
-    """Write a file that is whole or absent, whatever ends the process or the power: beside its place, then renamed.
+    """Write a file that is whole or absent after a kill or a power cut: under a temporary name, then renamed.
 
     Raises:
-        OSError: it cannot be written, or what is there is no regular file: then that is untouched. Or the directory
-            could not be flushed: then the new file is there, and may not survive a power cut.
+        OSError: it cannot be written, or something other than a regular file is there: that stays. Or the directory
+            could not be flushed: the new file may not survive a power cut.
     """
     path = Path(path)
-    if problem := unusual(path):
+    if problem := why_not_regular(path):
         raise OSError(0, problem, str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # of an attempt that was killed; opened as it is, it could be a link
+        temporary.unlink(missing_ok=True)  # a killed attempt may have left it; it could also be a link
         with open(temporary, "xb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
@@ -211,7 +191,7 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
 
 
 def sync_directory(path: Path | str) -> None:
-    """What was created or renamed in a directory survives a power cut only once the directory is on the disk."""
+    """Flush a directory to the disk, so that files created or renamed in it survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -220,24 +200,21 @@ def sync_directory(path: Path | str) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and what is missing above it, so that it survives a power cut."""
+    """Create a directory and its missing parents, so that they survive a power cut."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for place in reversed(missing):
-        with contextlib.suppress(OSError):  # a directory that may be written need not be readable
+        with contextlib.suppress(OSError):  # a writable directory may be unreadable
             sync_directory(place.parent)
 
 
 def check_writable(directory: Path, *names: str) -> None:
-    """Find out whether files can be made in a directory, or in the nearest one above it that exists.
+    """Check that files can be made in a directory, or in its nearest existing parent; OSError names the obstacle.
 
-    Asking for permission is not enough: some file systems take no files whatever it says.
+    Permissions are not enough: some file systems refuse files all the same.
 
     Args:
-        names: of files that are to be written there with :func:`write_atomically`.
-
-    Raises:
-        OSError: they cannot; ``filename`` is what is in the way.
+        names: files to be written there with :func:`write_atomically`.
     """
     above = directory.absolute()
     while not _is_there(above):
@@ -250,12 +227,12 @@ def check_writable(directory: Path, *names: str) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror or "cannot be written", str(above)) from None
     for name in names:
-        if problem := unusual(directory / name):
+        if problem := why_not_regular(directory / name):
             raise OSError(0, problem, str(directory / name))
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is anything of this name, if only a link that leads nowhere; OSError if it can be no name."""
+    """Return True if the name is taken, be it by a broken link; OSError if the name is impossible."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

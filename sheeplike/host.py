@@ -1,4 +1,4 @@
-"""What the machine has, found out without importing torch or JAX: its GPUs, and the memory this process may have."""
+"""GPUs and free memory of the machine, without importing torch or JAX."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# Of a control group, by version: where the groups lie, what one may use, what it uses, and what of that is only cache.
+# By version of control groups: their directory, and the files of limit and use, and the field of cached pages.
 _VERSIONS = {
     2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-
-
-CUDA = 13_000  # what torch's and Warp's packages are built with, as the driver counts: 13.0
+CUDA = 13_000  # torch's and Warp's packages are built with 13.0
 
 
 @functools.cache
 def gpu_count() -> int:
-    """NVIDIA GPUs that the driver shows to this process (``CUDA_VISIBLE_DEVICES`` counts)."""
+    """Count the NVIDIA GPUs that the driver shows to this process (``CUDA_VISIBLE_DEVICES`` counts)."""
     return _driver()[0]
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver supports, such as ``13.0``; 0.0 without a driver."""
+    """Return the newest CUDA that the driver supports, such as ``13.0``; 0.0 without a driver."""
     version = _driver()[1]
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 @functools.cache
 def _driver() -> tuple[int, int]:
-    """How many GPUs the driver shows, and the newest CUDA that it supports."""
+    """Return the number of GPUs that the driver shows, and the newest CUDA that it supports."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -46,13 +44,13 @@ def _driver() -> tuple[int, int]:
 
 
 def cpu_cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def gpu_problem() -> str | None:
-    """Why a run cannot use a GPU here, or None if it can."""
+    """Return why a run cannot use a GPU here, or None if it can."""
     if gpu_count() == 0:
         return "this machine shows no NVIDIA GPU"
     if _driver()[1] < CUDA:
@@ -77,10 +75,9 @@ def gpu_problem() -> str | None:
 
 
 def free_memory(root: Path | str = "/") -> int | None:
-    """Bytes of the host's memory that can still be allocated, or None where the system does not tell.
+    """Return the bytes of the host's memory that can still be allocated, or None where the system does not tell.
 
-    In a container or a job of a cluster that is what the limit leaves: who takes more is killed, whatever the machine
-    has. ``proc`` and ``sys`` lie in ``root``.
+    In a container or a cluster job the limit counts: a process that takes more is killed.
     """
     root = Path(root)
     machine = _field(root / "proc/meminfo", "MemAvailable:")
@@ -93,15 +90,15 @@ def free_memory(root: Path | str = "/") -> int | None:
 
 
 def _left(root: Path, version: int, name: str) -> Iterator[int]:
-    """What a control group and each one above it have left: the limit can be of any of them."""
+    """Yield what a control group and each one above it have left: any of them can have the limit."""
     place, limit_file, used_file, cache = _VERSIONS[version]
-    # A container sees its own group as the top, and may yet be told the name that it has outside, or one with "..".
+    # A container sees its own group as the top, and may still read its outer name, or one with "..".
     names = [part for part in PurePosixPath(name.strip()).parts if part not in ("/", "..")]
     for depth in range(len(names), -1, -1):
         group = root.joinpath(place, *names[:depth])
         limit, used = _number(group / limit_file), _number(group / used_file)
         if limit is not None and used is not None:
-            # Pages of files that have not been used of late are given up for whoever asks.
+            # The system gives up inactive pages of files when memory is asked for.
             yield max(0, limit - max(0, used - (_field(group / "memory.stat", cache) or 0)))
 
 
@@ -113,12 +110,12 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for ``max``."""
+    """Read the number in a file; None for ``max``."""
     text = _text(path).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number behind a name at the beginning of a line."""
+    """Read the number behind a name at the beginning of a line."""
     found = re.search(rf"^{name}\s+(\d+)", _text(path), re.MULTILINE)
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""The interaction loop: one function for every agent, and one evaluation for all of them.
+"""The interaction loop and the evaluation, the same for every agent.
 
 One iteration takes one step in every world, then as many gradient steps as are due::
 
@@ -23,31 +23,23 @@ from sheeplike.agents.agent import Agent, Player, Step
 
 @dataclass
 class LoopState:
-    """Where a run stands: what the loop itself must know to continue.
-
-    Attributes:
-        policy_steps: actions chosen, over all worlds; the unit of every interval and of the x-axis.
-        gradient_steps: updates made.
-        player: acts in the training worlds.
-        step: the current step of all worlds; its action is chosen at the start of the next iteration.
-        due: gradient steps that a stop left undone; they come first when the run goes on.
-    """
+    """State of the loop between two iterations."""
 
     player: Player
-    step: Step
-    policy_steps: int = 0
+    step: Step  # the current step of all worlds, whose action the next iteration chooses
+    policy_steps: int = 0  # actions chosen, over all worlds; the unit of every interval and of the x-axis
     gradient_steps: int = 0
-    due: int = 0
+    due: int = 0  # gradient steps that a stop left undone; they come first when the run goes on
 
     @classmethod
     def begin(cls, agent: Agent, envs: VectorEnv, seed: int) -> LoopState:
-        """Reset the worlds from ``seed`` and begin an episode in each."""
+        """Reset the worlds from ``seed``."""
         obs, _ = envs.reset(seed=seed)
         return cls(agent.player(envs.num_envs), first_step(obs, envs.num_envs))
 
 
 class Observer(Protocol):
-    """Takes in what the loop produces; must not wait for the device."""
+    """Receiver of steps and metrics; it must not wait for the device."""
 
     def stepped(self, step: Step, info: dict[str, Any]) -> None: ...
     def learned(self, metrics: dict[str, Tensor]) -> None: ...
@@ -55,7 +47,7 @@ class Observer(Protocol):
 
 @dataclass
 class Every:
-    """Calls ``function(state)`` each time that ``interval`` more policy steps have passed."""
+    """Hook that calls ``function(state)`` every ``interval`` policy steps."""
 
     interval: int
     function: Callable[[LoopState], None]
@@ -77,29 +69,27 @@ def train(
     hooks: Iterable[Every] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> LoopState:
-    """Interact and learn until ``total_steps`` policy steps, or until ``stop()``; returns ``state``.
-
-    A stop may come between two updates: ``state.due`` says how many are left, and the next call makes them first.
+    """Interact and learn until ``total_steps`` policy steps, or until ``stop()``, which may come between two updates.
 
     Nothing in here reads a device tensor on the host: between two hooks the loop only issues work.
     """
     hooks = list(hooks)
     while (state.policy_steps < total_steps or state.due) and not stop():
         if not state.due:
-            # Act in every world on what was just seen, and add both to memory.
+            # Act in every world, and add the observation and the action to memory.
             step = state.step
             step.action = state.player.act(step.obs, step.is_first)
             step.extras = state.player.extras
             agent.add(step)
             state.policy_steps += envs.num_envs
 
-            # Where the episode has ended (is_last), the worlds ignore the action and begin a new one.
+            # Worlds whose episode has ended (is_last) ignore the action and begin a new one.
             obs, reward, terminated, truncated, info = envs.step(step.action)
             state.step = step.following(step.action, obs, reward, terminated, truncated)
             observer.stepped(state.step, info)
             state.due = agent.updates_due(state.policy_steps)
 
-        # Learn as often as the agent says: by a replay ratio, or when a rollout is complete.
+        # Learn as often as the agent asks: by its replay ratio, or when its rollout is complete.
         while state.due and not stop():
             observer.learned(agent.update())
             state.gradient_steps += 1
@@ -112,33 +102,25 @@ def train(
 
 
 class Evaluation(NamedTuple):
-    """Finished episodes, one row each; ``E`` episodes.
+    """Results of ``E`` finished episodes."""
 
-    Attributes:
-        returns: ``(E,)`` float32 sum of rewards.
-        lengths: ``(E,)`` int32 control steps.
-        success: ``(E,)`` bool, or float32 with NaN where nothing had said yet what success is.
-        reward_terms: name to ``(E,)`` float32 sums.
-        frames: camera to ``(T, V, H, W, C)`` uint8, the first ``V`` worlds; empty unless asked for.
-    """
-
-    returns: Tensor
-    lengths: Tensor
-    success: Tensor
-    reward_terms: dict[str, Tensor]
-    frames: dict[str, Tensor]
+    returns: Tensor  # (E,) float32, sum of rewards
+    lengths: Tensor  # (E,) int32, control steps
+    success: Tensor  # (E,) bool, or float32 with NaN where it is undefined
+    reward_terms: dict[str, Tensor]  # (E,) float32, sums
+    frames: dict[str, Tensor]  # camera to (T, V, H, W, C) uint8 of the first V worlds; may be empty
 
 
 @torch.no_grad()
 def evaluate(
     agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0
 ) -> Evaluation:
-    """Run ``episodes`` whole episodes in worlds and with a player of their own.
+    """Run ``episodes`` whole episodes with a player of their own.
 
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
-    Where ``info["restarted"]`` says that an environment was replaced, its episode was cut, and its next one counts.
+    Where ``info["restarted"]`` says that an environment failed and was replaced, the next episode counts.
     """
-    film: Callable[[], dict[str, Tensor]] = getattr(envs, "film", dict)  # by a camera that no agent has, one world
+    film: Callable[[], dict[str, Tensor]] = getattr(envs, "film", dict)  # one world, from a camera that no agent sees
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}
     for start in range(0, episodes, envs.num_envs):
@@ -153,7 +135,7 @@ def evaluate(
                 seen = {key.removeprefix("pixels/"): step.obs[key][:video_envs].clone() for key in cameras}
                 for camera, frames in (seen | film()).items():
                     before = videos.setdefault(camera, [])
-                    ended = over_before[: len(frames)].view(-1, 1, 1, 1)  # what is over stays as it ended
+                    ended = over_before[: len(frames)].view(-1, 1, 1, 1)  # a world keeps the last frame of its episode
                     before.append(torch.where(ended, before[-1], frames) if before else frames)
             if bool(over.all()):
                 break
@@ -170,7 +152,7 @@ def evaluate(
 
 
 def first_step(obs: dict[str, Tensor], num_envs: int) -> Step:
-    """The step that begins an episode in every world."""
+    """Return the step that begins an episode in every world."""
     device = next(iter(obs.values())).device
     no = torch.zeros(num_envs, dtype=torch.bool, device=device)
     nothing = torch.zeros(num_envs, device=device)

@@ -1,7 +1,7 @@
 """Typed, frozen options: each is written once, with its type, default, range and one line of meaning.
 
-What an option takes, in words, and the valid value nearest to an invalid one are derived from that definition, by way
-of the JSON schema that pydantic makes of it.
+Help and errors, with the valid value nearest to an invalid one, are derived from the JSON schema that pydantic makes of
+that definition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sheeplike.terminal import one_line
 
 _SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
-WIDEST = 32  # characters of a column in a table of keys
+WIDEST = 32  # maximum width of a column in a table of keys
 _ABSENT = object()
 T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
@@ -36,13 +36,9 @@ HEADLINE = Field(json_schema_extra={"headline": True})  # a column of TensorBoar
 
 
 class CommandError(Exception):
-    """A request that cannot be met. Its text is always one line.
+    """A request that cannot be met. Its text is always one line."""
 
-    Attributes:
-        status: the exit status of a command that ends with it.
-    """
-
-    status = 2
+    status = 2  # exit status of the command
 
     def __str__(self) -> str:
         return one_line(super().__str__())
@@ -52,10 +48,9 @@ class InvalidOption(CommandError, ValueError):
     """The value of an option is not valid.
 
     Args:
-        key: the option; a dotted path where it is a key of the whole configuration.
-        value: what was given.
-        expected: what would have been valid, in words.
-        nearest: the valid value nearest to ``value``, where there is one.
+        key: dotted path of the option.
+        expected: valid values, in words.
+        nearest: the valid value nearest to ``value``, or None.
     """
 
     def __init__(self, key: str, value: object, expected: str, nearest: object = None) -> None:
@@ -81,11 +76,8 @@ class MissingOption(InvalidOption):
 class Options(BaseModel):
     """Base class of all options: keyword-only, frozen, no unknown names, no silent conversion of types.
 
-    Values may come from YAML, so a whole float is an integer (``1e6``), an integer a text where a text is asked for, a
-    list a tuple, and one value a tuple of one.
-
-    Raises:
-        pydantic.ValidationError: names every option that is not valid.
+    Values may come from YAML, so a whole float is taken for an integer (``1e6``), an integer for a text where a text is
+    expected, a list for a tuple, and a single value for a tuple of one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
@@ -97,25 +89,21 @@ class Options(BaseModel):
         return _as_typed(value, schema_of(cls)["properties"][name])
 
     def replace(self, **changed: Any) -> Any:
-        """A validated copy with other values."""
+        """Return a validated copy with other values."""
         return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | changed)
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Options of a class from plain data.
+    """Validate plain data as options of a class; InvalidOption for the first error.
 
     Args:
-        prefix: in front of the keys that errors name, such as ``agent.``.
-
-    Raises:
-        InvalidOption: a value of the wrong type or out of its range, a :class:`MissingOption` or
-            :class:`UnknownOption`.
+        prefix: prepended to the keys in errors, such as ``agent.``.
     """
     try:
         return cls.model_validate(data)
     except ValidationError as error:
         found = [(*_locate(schema_of(cls), entry["loc"]), entry) for entry in error.errors()]
-    # Of a union, the error that lies deepest is about the form that was meant. What is missing comes last.
+    # The deepest error of a union is about the form that was meant. Missing keys come last.
     names, schema, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
     if entry["type"] == "extra_forbidden":
         name, known = str(entry["loc"][-1]), _section(schema)
@@ -130,16 +118,16 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
-    """The choice most like ``word``, else one that contains it, else None; of sizes such as ``12m`` the nearest number.
+    """Return the choice most similar to ``word``, else one that contains it, else None.
 
     Args:
-        cutoff: the least likeness, from 0 to 1; with the default there is an answer wherever there is a choice.
+        cutoff: minimum similarity, from 0 to 1; with the default any choice will do.
     """
     word, choices = str(word).lower(), list(choices)
-    size = r"[1-9]\d{0,9}m"  # of a model: the nearest number, not the likeliest spelling
+    size = r"[1-9]\d{0,9}m"  # sizes of models, such as 12m, are compared as numbers
     if re.fullmatch(size, word) and all(re.fullmatch(size, choice) for choice in choices):
         return min(choices, key=lambda choice: abs(math.log(int(choice[:-1]) / int(word[:-1]))), default=None)
-    lowered = {choice.lower(): choice for choice in reversed(choices)}  # the first of two wins
+    lowered = {choice.lower(): choice for choice in reversed(choices)}  # the first of two equal ones wins
     close = [choice for choice in reversed(lowered) if "_" in choice and _initials(choice) == word]
     close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
     close += [choice for choice in reversed(lowered) if word and word in choice]
@@ -147,12 +135,12 @@ def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str
 
 
 def _initials(name: str) -> str:
-    """``lr`` of ``learning_rate``."""
+    """Return ``lr`` for ``learning_rate``."""
     return "".join(part[:1] for part in name.split("_"))
 
 
 def one_of(word: object, choices: Iterable[str]) -> str:
-    """What was expected in place of ``word``: all choices, and the nearest of them."""
+    """Describe what was expected in place of ``word``: all choices, and the nearest one."""
     choices = list(choices)
     return f"one of {', '.join(choices)}" + (f" (nearest: {nearest(word, choices)})" if choices else "")
 
@@ -165,7 +153,7 @@ class Key(NamedTuple):
 
     @property
     def is_section(self) -> bool:
-        """Whether there are other keys below this one."""
+        """True if there are other keys below this one."""
         return "properties" in self.schema
 
     @property
@@ -175,12 +163,12 @@ class Key(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether any key may stand below this one."""
+        """True if any key may stand below this one."""
         return any("additionalProperties" in form and "properties" not in form for form in _forms(self.schema))
 
 
 def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
-    """Every key of a class of options, sections before what is below them; ``prefix`` is in front of all paths."""
+    """Yield every key of a class of options, sections before the keys below them."""
     yield from _keys_below(schema_of(options), prefix)
 
 
@@ -195,10 +183,10 @@ def is_within(path: str, sections: Collection[str]) -> bool:
 
 
 def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -> str:
-    """A table for ``--help``: each key with its default, what it means, and what it takes.
+    """Format a table for ``--help``: each key with its default, its meaning and its valid values.
 
     Args:
-        values: nested, by the names of the keys: those of the run that is asked about, which get a column.
+        values: nested values of a run, which get a column.
     """
     rows = [("key", *(["value"] if values else []), "default", "meaning")]
     for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
@@ -217,26 +205,27 @@ def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -
 
 @functools.cache
 def schema_of(options: type[Options]) -> Schema:
-    """The JSON schema of a class of options, with the sections in place of references to them."""
+    """Return the JSON schema of a class of options, with references to sections resolved."""
     schema = options.model_json_schema()
     return _resolved(schema, schema.get("$defs", {}))
 
 
 def expectation(schema: Schema) -> str:
-    """What a key takes, such as ``an integer from 48 to 256, a multiple of 16, or null``."""
+    """Describe valid values, such as ``an integer from 48 to 256, a multiple of 16, or null``."""
     forms = _forms(schema)
     words = [_in_words(form, alone=len(forms) == 1) for form in forms]
-    return ", or ".join(words) + ", or null" * ({"type": "null"} in schema.get("anyOf", ()))
+    nullable = {"type": "null"} in schema.get("anyOf", ())
+    return ", or ".join([*words, "null"] if nullable else words)
 
 
 def closest(value: Any, schema: Schema) -> Any:
-    """The valid value nearest to an invalid one; None where there is no such thing, as for a number above 0."""
+    """Return the valid value nearest to an invalid one; None if there is none, as for a number above 0."""
     forms = sorted(_forms(schema), key=lambda form: form.get("type") != _JSON.get(type(value)))
     return next((found for form in forms if (found := _closest(value, form)) is not None), None)
 
 
 def format_value(value: Any) -> str:
-    """``value`` as it would be typed on the command line."""
+    """Format ``value`` as it would be typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):
@@ -257,7 +246,7 @@ def _resolved(node: Any, definitions: Schema) -> Any:
 
 
 def _forms(schema: Schema) -> list[Schema]:
-    """The forms that a value may have, null apart."""
+    """Return the forms that a value may have, except null."""
     return [form for form in schema.get("anyOf", [schema]) if form.get("type") != "null"]
 
 
@@ -268,17 +257,14 @@ def _keys_below(schema: Schema, prefix: str) -> Iterator[Key]:
 
 
 def _section(schema: Schema) -> Schema:
-    """The keys below a key; empty where there are none."""
+    """Return the keys below a key."""
     return next((form["properties"] for form in _forms(schema) if "properties" in form), {})
 
 
 def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[list[str], Schema]:
-    """The names of the options on the way to an error, and the schema of the last one.
-
-    Between them, pydantic's location has the forms of unions and the places in lists, which are no options.
-    """
+    """Return the names of the options on the way to an error, and the schema of the last one."""
     names: list[str] = []
-    for part in loc:
+    for part in loc:  # pydantic adds forms of unions and places in lists, which are no options
         if part in _section(schema):
             names.append(str(part))
             schema = _section(schema)[part]
@@ -286,7 +272,7 @@ def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[list[str], Sche
 
 
 def _as_typed(value: Any, schema: Schema) -> Any:
-    """``value`` as YAML has it, in the types that are asked for where that loses nothing."""
+    """Convert a value of YAML to the expected types where that loses nothing."""
     forms = {form.get("type"): form for form in _forms(schema)}
     if isinstance(value, list | tuple):
         inner = forms.get("array", {}).get("items") or next(iter(forms.get("array", {}).get("prefixItems", [])), {})
@@ -299,7 +285,7 @@ def _as_typed(value: Any, schema: Schema) -> Any:
     if "integer" in forms and "number" not in forms and isinstance(value, float) and value.is_integer():
         return int(value)
     if "number" in forms and "string" not in forms and isinstance(value, str):
-        with suppress(ValueError):  # 1e-5 is a text to YAML 1.1
+        with suppress(ValueError):  # YAML 1.1 reads 1e-5 as a text
             return float(value)
     if "string" in forms and "integer" not in forms and isinstance(value, int):
         return str(value)
@@ -316,13 +302,11 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
     if form.get("type") == "array":
         if "prefixItems" in form:
             return f"a list of {form['maxItems']} such"
-        many, items = "one or more " * bool(form.get("minItems")), form["items"]
+        items, many = form["items"], "one or more " if form.get("minItems") else ""
         if _choices(items):
             return f"a list of {many + 'of ' if many else ''}{', '.join(_choices(items))}"
-        least = f" of at least {items['minimum']:g}" if "minimum" in items else ""
-        return (
-            f"a list of {many}{ {'integer': 'integers', 'number': 'numbers'}.get(items.get('type'), 'names') }{least}"
-        )
+        names = {"integer": "integers", "number": "numbers"}.get(items.get("type"), "names")
+        return f"a list of {many}{names}" + (f" of at least {items['minimum']:g}" if "minimum" in items else "")
     if "properties" in form:
         return f"a section with the keys {', '.join(form['properties'])}"
     if form.get("type") == "object":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sheeplike.config.errors import nearest
-from sheeplike.files import REPLAY, find_unusual, list_checkpoints, step_of, unusual
+from sheeplike.files import REPLAY, find_unusual, list_checkpoints, step_of, why_not_regular
 from sheeplike.options import CommandError, InvalidOption
 
 CONFIG_FILE = "config.yaml"
@@ -37,7 +37,7 @@ def config_file(run_dir: Path, key: str) -> Path:
         hint = f"; nearest: {key}={match}" if match else ""
         raise CommandError(f"{key}={run_dir}: expected the directory of a run, with a {CONFIG_FILE} in it{hint}")
     paths = (*(run_dir / name for name in FILES), *(run_dir / REPLAY).glob("*"))
-    found = find_unusual(run_dir) or next((f"{path} {why}" for path in paths if (why := unusual(path))), None)
+    found = find_unusual(run_dir) or next((f"{path} {why}" for path in paths if (why := why_not_regular(path))), None)
     if found:
         raise CommandError(
             f"{key}={run_dir}: {found}: expected files and directories of the run alone; nearest: put there what "
