@@ -450,24 +450,8 @@ class Saved:
     path: Path
     began: float  # time.monotonic()
     blocked: float = 0.0  # seconds for which the caller waited
-    seconds: float = 0.0  # in all
+    seconds: float = 0.0
     written: int = 0  # bytes
-
-
-def save(
-    root: Path | str,
-    step: int,
-    parts: Parts,
-    meta: Mapping[str, Any],
-    *,
-    keep_last: int,
-    keep_best: int = 1,
-    config: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write a checkpoint at once, without a history; returns its directory. Raises what :class:`Writer` raises."""
-    with Writer(root, keep_last=keep_last, keep_best=keep_best, config=config) as writer:
-        writer.save(step, parts, meta, finite=(), wait=True)
-        return writer.last.path
 
 
 class Writer:
@@ -741,7 +725,7 @@ def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tup
         except UnknownFormat:
             raise
         except Corrupt as error:
-            if paths[-1].exists():  # else the run that it belongs to has removed it meanwhile
+            if paths[-1].exists():  # the run that is going on may have removed it
                 damaged.append(paths[-1])
                 warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
     if not damaged:

@@ -73,7 +73,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with claim(place, config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in ("agent", "envs", "loop", "memory", "monitor", "rng")}
-    checkpoint.save(place / "checkpoints", 64, parts, {}, keep_last=9, config=to_data(config))
+    with checkpoint.Writer(place / "checkpoints", keep_last=9, config=to_data(config)) as writer:
+        writer.save(64, parts, {}, finite=(), wait=True)
     row = '{"step": %d, "gradient_steps": 0, "seconds": %d, "eval/return_mean": 1.0}\n'
     (place / "metrics.jsonl").write_text("".join(row % (step, step) for step in (1, 2)))
     return place
@@ -294,7 +295,8 @@ def test_a_whole_checkpoint_that_holds_something_else(
     nothing = [{}] * (part != "memory")  # an agent may have seen nothing
     for value in (*nothing, [1], {name: "x" for name in whole}, {name: {} for name in whole}):
         shutil.rmtree(root)
-        checkpoint.save(root, meta["step"], parts | {part: value}, {}, keep_last=9, config=to_data(config))
+        with checkpoint.Writer(root, keep_last=9, config=to_data(config)) as writer:
+            writer.save(meta["step"], parts | {part: value}, {}, finite=(), wait=True)
         status, _, error = call("train", "resume=mine", "total_steps=200")
         assert status == 2, (value, error)
         assert "Traceback" not in error
@@ -478,7 +480,8 @@ def test_a_whole_checkpoint_with_one_wrong_value(
     assert isinstance(place, list) or keys[-1] in place
     place[keys[-1]] = value(place[keys[-1]]) if callable(value) else value
     shutil.rmtree("mine/checkpoints")
-    checkpoint.save("mine/checkpoints", meta["step"], parts, {}, keep_last=9, config=to_data(config))
+    with checkpoint.Writer("mine/checkpoints", keep_last=9, config=to_data(config)) as writer:
+        writer.save(meta["step"], parts, {}, finite=(), wait=True)
     Path("mine/.lock").unlink()  # says who had it last
     before = content(Path("mine"))
     status, output, error = call("train", "resume=mine", "total_steps=200")
@@ -499,7 +502,8 @@ def test_weights_that_are_not_finite_do_not_act(
     meta, parts = checkpoint.load_latest("mine/checkpoints")
     parts["agent"]["modules"][WEIGHT][0] = math.inf
     spaces = {"spaces": meta["spaces"]}
-    checkpoint.save("mine/checkpoints", meta["step"], parts, spaces, keep_last=9, config=to_data(config))
+    with checkpoint.Writer("mine/checkpoints", keep_last=9, config=to_data(config)) as writer:
+        writer.save(meta["step"], parts, spaces, finite=(), wait=True)
     before = content(Path("mine"))
     status, _, error = call(*COMMANDS[command])
     assert status == 2, error

@@ -40,7 +40,8 @@ def run_dir() -> Path:
     with claim(Path("mine"), config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in PARTS}
-    checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))
+    with checkpoint.Writer(Path("mine/checkpoints"), keep_last=9, config=to_data(config)) as writer:
+        writer.save(64, parts, {}, finite=(), wait=True)
     return Path("mine")
 
 
@@ -107,7 +108,9 @@ def test_no_other_kinds_of_objects_are_let_through():
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    return checkpoint.save(tmp_path / "root", 1, {"agent": {"x": torch.arange(9)}}, {"score": 1.0}, keep_last=9)
+    with checkpoint.Writer(tmp_path / "root", keep_last=9) as writer:
+        writer.save(1, {"agent": {"x": torch.arange(9)}}, {"score": 1.0}, finite=(), wait=True)
+        return writer.last.path
 
 
 def problem(path: Path) -> str:

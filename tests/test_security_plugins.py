@@ -51,7 +51,8 @@ def run_dir(workplace: Path) -> Path:
     with claim(Path("mine"), config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in PARTS}
-    checkpoint.save(Path("mine/checkpoints"), 64, parts, {}, keep_last=9, config=to_data(config))
+    with checkpoint.Writer(Path("mine/checkpoints"), keep_last=9, config=to_data(config)) as writer:
+        writer.save(64, parts, {}, finite=(), wait=True)
     info = workplace / "mine/bomb-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bomb\nVersion: 1\n")

@@ -45,11 +45,6 @@ class SequenceReplay:
         online: serve every new, non-overlapping sequence once, the oldest first, beside those sampled uniformly.
         refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
 
-    Attributes:
-        added: steps ever added, per world.
-        chunks: files of checkpoints that hold some of these steps. Cleared when the content is replaced, so that a
-            stale file is never reused.
-
     Raises:
         ValueError: the ring is not longer than one sequence.
         TooLarge: the ring does not fit into the device's free memory.
@@ -86,12 +81,14 @@ class SequenceReplay:
         self.storage = {
             key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()
         }
-        self.added = 0
+        self.added = 0  # steps ever added, per world
         self.head = torch.zeros((), dtype=torch.int64, device=self.device)  # `added`, for code captured in a graph
         self.fresh: deque[tuple[int, int]] = deque()  # (world, start time) of sequences not yet served
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
         self.expected: int | None = None  # time of the next step that write_steps has to restore; None: complete
+        # Files of checkpoints that hold some of these steps. A new list when the content is replaced, so that a stale
+        # file is never reused.
         self.chunks: list[Any] = []
 
     @staticmethod

@@ -68,13 +68,8 @@ class Compilation:
         mode: ``off``: eager; ``inductor``: fused kernels; ``graph``: fused kernels, and each step as one CUDA graph;
             ``auto``: all that works here.
 
-    Attributes:
-        fused, graphs: with ``auto`` they become false, with one line on stderr, where torch cannot do it: at once, or
-            when the first function is compiled or the first step is captured.
-
-    Raises:
-        ValueError: a mode that this device cannot have.
-        CannotCompile: a mode that this machine cannot have; raised also by functions when they are first called.
+    With ``auto``, ``fused`` and ``graphs`` become false, with one line on stderr, where torch cannot do it: at once, or
+    when the first function is compiled or the first step is captured. Other modes raise :class:`CannotCompile` then.
     """
 
     def __init__(self, mode: str, device: torch.device) -> None:
@@ -185,9 +180,6 @@ class GraphedStep:
             and its persistent tensors (parameters, moments, rings) stay at their addresses. Python numbers are baked in
             at the capture, and 0-dim outputs are float32.
         owner: goes on eagerly when a capture fails; with None that is an error.
-
-    Attributes:
-        captures: graphs captured so far.
     """
 
     def __init__(self, function: Callable, device: torch.device, owner: Compilation | None = None) -> None:

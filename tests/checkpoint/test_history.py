@@ -95,7 +95,8 @@ def test_the_best_keeps_its_chunks(root, lab):
 
 def test_a_run_that_saves_no_replay_any_more_keeps_no_chunks(root, lab):
     lab.save_ring(root, 1, lab.fill(lab.make_ring(), 35))
-    checkpoint.save(root, 2, {"agent": {}}, {}, keep_last=1)
+    with checkpoint.Writer(root, keep_last=1) as writer:
+        writer.save(2, {"agent": {}}, {}, finite=(), wait=True)
     assert lab.chunks(root) == {}
 
 

@@ -20,11 +20,17 @@ import torch
 
 import sheeplike
 from sheeplike import checkpoint
-from sheeplike.checkpoint import Corrupt, UnknownFormat, load, load_latest, save
+from sheeplike.checkpoint import Corrupt, UnknownFormat, Writer, load, load_latest
 
 
 def parts(value: float = 1.0) -> dict:
     return {"agent": {"weight": torch.full((100,), value)}, "loop": {"ratio": {"carry": 0.25}}}
+
+
+def save(root: Path, step: int, parts: dict, meta: dict, keep_last: int) -> Path:
+    with Writer(root, keep_last=keep_last) as writer:
+        writer.save(step, parts, meta, finite=(), wait=True)
+        return writer.last.path
 
 
 def save_steps(root: Path, *steps: int) -> list[Path]:

@@ -25,7 +25,13 @@ import pytest
 import torch
 
 from sheeplike import checkpoint, host
-from sheeplike.checkpoint import NonFinite, NotWritten, Writer, best, list_checkpoints, load, load_latest, save
+from sheeplike.checkpoint import NonFinite, NotWritten, Writer, best, list_checkpoints, load, load_latest
+
+
+def save(root: Path, step: int, parts: dict, meta: dict, keep_last: int) -> Path:
+    with Writer(root, keep_last=keep_last) as writer:
+        writer.save(step, parts, meta, finite=(), wait=True)
+        return writer.last.path
 
 
 def part(value: float = 1.0) -> dict:

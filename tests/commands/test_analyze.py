@@ -28,7 +28,8 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
         with claim(run.run_dir, run.config):
             pass
         for step in steps:
-            checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, {}, keep_last=9)
+            with checkpoint.Writer(run.run_dir / "checkpoints", keep_last=9) as writer:
+                writer.save(step, {"agent": {}}, {}, finite=(), wait=True)
         return run.run_dir
 
     return call

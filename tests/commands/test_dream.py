@@ -39,7 +39,8 @@ def make_run(*arguments: str) -> None:
         pass
     parts = {"agent": agent.state_dict(replay=False), "envs": {}}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space).model_dump(mode="json")
-    checkpoint.save(Path("mine/checkpoints"), 64, parts, {"spaces": spaces}, keep_last=9, config=to_data(config))
+    with checkpoint.Writer(Path("mine/checkpoints"), keep_last=9, config=to_data(config)) as writer:
+        writer.save(64, parts, {"spaces": spaces}, finite=(), wait=True)
     envs.close()
 
 

@@ -38,7 +38,8 @@ def begun(sheeplike):
             pass
         for step, score in checkpoints.items():
             meta = {} if score is None else {"score": score}
-            checkpoint.save(run.run_dir / "checkpoints", step, {"agent": {}}, meta, keep_last=9)
+            with checkpoint.Writer(run.run_dir / "checkpoints", keep_last=9) as writer:
+                writer.save(step, {"agent": {}}, meta, finite=(), wait=True)
         return run.run_dir
 
     return call
@@ -100,7 +101,8 @@ def test_a_run_that_is_not_there_or_not_whole(begun, refused):
     assert "expected a run with a checkpoint; this one has none" in refused("eval", "run=mine")
     (run_dir / "checkpoints/.tmp-0123").mkdir(parents=True)
     assert "this one has none" in refused("eval", "run=mine")
-    checkpoint.save(run_dir / "checkpoints", 64, {"agent": {}}, {}, keep_last=1)
+    with checkpoint.Writer(run_dir / "checkpoints", keep_last=1) as writer:
+        writer.save(64, {"agent": {}}, {}, finite=(), wait=True)
     text = (run_dir / "config.yaml").read_text()
     for end in (0, text.index("env:") + 2, text.index("agent:") + 3):  # not between two lines, where it may be whole
         (run_dir / "config.yaml").write_text(text[:end])

@@ -54,14 +54,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         state["modules"] = {
             name: value.t().contiguous().t() if value.ndim == 2 else value for name, value in state["modules"].items()
         }
-        checkpoint.save(
-            run_dir / "checkpoints",
-            step,
-            {"agent": state, "envs": {}},
-            {"score": -step, "spaces": spaces},
-            keep_last=9,
-            config=to_data(config),
-        )
+        with checkpoint.Writer(run_dir / "checkpoints", keep_last=9, config=to_data(config)) as writer:
+            writer.save(step, {"agent": state, "envs": {}}, {"score": -step, "spaces": spaces}, finite=(), wait=True)
     return run_dir, agent
 
 
@@ -162,16 +156,20 @@ def test_what_is_refused(run_dir: Path, refusal: Callable[..., str]) -> None:
     meta, parts = checkpoint.load_latest(run_dir / "checkpoints")
     spaces = {"spaces": meta["spaces"]}
     saved = to_data(load_saved(config).config)
-    checkpoint.save(run_dir / "checkpoints", 192, parts, spaces, keep_last=9, config=saved)
+    with checkpoint.Writer(run_dir / "checkpoints", keep_last=9, config=saved) as writer:
+        writer.save(192, parts, spaces, finite=(), wait=True)
     error = refusal("export", f"run={run_dir}")
     assert "the checkpoint is not of the agent in its config.yaml" in error
     config.write_text(text)
     saved = to_data(load_saved(config).config)
-    checkpoint.save(run_dir / "checkpoints", 256, {"agent": {"modules": [1]}}, spaces, keep_last=9, config=saved)
+    with checkpoint.Writer(run_dir / "checkpoints", keep_last=9, config=saved) as writer:
+        writer.save(256, {"agent": {"modules": [1]}}, spaces, finite=(), wait=True)
     assert "the checkpoint holds no agent" in refusal("export", f"run={run_dir}")
-    checkpoint.save(run_dir / "checkpoints", 320, parts, {"spaces": 3}, keep_last=9, config=saved)
+    with checkpoint.Writer(run_dir / "checkpoints", keep_last=9, config=saved) as writer:
+        writer.save(320, parts, {"spaces": 3}, finite=(), wait=True)
     assert "the checkpoint's spaces are damaged" in refusal("export", f"run={run_dir}")
-    checkpoint.save(run_dir / "checkpoints", 384, parts, {}, keep_last=9, config=saved)
+    with checkpoint.Writer(run_dir / "checkpoints", keep_last=9, config=saved) as writer:
+        writer.save(384, parts, {}, finite=(), wait=True)
     assert "does not say what its worlds show" in refusal("export", f"run={run_dir}")
     assert not (run_dir / "export").exists()
 

@@ -84,7 +84,8 @@ def run_dir(trouble: dict[str, Exception], tmp_path: Path) -> Path:
     with claim(run_dir, config):
         pass
     parts = {"agent": agent.state_dict(replay=False)}
-    checkpoint.save(run_dir / "checkpoints", 64, parts, {}, keep_last=1, config=to_data(config))
+    with checkpoint.Writer(run_dir / "checkpoints", keep_last=1, config=to_data(config)) as writer:
+        writer.save(64, parts, {}, finite=(), wait=True)
     return run_dir
 
 
