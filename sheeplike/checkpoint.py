@@ -354,12 +354,7 @@ class Stored(NamedTuple):
     tail: Mapping[str, Tensor]
 
     def copy_to(self, history: History) -> None:
-        """Restore a history, one chunk in memory at a time.
-
-        Raises:
-            Corrupt: a file has been removed or altered since it was verified.
-            ValueError: the history does not expect these steps.
-        """
+        """Restore a history, one chunk in memory at a time; Corrupt or ValueError if a file was altered meanwhile."""
         for chunk in self.chunks:
             path = self.place / chunk.name
             with _corrupt_if_unreadable(path), files.open_regular(path) as file:
@@ -463,12 +458,6 @@ class Writer:
             ``meta["score"]``.
         config, device: entries of every manifest.
         report: called once for each kind of error of a save in the background; a warning by default.
-
-    Attributes:
-        last: the newest checkpoint that was written; None after going back.
-
-    Raises:
-        OSError: ``root`` cannot be made.
     """
 
     def __init__(
@@ -485,7 +474,7 @@ class Writer:
         self.root, self.keep_last, self.keep_best = Path(root).absolute(), keep_last, keep_best
         self.replay = _replay_of(self.root)
         self.extra = {"device": device, "config": dict(config or {})}
-        self.last: Saved | None = None
+        self.last: Saved | None = None  # the newest checkpoint that was written; None after going back
         self._resumed_from: int | None = None
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
         self._reported: set[Any] = set()
@@ -523,10 +512,6 @@ class Writer:
             history: only its new steps are written.
             finite: parts whose tensors must be finite.
             wait: return, or raise the OSError, when the write is over.
-
-        Raises:
-            TypeError: a value that could not be loaded again, or ``meta`` that is not JSON.
-            NonFinite: a tensor of a part in ``finite``.
         """
         saved = Saved(step, self.root / f"step_{step:012d}", time.monotonic())
         self._join()
@@ -676,10 +661,7 @@ def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Verify a checkpoint and read it.
-
-    Args:
-        only: names of the parts to read and verify; all by default.
+    """Verify a checkpoint and read it, or its parts in ``only``.
 
     Returns:
         ``meta`` as saved, with ``step``, ``versions``, ``device``, ``compile`` and ``config`` of the manifest; and the
@@ -713,10 +695,8 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
 def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """:func:`load` the newest checkpoint under ``root`` that is whole, and warn of each damaged one.
 
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-        Corrupt: there are checkpoints, and none of them is whole.
-        UnknownFormat: the newest that is whole is of another format: going on from an older one would undo it.
+    FileNotFoundError if there is no checkpoint, Corrupt if none is whole. UnknownFormat if the newest whole one has
+    another format: going on from an older one would undo it.
     """
     damaged: list[Path] = []
     while paths := [path for path in list_checkpoints(root) if path not in damaged]:

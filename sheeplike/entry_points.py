@@ -40,14 +40,9 @@ def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
 
 
 def load(group: str, name: str, what: str, *, built_in: bool = False) -> tuple[Any, Plugin]:
-    """Import the plugin ``name``; return it and its origin.
+    """Import the plugin ``name``; return it and its origin. Errors call its kind ``what``, such as an environment.
 
-    Args:
-        what: its kind, for errors, such as an environment.
-        built_in: True if this package has one of this name too.
-
-    Raises:
-        ValueError: not exactly one package has the name, or it cannot be imported; in one line.
+    ValueError, in one line, if it cannot be imported, or unless exactly one package, ``built_in`` or not, has the name.
     """
     found = plugins(group).get(name, ())
     if len(found) + built_in != 1:

@@ -29,10 +29,9 @@ _MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
 
 def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
-    """Open a regular file: a link could lead anywhere, a pipe block for ever. Otherwise raise OSError.
+    """Open a regular file, OSError if it is none: a link could lead anywhere, a pipe block for ever.
 
-    Args:
-        mode: ``"rb"``, or ``"ab"``, unbuffered, which creates a missing file and refuses one with hard links.
+    Mode ``"ab"`` is unbuffered, creates a missing file and refuses one with hard links.
     """
     if problem := why_not_regular(path):
         raise OSError(0, problem, str(path))
@@ -148,10 +147,9 @@ def why_not_regular(path: Path | str) -> str | None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or directory until it is closed or the process ends; BlockingIOError if another one has it.
+    """Lock an open file or directory until it is closed or the process ends; False if the system has no locks.
 
-    Returns:
-        False if the file system, or the whole system, has no locks.
+    BlockingIOError if another process has the lock.
     """
     if fcntl is None:
         return False
@@ -211,10 +209,7 @@ def make_directory(path: Path) -> None:
 def check_writable(directory: Path, *names: str) -> None:
     """Check that files can be made in a directory, or in its nearest existing parent; OSError names the obstacle.
 
-    Permissions are not enough: some file systems refuse files all the same.
-
-    Args:
-        names: files to be written there with :func:`write_atomically`.
+    Permissions are not enough: some file systems refuse files all the same. ``names`` must not be links or the like.
     """
     above = directory.absolute()
     while not _is_there(above):

@@ -45,13 +45,7 @@ class CommandError(Exception):
 
 
 class InvalidOption(CommandError, ValueError):
-    """The value of an option is not valid.
-
-    Args:
-        key: dotted path of the option.
-        expected: valid values, in words.
-        nearest: the valid value nearest to ``value``, or None.
-    """
+    """The value of an option is not valid."""
 
     def __init__(self, key: str, value: object, expected: str, nearest: object = None) -> None:
         super().__init__(key, value, expected, nearest)
@@ -94,11 +88,7 @@ class Options(BaseModel):
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Validate plain data as options of a class; InvalidOption for the first error.
-
-    Args:
-        prefix: prepended to the keys in errors, such as ``agent.``.
-    """
+    """Validate plain data as options of a class; InvalidOption for the first error, its key behind ``prefix``."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
@@ -118,11 +108,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str | None:
-    """Return the choice most similar to ``word``, else one that contains it, else None.
-
-    Args:
-        cutoff: minimum similarity, from 0 to 1; with the default any choice will do.
-    """
+    """Return the choice most similar to ``word``, at least by ``cutoff`` of 0 to 1, else one that contains it."""
     word, choices = str(word).lower(), list(choices)
     size = r"[1-9]\d{0,9}m"  # sizes of models, such as 12m, are compared as numbers
     if re.fullmatch(size, word) and all(re.fullmatch(size, choice) for choice in choices):
@@ -183,11 +169,7 @@ def is_within(path: str, sections: Collection[str]) -> bool:
 
 
 def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -> str:
-    """Format a table for ``--help``: each key with its default, its meaning and its valid values.
-
-    Args:
-        values: nested values of a run, which get a column.
-    """
+    """Format a table for ``--help``: keys, the nested ``values`` of a run if given, defaults, meaning and range."""
     rows = [("key", *(["value"] if values else []), "default", "meaning")]
     for path, schema in ((key.path, key.schema) for key in keys if not key.is_section):
         default = format_value(schema["default"]) if "default" in schema else ""

@@ -44,10 +44,6 @@ class SequenceReplay:
         sequence: length ``T`` of the sampled sequences.
         online: serve every new, non-overlapping sequence once, the oldest first, beside those sampled uniformly.
         refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
-
-    Raises:
-        ValueError: the ring is not longer than one sequence.
-        TooLarge: the ring does not fit into the device's free memory.
     """
 
     def __init__(
@@ -216,10 +212,7 @@ class SequenceReplay:
     def write_steps(self, start: int, steps: Mapping[str, Tensor]) -> None:
         """Restore steps of :meth:`read_steps`, in order of time, after a state without history.
 
-        Steps that have left the ring since, or that are restored already, are skipped.
-
-        Raises:
-            ValueError: they are of another ring, do not follow on those before, or the ring is complete.
+        Steps that have left the ring since, or that are restored already, are skipped. ValueError if they do not fit.
         """
         expected = self.expected
         stop = start + min((len(value) for value in steps.values()), default=0)
@@ -246,9 +239,7 @@ class SequenceReplay:
     def state_dict(self, *, history: bool = True) -> dict[str, object]:
         """Return contents, write head, queue and sampler. A full ring is not copied.
 
-        Args:
-            history: include the :attr:`fixed` keys. Without them, :meth:`write_steps` has to restore them, and no
-                tensor is copied: they change with the ring.
+        Without ``history`` the :attr:`fixed` keys are left out, and no tensor is copied: they change with the ring.
         """
         held = min(self.added, self.length)
         if not history:
@@ -265,11 +256,7 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore a :meth:`state_dict`; without history, :meth:`write_steps` has to complete it.
-
-        Raises:
-            ValueError: it has other keys, shapes or length than this ring, or impossible counters.
-        """
+        """Restore a :meth:`state_dict`, ValueError if it does not fit; :meth:`write_steps` then adds the history."""
         stored, added = state["storage"], int(state["added"])
         held = min(added, self.length)
         complete = stored.keys() != self.refreshed or self.refreshed == self.storage.keys()

@@ -67,9 +67,6 @@ def table_entry(columns: Mapping[str, type], values: Mapping[str, float | str]) 
 
     ``SummaryWriter.add_hparams`` would write a second run below this one, and declare the columns of this run alone,
     while TensorBoard takes those of one run for all.
-
-    Args:
-        columns: name to ``float`` or ``str``, the same for all runs; ``values`` need not have them all.
     """
     from torch.utils.tensorboard.summary import hparams
 

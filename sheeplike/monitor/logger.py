@@ -37,9 +37,6 @@ class RunLogger:
         tensorboard: write an event file; without one, videos and texts go nowhere.
         purge_step: policy step from which a run is resumed. Later records of an earlier attempt are dropped from
             ``metrics.jsonl`` and hidden in TensorBoard.
-
-    Raises:
-        OSError: ``run_dir`` cannot be written at the start, or its ``metrics.jsonl`` is no regular file.
     """
 
     def __init__(self, run_dir: Path | str, *, tensorboard: bool = True, purge_step: int | None = None) -> None:
@@ -122,10 +119,8 @@ class EventFile:
     """Event file of TensorBoard, written in the caller's thread, each event whole or absent.
 
     ``SummaryWriter`` writes in a thread that ends at the first error: after a disk that was full for a moment, nothing
-    would come any more. Here every method may raise OSError, and the next one may succeed.
-
-    Args:
-        purge_step: policy step from which on the other event files of the directory are hidden.
+    would come any more. Here every method may raise OSError, and the next one may succeed. From ``purge_step`` on, the
+    directory's other event files are hidden.
     """
 
     def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:

@@ -39,11 +39,7 @@ def banner(title: str, entries: Mapping[str, object]) -> None:
 class Progress:
     """Progress line: policy steps of the total, the estimated time that remains, return, success and speeds.
 
-    Args:
-        total_steps: policy steps at which the run ends.
-        initial_steps: policy steps that a resumed run has done before.
-        interval: minimum seconds between two lines; by default 0.5 in a terminal and 10 elsewhere.
-        file: standard output by default.
+    ``interval`` is the minimum time between two lines, by default 0.5 s in a terminal and 10 s elsewhere.
     """
 
     def __init__(

@@ -33,10 +33,7 @@ def check_video(video: Tensor) -> None:
 def encode_gif(video: Tensor, fps: float, enlarged: int = 1) -> bytes:
     """Encode uint8 ``(T, H, W, 3)`` as an animated GIF that loops; above 50 frames per second it leaves frames out.
 
-    All frames share one palette of 256 colours, so that nothing flickers.
-
-    Args:
-        enlarged: factor by which each pixel is repeated, across and down.
+    All frames share one palette, so that nothing flickers. Pixels are repeated ``enlarged`` times, across and down.
     """
     check_video(video)
     assert fps > 0, fps

@@ -95,9 +95,6 @@ class CNN(nn.Module):
         head: reduction of the last feature map: ``flatten`` keeps all of it, ``average`` and ``max`` one number per
             channel, ``spatial_softmax`` the expected position of each channel (Levine et al. 2016), two numbers each.
         normalise_channels: whiten each channel of each image over its pixels, without parameters.
-
-    Raises:
-        ValueError: the image is too small for the layout.
     """
 
     def __init__(

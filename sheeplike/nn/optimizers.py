@@ -44,12 +44,9 @@ def _restore(name: str, ours: Tensor, saved: Any) -> None:
 class LaProp(RestoredInPlace):
     """LaProp with gradients clipped per tensor, biases and norm scales included.
 
-    Counters are device tensors and all arithmetic is ``foreach``: no host synchronisation, ready for a CUDA graph. The
+    Counters are device tensors and all arithmetic is ``foreach``: no host synchronisation, ready for a CUDA graph. With
+    ``found_inf``, a 0-dim float32 device tensor that is 1, the next :meth:`step` changes nothing, as in torch. The
     learning rate of the first update is zero when ``warmup > 0``, which counts completed updates.
-
-    Attributes:
-        found_inf: None, or a 0-dim float32 device tensor: where it is 1, the next :meth:`step` changes nothing. It is
-            torch's own way to skip a step without asking the host.
 
     Args:
         params: float32.

@@ -34,12 +34,7 @@ def without_line_tables() -> dict[str, bool]:
 def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
     """Make torch usable again after a failed capture, which leaves its allocator and generator capturing.
 
-    Args:
-        random: state of the generator before the capture.
-        pool: memory pool of the capture.
-
-    Raises:
-        RuntimeError: the context of the device is lost.
+    ``random`` is the generator's state before the capture. RuntimeError if the context of the device is lost.
     """
     torch.cuda.synchronize(device)
     index = torch.cuda._utils._get_device_index(device, optional=True)

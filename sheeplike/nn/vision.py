@@ -101,8 +101,7 @@ class ImageEncoder(nn.Module):
 class ImageDecoder(nn.Module):
     """Decoder of ``deter (B, D)`` and flat ``stoch (B, Z)`` to images ``(B, H, W, C)`` float32 in [0, 1].
 
-    A block-diagonal layer of the deterministic state (each block gives its own channels) and a small dense network of
-    the stochastic state add up to the smallest feature map; four doublings follow.
+    Each block of ``from_deter`` gives its own channels of the smallest feature map.
     """
 
     def __init__(
