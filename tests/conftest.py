@@ -285,7 +285,7 @@ def play() -> Callable[..., list[Step]]:
         played = []
         for t in range(steps):
             obs = {}
-            for key, space in getattr(agent, "stored", agent.keys).spaces.items():
+            for key, space in (agent.stored if isinstance(agent, DreamerV3) else agent.keys).spaces.items():
                 shape = (agent.num_envs, *space.shape)
                 image = space.dtype == np.uint8
                 obs[key] = (

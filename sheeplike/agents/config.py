@@ -1,4 +1,4 @@
-"""What every agent's configuration has: its options, and what a run asks of them before the agent exists."""
+"""Options that every agent has, and answers that a run needs before the agent exists."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from sheeplike.options import CONDITION, Options
 class AgentConfig(Options):
     """Options of an agent; a subclass adds its own, each written once, and narrows ``name`` to a ``Literal``.
 
-    Attributes:
-        name: the algorithm.
-        observations: glob patterns of what the agent sees.
-
     Class attributes:
         dry_run: options that make a run pass through every stage in the shortest time.
-        collecting: what a run does until the agent learns for the first time, for the progress line.
+        collecting: stage of the progress line before the agent first learns.
         memory_options: options whose smaller values take less memory, the most effective first.
     """
 
@@ -36,14 +32,14 @@ class AgentConfig(Options):
         """Check the options against the run, and fill in those that follow from it.
 
         Raises:
-            InvalidOption: the run cannot be made with these; its key is the full path, such as ``agent.batch_length``.
+            InvalidOption: its key is the full path, such as ``agent.batch_length``.
         """
         return self
 
     def first_update(self, num_envs: int) -> int:
-        """Policy steps of a new run after which the first update can come."""
+        """Return the policy steps of a new run after which the first update can come."""
         return num_envs
 
     def updates(self, start: int, stop: int, num_envs: int) -> int | None:
-        """Gradient steps between two policy steps of a run, or None where that is not known."""
+        """Return the gradient steps between two policy steps of a run; None: unknown."""
         return None

@@ -1,4 +1,4 @@
-"""Updates whose numbers are not finite: they are skipped on the device and counted."""
+"""Updates whose numbers are not finite: skipped on the device and counted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from sheeplike.agents.agent import own_randomness
 
 
 class SkipCounter:
-    """Counts skipped updates without asking the device.
-
-    Both counters stay at their addresses: a captured update writes them there.
-
-    Attributes:
-        skipped_in_a_row: 0-dim int64; updates skipped since the last one whose numbers were finite.
-        skipped_total: 0-dim int64; all that were ever skipped.
-    """
+    """Counter of skipped updates; both tensors, 0-dim int64, stay where a captured update writes them."""
 
     def __init__(self, device: torch.device) -> None:
         self.skipped_in_a_row, self.skipped_total = (
@@ -28,28 +21,22 @@ class SkipCounter:
         )
 
     def count(self, finite: Tensor) -> Tensor:
-        """Count one update, given whether its numbers were finite, 0-dim bool.
-
-        Returns:
-            0-dim float32, 1 where the update is to be skipped: an optimizer's ``found_inf``.
-        """
+        """Count one update; returns 0-dim float32, 1 if it is to be skipped: an optimizer's ``found_inf``."""
         skipped = (~finite).long()
         self.skipped_in_a_row.add_(1).mul_(skipped)
         self.skipped_total.add_(skipped)
         return (~finite).float()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The counters themselves."""
         return {"skipped_in_a_row": self.skipped_in_a_row, "skipped_total": self.skipped_total}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on counting from ``state``, which may hold more than the counters."""
         for name, counter in self.state_dict().items():
             counter.copy_(state[name])
 
 
 def health(total: Tensor, skip: Tensor) -> dict[str, Tensor]:
-    """Metrics of an update that minimised ``total`` and was skipped where ``skip`` is 1; averages leave NaN out."""
+    """Return metrics of an update that minimised ``total`` and was skipped where ``skip`` is 1."""
     return {"health/nonfinite_loss": (~total.isfinite()).float(), "health/skipped_update": skip}
 
 
@@ -57,7 +44,7 @@ def health(total: Tensor, skip: Tensor) -> dict[str, Tensor]:
 def preserve_state(
     networks: nn.Module, optimizer: torch.optim.Optimizer, skips: SkipCounter, device: torch.device
 ) -> Iterator[None]:
-    """Undo what updates within it change: these objects, in place, and the global random state. For warming up."""
+    """Undo in place what updates within it change, the global random state included."""
     before = copy.deepcopy((networks.state_dict(), optimizer.state_dict(), skips.state_dict()))
     try:
         with own_randomness(device):

@@ -1,102 +1,100 @@
-"""Networks that act, apart from what learns, and the player that keeps their state.
-
-Shape letters: ``N`` worlds, ``A`` action, ``K`` discrete actions at once.
-"""
+"""Networks that act, and the player that keeps their state for ``N`` worlds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.config import AgentConfig
 from sheeplike.nn.compilation import Compilation
 
 
 class PolicyNetworks(nn.Module):
-    """What acts: networks with the observations that they take. It has no optimizer and no memory, and learns nothing.
-
-    A subclass writes :meth:`act`, and :meth:`initial` if it has a memory of the episode; see ``howto/add_an_agent.md``.
-
-    Args:
-        space: observations of one world.
-        config: options of the agent.
-        observations: keys that :meth:`act` needs.
-        only_for_learning: keys that give the networks their shapes beside these, such as what only a value sees.
-        device: where the networks are.
-        autocast: makes the context of mixed precision, such as ``fabric.autocast``.
+    """Networks that act: no optimizer, no memory. See ``howto/add_an_agent.md``.
 
     Attributes:
-        observations, only_for_learning: key to space, sorted.
-        compiled: how players are made fast; an agent that learns may put another one here.
+        space, actions: observations and actions of one world.
+        config: options of the agent.
+        observations: what :meth:`act` needs, key to space, sorted.
+        only_for_learning: other observations that give the networks their shapes, such as what only a value sees.
+        device, autocast: where they compute, and the context of mixed precision, such as ``fabric.autocast``.
+        compiled: compilation of players; an agent that learns may replace it.
     """
+
+    only_for_learning: Mapping[str, spaces.Space] = MappingProxyType({})
+    observations: Mapping[str, spaces.Space]
 
     def __init__(
         self,
         space: spaces.Dict,
+        actions: spaces.Space,
         config: AgentConfig,
-        observations: Iterable[str],
-        only_for_learning: Iterable[str] = (),
         *,
         device: torch.device | str = "cpu",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.space, self.config, self.device, self.autocast = space, config, torch.device(device), autocast
-        self.observations = {key: space[key] for key in sorted(observations)}
-        self.only_for_learning = {key: space[key] for key in sorted(only_for_learning) if key not in self.observations}
+        self.space, self.actions, self.config = space, actions, config
+        self.device, self.autocast = torch.device(device), autocast
         self.compiled = Compilation("off", self.device)
+        with own_randomness(self.device, seed):
+            self.build()
+            self.to(self.device)
+
+    def build(self) -> None:
+        """Set ``observations`` and make the networks, as attributes.
+
+        Raises:
+            ValueError: the options do not suit the spaces.
+        """
+        raise NotImplementedError
 
     def initial(self, num_envs: int) -> dict[str, Tensor]:
-        """State of a player before its first step: name to ``(N, ...)``."""
+        """Return the state before the first step, name to ``(N, ...)``."""
         return {}
 
     def act(
         self, state: dict[str, Tensor], obs: dict[str, Tensor], is_first: Tensor, *, sample: bool = True
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """Choose actions after seeing ``obs (N, ...)``; a pure function.
+        """Choose actions after seeing ``obs (N, ...)``; a pure function, called without gradients.
 
         Args:
-            state: of :meth:`initial`, or that the last step returned.
             obs: of :meth:`select`.
-            is_first: ``(N,)`` bool; these worlds begin an episode.
+            is_first: ``(N,)`` bool, where an episode begins.
             sample: False takes the mode of the policy.
 
         Returns:
-            The next state; actions as the environment takes them, ``(N, A)`` float32, ``(N,)`` or ``(N, K)`` int64; and
-            what an agent's ``add`` needs of the step, name to ``(N, ...)``.
+            The next state; actions as the environment takes them; what the memory needs beside them, ``(N, ...)``.
         """
         raise NotImplementedError
 
     def select(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Observations that :meth:`act` takes, in a fixed order."""
+        """Return the observations that :meth:`act` takes, in a fixed order."""
         return {key: obs[key] for key in self.observations}
 
     def player(self, num_envs: int) -> Player:
-        """Make a player for ``N`` worlds; it shares these networks and nothing else."""
+        """Return a player for ``N`` worlds; it shares these networks and nothing else."""
         return Player(self, num_envs)
 
 
 class Player:
-    """Acts in ``N`` worlds with a state of its own.
-
-    Attributes:
-        extras: what an agent's ``add`` needs of the last step.
-    """
+    """Acts in ``N`` worlds; ``extras`` are what the memory needs of the last step."""
 
     def __init__(self, networks: PolicyNetworks, num_envs: int) -> None:
         self.networks, self.state, self.extras = networks, networks.initial(num_envs), {}
-        # One for the policy's mode and one for a sample of it.
-        acts = [partial(networks.act, sample=sample) for sample in (False, True)]
-        self.steps = [networks.compiled.shared_step((num_envs, n), act) for n, act in enumerate(acts)]
+        acts = {sample: partial(networks.act, sample=sample) for sample in (False, True)}
+        self.steps = {sample: networks.compiled.shared_step((num_envs, sample), act) for sample, act in acts.items()}
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
-        """Choose actions after seeing ``obs (N, ...)``; see :meth:`PolicyNetworks.act`."""
         self.state, action, self.extras = self.steps[sample](self.state, self.networks.select(obs), is_first)
         return action
 

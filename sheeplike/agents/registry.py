@@ -22,20 +22,17 @@ GROUP = "sheeplike.agents"
 
 
 class AgentSpec(NamedTuple):
-    """What a run needs to know of an agent.
+    """Options and class of an agent.
 
     Attributes:
-        config: the class of its options.
-        agent: its class, or ``module:name`` of it, which is imported when it is needed. It is called as
-            ``agent(observation_space, action_space, config, *, num_envs, device, compile, autocast, seed)``; see
-            :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
+        agent: the class, or its ``module:name``, imported when it is needed. Called as ``agent(observation_space,
+            action_space, config, *, num_envs, device, compile, autocast, seed)``.
     """
 
     config: type[AgentConfig]
     agent: type[Agent] | str
 
     def load(self) -> type[Agent]:
-        """Import the agent's class."""
         return pkgutil.resolve_name(self.agent) if isinstance(self.agent, str) else self.agent
 
 
@@ -46,33 +43,32 @@ _BUILT_IN = {
 
 
 def built_in() -> list[type[AgentConfig]]:
-    """The options of the agents of this package."""
     return [spec.config for spec in _BUILT_IN.values()]
 
 
 def list_agents() -> list[str]:
-    """The names of all agents, sorted; nothing is imported."""
+    """Return the names of all agents, sorted; nothing is imported."""
     return sorted({*_BUILT_IN, *entry_points.plugins(GROUP)})
 
 
 def origins(name: str) -> list[str]:
-    """The packages that have an agent of this name, such as ``my-agents 0.1.0``; none for a built-in one."""
+    """Return the packages that have an agent of this name, such as ``my-agents 0.1.0``; none if built in."""
     others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
-    return ["sheeplike"] * (bool(others) and name in _BUILT_IN) + others
+    return ["sheeplike", *others] if others and name in _BUILT_IN else others
 
 
 def lineage(name: str) -> list[str]:
-    """An agent, and those whose options its own extend: what holds for them in files of configurations holds for it."""
+    """Return the names of an agent and of those whose options it extends; configs of these hold for it."""
     classes = [cls for cls in find(name).config.__mro__ if issubclass(cls, AgentConfig) and cls is not AgentConfig]
     return [cls.model_fields["name"].default for cls in classes]
 
 
 def find(name: object) -> AgentSpec:
-    """The agent of a name; one of another package is imported.
+    """Return the agent of a name, importing another package if it is from there.
 
     Raises:
         InvalidOption: there is no such agent.
-        ValueError: the package that has it cannot be imported or names something else, or two packages have it.
+        ValueError: the package cannot be imported or names something else, or two packages have the name.
     """
     if not isinstance(name, str) or name not in list_agents():
         names = list_agents()

@@ -1,4 +1,4 @@
-"""What an agent sees of an environment's spaces: which observations, and how actions are translated."""
+"""Observations chosen from a space, and actions translated between environment and model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from sheeplike.options import nearest
 
-DEPTH = "depth/"  # of an observation's key: float32 (H, W, 1) in metres
+DEPTH = "depth/"  # such observations are float32 (H, W, 1) in metres
 SEEN = "uint8 (H, W, C), float32 (D,), or float32 (H, W, 1) named depth/<camera>"
 
 
 class ObservationKeys:
-    """The observations chosen by glob patterns, split into images and vectors.
+    """Observations chosen by glob patterns.
 
     Attributes:
-        spaces: key to space, in sorted order.
-        images: sorted keys of uint8 ``(H, W, C)`` spaces, and of float32 ``(H, W, 1)`` spaces named ``depth/<camera>``.
-        vectors: sorted keys of float32 ``(D,)`` spaces.
+        spaces: key to space, sorted.
+        images: keys of uint8 ``(H, W, C)`` spaces, and of float32 ``(H, W, 1)`` spaces named ``depth/<camera>``.
+        vectors: keys of float32 ``(D,)`` spaces.
 
     Raises:
         ValueError: a pattern matches no observation, or a space is neither image nor vector.
@@ -47,33 +47,26 @@ class ObservationKeys:
         self.vectors = [key for key, one in self.spaces.items() if len(one.shape) == 1]
 
     def channels(self, key: str) -> int:
-        """Channels of a camera."""
         return self.spaces[key].shape[-1]
 
     def width(self, key: str) -> int:
-        """Length of a vector."""
         return self.spaces[key].shape[0]
 
     def dtype(self, key: str) -> torch.dtype:
-        """Of the observation's tensors: uint8 for colours, float32 for depth and vectors."""
+        """Return uint8 for colours, float32 for depth and vectors."""
         return torch.uint8 if self.spaces[key].dtype == np.uint8 else torch.float32
 
     def stored(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """What one step of one world takes in a memory: key to (shape, dtype)."""
+        """Return shape and dtype of each key of one step of one world."""
         return {key: (one.shape, self.dtype(key)) for key, one in self.spaces.items()}
 
     def refuse_names(self, names: Collection[str], what: str) -> None:
-        """Refuse an observation whose name means something else beside it.
-
-        Raises:
-            ValueError: there is one.
-        """
+        """Raise ValueError for an observation whose name means something else beside it."""
         if taken := self.spaces.keys() & set(names):
             raise ValueError(f"observation {sorted(taken)[0]!r}: the name of {what}; rename it in the environment")
 
 
 def _check_observation(key: str, space: gymnasium.spaces.Space) -> None:
-    """Refuse what is neither image nor vector, with what would be."""
     if not isinstance(space, gymnasium.spaces.Box):
         raise ValueError(f"observation {key!r}: {space}; expected a Box: {SEEN}; nearest: a vector of one-hots")
     shape, dtype = space.shape, space.dtype
@@ -96,21 +89,19 @@ def _check_observation(key: str, space: gymnasium.spaces.Space) -> None:
 
 
 class ActionCodec:
-    """Translates between what the environment takes and what the model sees.
+    """Translation of actions between environment and model.
 
     Continuous actions in ``[-1, 1]`` are the same on both sides. A discrete action is an index outside and a one-hot
-    vector inside; several at once, of a ``MultiDiscrete`` space, are indices outside and one-hot vectors side by side
-    inside.
+    vector inside; those of a ``MultiDiscrete`` space are one-hot vectors side by side.
 
     Attributes:
-        space: of one world's actions.
-        classes: of each discrete action; empty where actions are continuous.
-        discrete: whether they are not.
+        classes: of each discrete action; empty if actions are continuous.
         width: ``A``, of an action inside.
 
     Raises:
         ValueError: the space is neither ``Discrete`` nor a ``MultiDiscrete`` or a ``Box`` of one axis, or a box is not
-            of floating-point numbers with bounds -1 and 1.
+            of
+            floating-point numbers from -1 to 1.
     """
 
     def __init__(self, space: gymnasium.spaces.Space) -> None:

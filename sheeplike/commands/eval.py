@@ -1,7 +1,6 @@
 """Evaluate the agent of a run: return and success with their intervals, and videos.
 
-``python -m sheeplike eval run=<run_dir> [key=value …]``: how good a run's agent is, from its directory alone, or from
-the directory that ``export`` wrote. ``run=demo:<name>`` is one that comes with the program.
+``python -m sheeplike eval run=<run_dir> [key=value …]``; the run may also be an export or ``demo:<name>``.
 """
 
 from __future__ import annotations
@@ -42,11 +41,7 @@ class EvalOptions(TrainedOptions):
 
 
 def main(request: Request) -> None:
-    """Evaluate, print the result and save it in ``<run_dir>/eval/``.
-
-    Raises:
-        CommandError: there is nothing to evaluate, or not in this way; nothing was written.
-    """
+    """Evaluate, print the result and save it in ``<run_dir>/eval/``."""
     if request.help:
         echo("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
         echo("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF; of a demo below logs/demo/.")
@@ -64,15 +59,6 @@ def main(request: Request) -> None:
 
 
 def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
-    """Play, print and save.
-
-    Args:
-        config: of the run.
-        asked: ``num_envs`` and ``accelerator`` are filled in.
-
-    Raises:
-        CommandError: the checkpoint is damaged, or the environments or the agent cannot be built.
-    """
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
     from sheeplike.run.evaluation import play, summarize, videos
@@ -80,23 +66,18 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     step, networks, made = rebuild(run_dir, config, asked, randomize=asked.randomize)
     if asked.video_size:
         made.film_pixels = asked.video_size
-    with phase("playing"), as_command_errors(envs.Unusable):  # which may show only now, when they render
+    with phase("playing"), as_command_errors(envs.Unusable):  # they may show it only now, when they render
         result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
     banner(f"policy step {step:,} of {run_dir}", describe(metrics, asked))
 
-    marks = "_mode" * (not asked.sample), "_not_randomized" * (not asked.randomize)
+    marks = "" if asked.sample else "_mode", "" if asked.randomize else "_not_randomized"
     terms = {term: values.tolist() for term, values in result.reward_terms.items()}
     numbers = {"return": result.returns, "length": result.lengths, "success": result.success}
     record = {
-        "run": {
-            "env": config.env.name,
-            "id": config.env.id,
-            "agent": config.agent.name,
-            "exp": config.exp,
-            "seed": config.seed,
-        },
+        "run": {"env": config.env.name, "id": config.env.id, "agent": config.agent.name}
+        | {"exp": config.exp, "seed": config.seed},
         "step": step,
         "settings": asked.model_dump(exclude={"run", "checkpoint", "video", "video_size"}),
         "metrics": metrics,
@@ -113,7 +94,7 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
 
 
 def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
-    """The result for people to read, name to text."""
+    """Return the result as text by name."""
     m = {name.removeprefix("eval/"): value for name, value in metrics.items()}
     terms = [f"{name.partition('/')[2]} {value:#.4g}" for name, value in m.items() if name.startswith("reward_terms/")]
     how = "sampled actions" if asked.sample else "the mode of the policy"

@@ -1,8 +1,7 @@
 """Write the weights of a run's agent as safetensors, with what it takes to load them.
 
-``python -m sheeplike export run=<run_dir> [key=value …]`` makes a directory with ``weights.safetensors``, the agent's
-networks by the names of their parameters, ``model.json``, the spaces it acts in, and the run's ``config.yaml``. All are
-data, without pickle.
+``python -m sheeplike export run=<run_dir> [key=value …]`` makes a directory with the files of
+:mod:`sheeplike.trained.exported`. All are data, without pickle.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ class ExportOptions(Options):
 
 
 def main(request: Request) -> None:
-    """Write an agent's weights and what describes them.
-
-    Raises:
-        CommandError: there is nothing to export, or the directory is taken; nothing was written.
-    """
+    """Write an agent's weights and what describes them."""
     if request.help:
         echo(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
         echo(f"Writes {WEIGHTS}, {MODEL} and {CONFIG_FILE}, all at once; what is there already is never replaced.")
@@ -46,7 +41,7 @@ def main(request: Request) -> None:
         return
     asked = load_options(ExportOptions, request.about_run())
     run_dir, config = open_run(asked.run, "export")
-    choose_checkpoint(run_dir, asked.checkpoint)  # before torch and JAX are loaded
+    choose_checkpoint(run_dir, asked.checkpoint)  # refuses before torch and JAX are loaded
     place = None if asked.to is None else expand(asked.to)
     require_writable("to", place or run_dir / "export")
     if place is not None:
@@ -66,7 +61,7 @@ def main(request: Request) -> None:
         space, actions = exported.spaces_of(run_dir, meta).build()
         networks = exported.build(run_dir, weights, space, actions, config.agent, device=torch.device("cpu"))
     with as_command_errors(OSError):
-        model = exported.save(place, networks, actions, config, meta)
+        model = exported.save(place, networks, config, meta)
     acting = {key: space[key] for key in model.observations}
     shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting.items())
     echo(
@@ -80,7 +75,6 @@ def main(request: Request) -> None:
 
 
 def _check_free(place: Path) -> None:
-    """Raise where something is already."""
     if os.path.islink(place):
         raise CommandError(f"{place} is a link: expected to=<another directory>")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sheeplike import host
+from sheeplike.memory.generator import load_generator
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-_GENERATOR_STATES = ((5056,), (16,))  # shapes on a CPU and on a GPU
 
 
 class TooLarge(MemoryError):
@@ -283,16 +283,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # NumPy takes zeroed pages from the system as they are first used; torch writes zeros itself.
     memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)
-
-
-def load_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Restore the state of a generator, unless it is of another kind of device; ValueError if it is no such state."""
-    state = state.cpu()
-    if state.dtype != torch.uint8 or state.shape not in _GENERATOR_STATES:
-        raise ValueError(f"the state of a generator is {tuple(state.shape)} {state.dtype}")
-    # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
-    if state.shape == generator.get_state().shape:
-        generator.set_state(state)
 
 
 def free_memory(device: torch.device) -> int | None:

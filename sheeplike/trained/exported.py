@@ -1,6 +1,6 @@
 """A trained agent as files: an export or a run's checkpoint, and the networks that act built from them.
 
-An export is data alone, which may come from anybody::
+An export is data alone, which may come from anyone::
 
     <directory>/
         weights.safetensors   the networks by the names of their parameters
@@ -55,7 +55,7 @@ class Model(Data):
     only_for_learning: dict[str, Space]
     actions: Space
     versions: dict[str, Any]
-    sha256: str  # of the weights
+    sha256: str
 
 
 def demos() -> list[str]:
@@ -64,11 +64,7 @@ def demos() -> list[str]:
 
 
 def find(run: str) -> Path:
-    """Return the directory that ``run=`` means: of a run, of an export, or of ``demo:<name>``.
-
-    Raises:
-        CommandError: there is no such demo, or the path cannot be one.
-    """
+    """Return the directory that ``run=`` means: of a run, of an export, or of ``demo:<name>``."""
     if not run.startswith(DEMO):
         return expand(run)
     name = run.removeprefix(DEMO)
@@ -84,29 +80,17 @@ def is_export(place: Path) -> bool:
 
 
 def config_of(place: Path) -> Path:
-    """The configuration of an export, which a download may have as a link into a cache of downloads."""
+    """Return the configuration of an export, which a download may have as a link into a cache."""
     return Path(os.path.realpath(place / CONFIG_FILE))
 
 
 def refuse_checkpoint(checkpoint: str) -> None:
-    """Check that no checkpoint of an export is asked for.
-
-    Raises:
-        InvalidOption: one is.
-    """
     if checkpoint != "last":
         raise InvalidOption("checkpoint", checkpoint, "last: an export holds one agent", "last")
 
 
-def save(
-    place: Path, networks: PolicyNetworks, actions: spaces.Space, config: Config, meta: Mapping[str, Any]
-) -> Model:
-    """Write an agent into a new directory: all files or none.
-
-    Args:
-        actions: action space of one world.
-        meta: of the checkpoint.
-    """
+def save(place: Path, networks: PolicyNetworks, config: Config, meta: Mapping[str, Any]) -> Model:
+    """Write an agent and what its checkpoint's ``meta`` says into a new directory: all files or none."""
     from safetensors.torch import save as to_bytes
 
     # Each tensor in memory of its own, as safetensors demands.
@@ -116,7 +100,7 @@ def save(
         step=meta["step"],
         observations={key: describe(one) for key, one in networks.observations.items()},
         only_for_learning={key: describe(one) for key, one in networks.only_for_learning.items()},
-        actions=describe(actions),
+        actions=describe(networks.actions),
         versions=meta["versions"],
         sha256=hashlib.sha256(content).hexdigest(),
     )
@@ -133,7 +117,7 @@ def save(
 
 
 def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.device | str = "cpu") -> PolicyNetworks:
-    """Load the networks of a trained agent, ready to act: ``load_agent(place).player(num_envs=1)``.
+    """Load the networks of a trained agent: ``load_agent(place).player(num_envs=1)`` acts.
 
     Needs neither the task nor JAX. Nothing that the files hold is run.
 
@@ -183,12 +167,7 @@ def build(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> PolicyNetworks:
-    """Build the networks of an agent and load their weights; no learner is built.
-
-    Raises:
-        CommandError: the weights are of another agent, or not finite.
-        ValueError: the options do not suit the spaces.
-    """
+    """Build the networks of an agent and load their weights; raises for weights of another agent."""
     from sheeplike.checkpoint import check_finite
 
     networks = (
@@ -204,11 +183,7 @@ def build(
 
 
 def read(place: Path, checkpoint: str = "last") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Read the description and the weights of an agent from an export or from a checkpoint of a run.
-
-    Raises:
-        CommandError: there is no such checkpoint, a file is damaged, or it holds no agent.
-    """
+    """Return the description and the weights of an agent, from an export or a checkpoint of a run."""
     if is_export(place):
         refuse_checkpoint(checkpoint)
         return _read_export(place)
@@ -228,11 +203,7 @@ def read(place: Path, checkpoint: str = "last") -> tuple[dict[str, Any], dict[st
 
 
 def spaces_of(place: Path, meta: Mapping[str, Any]) -> Spaces:
-    """The spaces of one world, as :func:`read` found them.
-
-    Raises:
-        CommandError: an old checkpoint, or one of another kind of actions, does not say them.
-    """
+    """Return the spaces of one world that :func:`read` found."""
     if meta.get("spaces") is None:
         known = "an older version wrote it, or the actions are of another kind than Box, Discrete and MultiDiscrete"
         raise CommandError(f"run={place}: the checkpoint does not say what its worlds show: {known}; resume the run")
@@ -259,7 +230,7 @@ def _read_export(place: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 @contextmanager
 def _explain(place: Path, *failures: type[Exception]) -> Iterator[None]:
-    """Turn errors of the files of an agent, which may come from anybody, into one line."""
+    """Turn errors of files that may come from anyone into one line."""
     try:
         yield
     except OSError as error:

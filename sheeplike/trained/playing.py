@@ -50,21 +50,11 @@ class TrainedOptions(AgentOptions):
     num_envs: int | None = Field(
         None, ge=1, le=2**16, description="worlds side by side; null: one per episode, at most as many as the run has"
     )
-    seed: int = Field(
-        0, ge=0, le=2**15 - 1, description="of worlds and actions; 0 is that of the evaluations in training"
-    )
+    seed: int = Field(0, ge=0, le=2**15 - 1, description="random seed; 0 repeats the evaluations made in training")
 
 
 def open_trained(run: str | None, checkpoint: str, command: str, results: str) -> tuple[Path, Config]:
-    """The directory of a run, an export or a demo, and its configuration.
-
-    Args:
-        run: of ``run=``.
-        results: the directory in it where the command keeps what it finds.
-
-    Raises:
-        CommandError: it is none of them.
-    """
+    """Return the directory of a run, an export or a demo, and its configuration."""
     if run is None or not is_export(run_dir := exported.find(run)):
         return open_run(run, command)
     exported.refuse_checkpoint(checkpoint)
@@ -74,11 +64,7 @@ def open_trained(run: str | None, checkpoint: str, command: str, results: str) -
 
 
 def settle(asked: T, run_dir: Path, config: Config, results: str) -> T:
-    """Check the request and fill in ``num_envs`` and ``accelerator``.
-
-    Raises:
-        CommandError: it cannot be met, or the results cannot be written.
-    """
+    """Check the request, fill in ``num_envs`` and ``accelerator``, and check that ``results`` can be written."""
     if asked.num_envs is not None and asked.num_envs > asked.episodes:
         raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
     num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
@@ -95,12 +81,8 @@ def rebuild(
     """Return the policy step at which an agent was saved, its networks, and worlds that it can play in.
 
     Args:
-        config: of the run.
-        asked: what :func:`settle` returned.
-        options: of the worlds, as :func:`~sheeplike.run.build.build_envs` takes them.
-
-    Raises:
-        CommandError: the checkpoint is damaged, or the environments or the agent cannot be built.
+        asked: of :func:`settle`.
+        options: of :func:`~sheeplike.run.build.build_envs`.
     """
     import torch
 
@@ -121,29 +103,21 @@ def rebuild(
 
 
 def name_results(step: int, asked: TrainedOptions, config: Config, *marks: str) -> str:
-    """The directory of results: those of the same name had the same options, and are replaced.
-
-    Args:
-        marks: of the command's own options, where they are not the usual ones.
-    """
-    name = f"step_{step:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds" + f"_seed_{asked.seed}" * (
-        asked.seed > 0
-    )
-    return name + "".join(marks) + f"_{asked.accelerator}" * (asked.accelerator != config.fabric.accelerator)
+    """Return the directory of results; ``marks`` are the command's own options, if not the default ones."""
+    seed = f"_seed_{asked.seed}" if asked.seed else ""
+    device = f"_{asked.accelerator}" if asked.accelerator != config.fabric.accelerator else ""
+    name = f"step_{step:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
+    return "".join([name, seed, *marks, device])
 
 
 def results_of(run_dir: Path, results: str) -> Path:
-    """Where a command keeps what it finds about ``run_dir``; nothing is written where the program is installed."""
+    """Return the directory of a command's results; nothing is written where the program is installed."""
     is_demo = run_dir.resolve().parent == exported.DEMOS.resolve()
     return (Path("logs/demo", run_dir.resolve().name) if is_demo else run_dir) / results
 
 
 def choose_accelerator(asked: str, config: Config) -> str:
-    """``cpu`` or ``cuda``, where ``auto`` asks for what the run was trained on, if it is here.
-
-    Raises:
-        InvalidOption: there is no GPU.
-    """
+    """Return ``cpu`` or ``cuda``; ``auto`` is what the run was trained on, if it is here."""
     wanted = config.fabric.accelerator if asked == "auto" else asked
     problem = None if wanted == "cpu" else host.gpu_problem()
     if problem and asked != "auto":
@@ -154,7 +128,7 @@ def choose_accelerator(asked: str, config: Config) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` with null in place of numbers that JSON does not have."""
+    """Replace numbers that JSON does not have by null."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

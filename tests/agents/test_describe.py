@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gymnasium.spaces import Discrete
 from torch import nn
 
 from sheeplike.agents.agent import Agent
@@ -51,8 +52,11 @@ def test_any_other_agent_tells_what_it_sees_its_name_and_its_parameters(make_spa
     class Other(Agent):
         def __init__(self) -> None:
             space = make_space({}, {"state": 3, "more": 2})
-            self.networks = PolicyNetworks(space, PPOConfig(name="ppo"), ["state"])
-            self.networks.linear = nn.Linear(3, 400)
+            self.networks = Networks(space, Discrete(2), PPOConfig())
+
+    class Networks(PolicyNetworks):
+        def build(self) -> None:
+            self.observations, self.linear = {"state": self.space["state"]}, nn.Linear(3, 400)
 
     assert Other().describe() == {"sees": "state 3 (not seen: more)", "agent": "ppo: 1,600 parameters"}
     assert Other().last_batch() == Other().counters(0, 0) == {}

@@ -24,12 +24,7 @@ ActionDistribution = BoundedNormal | OneHotCategorical | JointCategorical
 
 
 class Policy(nn.Module):
-    """Features ``(..., F)`` to an action distribution; nearly uniform at initialisation (output scale 0.01).
-
-    Args:
-        unimix: share of a uniform distribution in a discrete policy. The paper has 0.01; the authors' code configures
-            that too but does not apply it (their issue 219), and the default follows the code.
-    """
+    """Features ``(..., F)`` to an action distribution; nearly uniform at initialisation (output scale 0.01)."""
 
     def __init__(self, inputs: int, codec: ActionCodec, units: int, *, layers: int = 3, unimix: float) -> None:
         super().__init__()
@@ -45,13 +40,7 @@ class Policy(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Policy, value, slow value and the scale of returns.
-
-    Args:
-        features: width ``F`` of the model's features.
-        codec: of the action space.
-        config: options of the agent.
-    """
+    """Policy, value, slow value and the scale of returns."""
 
     def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config) -> None:
         super().__init__()
@@ -68,7 +57,7 @@ class ActorCritic(nn.Module):
         """Roll the policy out in the model from ``start (B, ...)``, without gradient.
 
         Returns:
-            features ``(B, length + 1, F)`` and actions ``(B, length + 1, A)``; the last action is never scored.
+            Features ``(B, length + 1, F)`` and actions ``(B, length + 1, A)``; the last action is never scored.
         """
         latent = start.detach()
         action = self.policy(latent.features).sample()
@@ -80,7 +69,7 @@ class ActorCritic(nn.Module):
         return torch.stack(features, 1), torch.stack(actions, 1)
 
     def imagine_step(self, rssm: RSSM, latent: Latent, action: Tensor) -> tuple[Latent, Tensor, Tensor]:
-        """From one imagined state to the next: its latent, its features ``(B, F)`` and the action chosen there."""
+        """Return the next latent, its features ``(B, F)`` and the action chosen there."""
         latent = rssm.imagine(latent, action)
         return latent, latent.features, self.policy(latent.features).sample()
 
@@ -88,23 +77,18 @@ class ActorCritic(nn.Module):
 def lambda_return(
     last: Tensor, terminal: Tensor, reward: Tensor, bootstrap: Tensor, discount: float, return_lambda: float
 ) -> Tensor:
-    """TD(lambda) returns of states ``0 .. T-1`` from ``(B, T + 1)`` inputs: ``(B, T)``.
+    """Return TD(lambda) returns ``(B, T)`` of states ``0 .. T-1`` from ``(B, T + 1)`` inputs.
 
     The return of step ``t`` uses reward, termination and bootstrap of step ``t + 1``: rewards are for arriving. At a
-    truncated step (``last`` without ``terminal``) the average over longer returns stops and the bootstrap stands in
-    for the rest; at a terminal step nothing follows.
+    truncated step (``last`` without ``terminal``) the average over longer returns stops and the bootstrap stands in for
+    the rest; at a terminal step nothing follows.
 
     Args:
         last: 1 where an episode ends in any way.
         terminal: 1, or the probability of it, where it ends for good.
-        reward: for arriving at each step.
         bootstrap: estimate of what follows each step.
-
-    Raises:
-        ValueError: the inputs differ in shape.
     """
-    if not last.shape == terminal.shape == reward.shape == bootstrap.shape:
-        raise ValueError(f"shapes differ: {[tuple(x.shape) for x in (last, terminal, reward, bootstrap)]}")
+    assert last.shape == terminal.shape == reward.shape == bootstrap.shape
     live = (1 - terminal.float())[:, 1:] * discount
     keep = (1 - last.float())[:, 1:] * return_lambda
     known = reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:]
@@ -130,17 +114,17 @@ def imagination_loss(
     entropy_scale: float,
     slow_scale: float = 1.0,
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-    """Actor and critic losses on imagined rollouts.
+    """Return actor and critic losses on imagined rollouts.
 
     Args:
         action: ``(B, I + 1, A)`` as sampled.
-        reward, cont: ``(B, I + 1)`` predictions: mean reward, and probability of going on with the horizon inside it,
-            so the discount here is 1. Predicted for every state, the first included.
+        reward, cont: ``(B, I + 1)`` predictions for every state, the first included: mean reward, and probability of
+            going on with the horizon inside it, so the discount here is 1.
         policy, value, slow_value: distributions over the ``(B, I + 1)`` states.
         scale: range of returns; updated here.
 
     Returns:
-        losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics.
+        Losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics.
     """
     val, slow = value.pred(), slow_value.pred().detach()
     weight = torch.cumprod(cont, 1).detach()
@@ -179,7 +163,7 @@ def replay_value_loss(
     return_lambda: float,
     slow_scale: float = 1.0,
 ) -> Tensor:
-    """Critic loss on replayed sequences, ``(B, T - 1)``; its gradient reaches the world model.
+    """Return the critic loss on replayed sequences, ``(B, T - 1)``; its gradient reaches the world model.
 
     Rewards and endings are the real ones, so the horizon is *not* inside them and the discount is ``1 - 1/horizon``.
     ``bootstrap (B, T)`` are the imagined returns that start at each replayed state.

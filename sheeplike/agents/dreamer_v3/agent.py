@@ -1,9 +1,8 @@
-"""The DreamerV3 agent: its player, its replay and its one gradient update.
+"""The DreamerV3 learner: replay, losses and its one gradient update.
 
 Source: DreamerV3 (Hafner et al., Nature 2025, arXiv 2301.04104v2) as implemented today by ``danijar/dreamerv3``.
 
-Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, ``A`` action, ``D`` deter,
-``S K`` stoch groups x classes, ``F`` features.
+Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, ``A`` action, ``F`` features.
 """
 
 from __future__ import annotations
@@ -54,18 +53,13 @@ class DreamerV3(Agent):
     """Learns a world model from replayed sequences, and behaviour inside it.
 
     Args:
-        observation_space: of one world, a flat ``Dict``.
-        action_space: of one world, ``Discrete``, ``MultiDiscrete`` or ``Box`` in ``[-1, 1]``.
-        config: options of the agent.
-        num_envs: worlds that :meth:`add` receives.
-        device: of parameters and replay.
-        compile: how updates and acting are made fast; see :class:`~sheeplike.nn.compilation.Compilation`.
+        num_envs: worlds ``N`` that :meth:`add` receives.
+        compile: mode of :class:`~sheeplike.nn.compilation.Compilation`.
         autocast: makes the context of mixed precision, such as ``fabric.autocast``.
-        seed: of parameters, latents and replay sampling.
+        seed: of parameters and replay sampling.
 
     Raises:
-        ValueError: the options do not suit the spaces; the message names the option, what was expected and the nearest
-            valid value.
+        ValueError: the options do not suit the spaces.
         MemoryError: the replay does not fit.
     """
 
@@ -110,24 +104,25 @@ class DreamerV3(Agent):
         self.ratio = Ratio(config.replay_ratio, start=config.first_update(num_envs))
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
-        self._last_draw: tuple[Tensor, Tensor] | None = None  # what the last update learned from
+        self._last_draw: tuple[Tensor, Tensor] | None = None
         self._compile(compile)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of all networks; another one needs ``found_inf`` and ``learning_rate()`` too."""
+        """Return the optimizer; another one needs ``found_inf`` and ``learning_rate()`` too."""
         config = self.config
         betas, eps, agc = (config.beta1, config.beta2), config.eps, config.agc
         return LaProp(parameters, config.learning_rate, betas=betas, eps=eps, agc=agc, warmup=config.warmup)
 
     def _compile(self, mode: str) -> None:
-        """What is compiled and captured; everything else is written as if it were not."""
+        """Compile and capture; everything else is written as if it were not."""
         self.compiled = self.networks.compiled = Compilation(mode, self.device)
         world, critic = self.world_model, self.actor_critic
         self.compiled.methods(world.rssm, "observe_step")
         self.compiled.methods(critic, "imagine_step")
         self.compiled.methods(self.networks, "_act")
         self.compiled.methods(self, "behaviour_losses")
-        if self.device.type != "cpu":  # whose time the convolutions take: 2 % less, for half a minute of compiling
+        # A CPU spends its time in convolutions: this would save 2 % there, for half a minute of compiling.
+        if self.device.type != "cpu":
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
         self._learn = self.compiled.step(self._learn)
@@ -135,17 +130,13 @@ class DreamerV3(Agent):
     # --- collecting -------------------------------------------------------------------------------------------------
 
     def add(self, step: Step) -> None:
-        """Store one step of all worlds, with the latent that the player had after seeing it."""
         self.replay.add(encode_step(step, self.stored, self.codec))
         self.world_model.update_norms(step.obs)
         if self.probes is not None:
             self.probes.update_norms(step.obs)
 
     def updates_due(self, policy_steps: int) -> int:
-        """Gradient steps due by the replay ratio.
-
-        0 before ``learning_starts`` and while the replay holds less than a batch; nothing is caught up on later.
-        """
+        """Return the gradient steps due; before the replay holds a batch, none accrue."""
         needed = min(self.config.batch_size * self.config.batch_length, self.replay.length * self.num_envs)
         if not self.replay.ready or len(self.replay) < needed:
             self.ratio.skip(policy_steps)
@@ -154,16 +145,12 @@ class DreamerV3(Agent):
     # --- learning ---------------------------------------------------------------------------------------------------
 
     def update(self) -> dict[str, Tensor]:
-        """One gradient step of world model, actor and critic on one batch of sequences.
-
-        Static shapes, one backward pass, no host synchronisation. Returns 0-dim device tensors. Where a loss or a
-        gradient is not finite, nothing changes but the counters and what is drawn next.
-        """
+        """Make one gradient step; static shapes, one backward pass, no host synchronisation."""
         self._last_draw = self.replay.draw(self.config.batch_size)
         return self._learn(*self._last_draw)
 
     def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
-        """The gradient step on the sequences that ``envs`` and ``starts``, ``(B,)`` int64, name in the replay."""
+        """Learn from the sequences that ``envs`` and ``starts``, ``(B,)`` int64, name in the replay."""
         data, _, times = self.replay.gather(envs, starts)
         returns = self.actor_critic.return_scale.range
         returns_before = returns.clone()
@@ -194,7 +181,7 @@ class DreamerV3(Agent):
         return metrics
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Means of the losses by name, and what is minimised: their weighted sum."""
+        """Return means of the losses by name, and their weighted sum."""
         assert losses.keys() - set(self.predicted.spaces) == self.scales.keys() - {"reconstruction"}, (
             "a loss without a scale"
         )
@@ -202,7 +189,7 @@ class DreamerV3(Agent):
         return means, sum(self._scale(name) * mean for name, mean in means.items())
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
-        """All losses on sequences ``(B, CONTEXT + T, ...)``: losses by name, metrics, posterior states ``(B, T)``."""
+        """Return losses by name on ``(B, CONTEXT + T, ...)``, metrics, posterior states ``(B, T)``."""
         world = self.world_model
         # The context step gives the latent and the action that lead into the first trained step.
         start = self.context(data)
@@ -219,7 +206,7 @@ class DreamerV3(Agent):
     def behaviour_losses(
         self, features: Tensor, actions: Tensor, replayed: Tensor, batch: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Losses of actor and critic by name, and metrics.
+        """Return losses of actor and critic by name, and metrics.
 
         Args:
             features, actions: imagined, ``(B * T, I + 1, F)`` and ``(B * T, I + 1, A)``.
@@ -246,7 +233,7 @@ class DreamerV3(Agent):
             batch["is_terminal"],
             batch["reward"],
             returns[:, 0].unflatten(0, batch["reward"].shape),
-            critic.value(replayed),  # not detached: the critic shapes the representation
+            critic.value(replayed),  # the critic shapes the representation
             slow_replayed,
             horizon=self.config.horizon,
             return_lambda=self.config.return_lambda,
@@ -254,11 +241,11 @@ class DreamerV3(Agent):
         return losses, metrics
 
     def imagined_reward(self, features: Tensor, actions: Tensor) -> Tensor:
-        """For arriving at each imagined state, ``(B * T, I + 1)``; arguments as of :meth:`behaviour_losses`."""
+        """Return the reward for arriving at each imagined state, ``(B * T, I + 1)``."""
         return self.world_model.reward(features).pred()
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
-        """Open-loop prediction on replayed sequences: metrics, and the images of each camera."""
+        """Predict replayed sequences open-loop: metrics, and the images of each camera."""
         if not self.replay.ready:
             return {}, {}
         with self._aside(), self.autocast():
@@ -267,11 +254,11 @@ class DreamerV3(Agent):
             return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
 
     def dream(self) -> dict[str, Dream]:
-        """50 imagined steps under the policy's own actions, by camera, from where replayed sequences still go on.
+        """Imagine 50 steps under the policy from replayed sequences, by camera.
 
-        A dream begins at the last step of a sequence that does not end an episode, and what was seen before it is of
-        that episode; its first frame is repeated where it is too short. The traces are the expected reward, the value,
-        and the probability that the episode goes on.
+        A dream begins at the last step of a sequence that does not end an episode, after frames of that episode; the
+        first
+        is repeated if it is too short. The traces are expected reward, value and probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
         if not self.replay.ready or not world.decoder.keys.images:
@@ -301,7 +288,7 @@ class DreamerV3(Agent):
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Look without disturbing learning: neither its randomness nor the queue of fresh sequences."""
+        """Preserve randomness and the queue of fresh sequences."""
         state = self.replay.generator.get_state(), self.replay.fresh.copy()
         with own_randomness(self.device), torch.no_grad(), self.compiled.paused():
             try:
@@ -311,16 +298,13 @@ class DreamerV3(Agent):
                 self.replay.fresh = state[1]
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
-        """Size of the replay in policy steps, and gradient steps per policy step since learning started."""
         learned = max(policy_steps - self.ratio.start, 1)
         return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
 
     def last_batch(self) -> dict[str, Tensor]:
-        """The sequences of the last update, as the replay holds them now; empty before the first update.
+        """Return the sequences of the last update, ``(B, CONTEXT + T, ...)``, as the replay holds them now.
 
-        Returns:
-            The replay's keys to ``(B, CONTEXT + T, ...)``; ``envs`` ``(B,)`` and ``times`` ``(B, CONTEXT + T)``, which
-            world each sequence is from and how many steps that world had seen before each step.
+        ``envs (B,)`` and ``times (B, CONTEXT + T)`` are the worlds, and how many steps they had seen before.
         """
         if self._last_draw is None:
             return {}
@@ -328,7 +312,6 @@ class DreamerV3(Agent):
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
-        """Size of the model, how often it learns, and size of the replay."""
         config, per_iteration = self.config, self.num_envs * self.config.replay_ratio
         size = config.size if isinstance(config.size, str) else "of its own"
         parameters = sum(p.numel() for p in self.networks.parameters() if p.requires_grad)
@@ -351,7 +334,6 @@ class DreamerV3(Agent):
         }
 
     def warm_up(self) -> None:
-        """Compile the update on the first sequence in memory; nothing of the agent changes."""
         none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
@@ -369,7 +351,7 @@ class DreamerV3(Agent):
         return self.scales["reconstruction" if name in self.predicted.spaces else name]
 
     def context(self, data: Mapping[str, Tensor]) -> Latent:
-        """The stored latent ``(B, ...)`` from which the trained part of replayed sequences begins."""
+        """Return the stored latent ``(B, ...)`` from which the trained part of sequences begins."""
         return unpack_latent(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
 
     def _gradient_norms(self) -> dict[str, Tensor]:
@@ -383,12 +365,10 @@ class DreamerV3(Agent):
 
     @property
     def history(self) -> SequenceReplay:
-        """What was seen and done; the latents, which every update refreshes, are part of the state."""
+        """Frames, actions and rewards; the latents, refreshed by every update, are part of the state."""
         return self.replay
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay`` it starts again from an empty ring, and
-        without ``history`` it lacks frames, actions and rewards, which are saved in files of their own."""
         state = {
             "modules": self.networks.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -398,21 +378,20 @@ class DreamerV3(Agent):
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ratio.load_state_dict(state["ratio"])
         self.skips.load_state_dict(state)
-        if self.probes is not None:  # one that only acts has none, whatever the state holds
+        if self.probes is not None:
             self.probes.load_state_dict(state["probes"])
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
 
 
 def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:
-    """Steps ``(B, SEEN)`` of sequences ``(B, T)`` that are shown before a dream, which begins after the last of them.
+    """Return the steps ``(B, SEEN)`` of sequences ``(B, T)`` before a dream, which begins after the last of them.
 
-    They are of one episode that goes on; where that began later, its first step is repeated.
+    They are of one episode that goes on; its first step is repeated if it began later.
     """
     steps = torch.arange(is_first.shape[1], device=is_first.device)
     last = torch.where(is_last, 0, steps).amax(1, keepdim=True)

@@ -10,8 +10,8 @@ from pydantic import Field
 from sheeplike.agents.config import AgentConfig
 from sheeplike.options import HEADLINE, INCIDENTAL, InvalidOption, Options
 
-CONTEXT = 1  # stored steps in front of each trained sequence, whose last latent is where it starts
-WRITE_HEAD = 1  # steps kept free where each world's ring is written: a sequence across would join old and new
+CONTEXT = 1  # replayed steps before each training sequence; the last one's stored latent initialises the RSSM
+WRITE_HEAD = 1  # steps kept free where each ring is written: a sequence across would join old and new
 
 
 class Size(Options):
@@ -84,7 +84,7 @@ class DreamerV3Config(AgentConfig):
     unimix: float = Field(0.01, ge=0, lt=1, description="share of a uniform distribution in the latents")
     policy_unimix: float = Field(
         0.0, ge=0, lt=1, description="share of a uniform distribution in a discrete policy; the paper has 0.01"
-    )  # so has the authors' configuration, but their code does not apply it
+    )  # the authors configure 0.01 too, but do not apply it (danijar/dreamerv3 issue 219)
     free_nats: float = Field(1.0, ge=0, le=1e6, description="nats of KL divergence that cost nothing")
     imagination_length: int = Field(15, ge=1, le=1000, description="imagined time steps")
     horizon: Annotated[float, HEADLINE] = Field(
@@ -110,21 +110,15 @@ class DreamerV3Config(AgentConfig):
 
     @property
     def widths(self) -> Size:
-        """The widths that ``size`` names or is."""
         return SIZES[self.size] if isinstance(self.size, str) else self.size
 
     @property
     def train_ratio(self) -> float:
-        """Replayed time steps per policy step, as the authors count: how often a frame is trained on, on average."""
+        """Replayed time steps per policy step, as the authors count."""
         return self.replay_ratio * self.batch_size * self.batch_length
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
-        """Fill in ``learning_starts``, and check that the replay holds a sequence and the run makes an update.
-
-        Raises:
-            InvalidOption: one of ``batch_length``, ``env.num_envs``, ``replay_size``, ``learning_starts`` and
-                ``total_steps`` does not fit the others.
-        """
+        """Fill in ``learning_starts``; check that the replay holds a sequence and the run makes an update."""
         needed = num_envs * (self.batch_length + CONTEXT + WRITE_HEAD)
         if self.replay_size < needed:
             steps = self.replay_size // num_envs
@@ -157,13 +151,11 @@ class DreamerV3Config(AgentConfig):
         return self.replace(learning_starts=starts)
 
     def first_update(self, num_envs: int) -> int:
-        """``learning_starts``, or when the replay holds one batch and a sequence of every world."""
         return self._smallest_replay(num_envs) if self.learning_starts is None else self.learning_starts
 
     def updates(self, start: int, stop: int, num_envs: int) -> int:
-        """Gradient steps between two policy steps, by the replay ratio."""
         return int(max(stop - max(self.first_update(num_envs), start), 0) * self.replay_ratio)
 
     def _smallest_replay(self, num_envs: int) -> int:
-        """Policy steps after which the replay can serve a batch."""
+        """Return the policy steps after which the replay can serve a batch."""
         return max(num_envs * (self.batch_length + CONTEXT), min(self.batch_size * self.batch_length, self.replay_size))

@@ -1,18 +1,15 @@
-"""What of DreamerV3 acts: the world model that follows what is seen, and the policy.
+"""Networks of DreamerV3: world model, policy and value.
 
 Shape letters: ``N`` worlds, ``A`` action, ``D`` deter, ``S K`` stoch groups x classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.dreamer_v3.actor_critic import ActorCritic
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import Latent
@@ -23,39 +20,28 @@ from sheeplike.agents.spaces import ActionCodec
 
 
 class DreamerNetworks(PolicyNetworks):
-    """World model and behaviour; what a subclass adds is optimised, saved and exported with them.
+    """World model, policy and value; what a subclass adds is optimised, saved and exported with them.
 
     Attributes:
         keys: observations that the model sees.
-        predicted: these, and the targets that it predicts without seeing them.
-        codec: of the action space.
+        predicted: these and its targets.
     """
 
     config: DreamerV3Config
     world_model: WorldModel
     actor_critic: ActorCritic
 
-    def __init__(
-        self,
-        space: spaces.Dict,
-        actions: spaces.Space,
-        config: DreamerV3Config,
-        *,
-        device: torch.device | str = "cpu",
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
-        seed: int = 0,
-    ) -> None:
-        keys = ModelKeys(space, config.observations)
-        predicted = keys.with_targets(space, config.targets)
-        super().__init__(space, config, keys.spaces, predicted.spaces, device=device, autocast=autocast)
-        self.keys, self.predicted, self.codec = keys, predicted, ActionCodec(actions)
-        with own_randomness(self.device, seed):
-            for name, module in self.make_modules().items():
-                self.add_module(name, module)
-            self.to(self.device)
+    def build(self) -> None:
+        self.keys = ModelKeys(self.space, self.config.observations)
+        self.predicted = self.keys.with_targets(self.space, self.config.targets)
+        self.observations = self.keys.spaces
+        self.only_for_learning = {k: self.space[k] for k in self.predicted.spaces if k not in self.observations}
+        self.codec = ActionCodec(self.actions)
+        for name, module in self.make_modules().items():
+            self.add_module(name, module)
 
     def make_modules(self) -> dict[str, nn.Module]:
-        """Make the networks, by name."""
+        """Return the networks by name."""
         world_model = WorldModel(self.keys, self.codec.width, self.config, predicted=self.predicted)
         actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config)
         return {"world_model": world_model, "actor_critic": actor_critic}
@@ -69,10 +55,7 @@ class DreamerNetworks(PolicyNetworks):
     def act(
         self, state: Mapping[str, Tensor], obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """Follow the model and choose; the extras are the latent as the replay stores it.
-
-        The authors evaluate with ``sample=True`` too.
-        """
+        """Follow the model and choose; the authors evaluate with ``sample=True`` too."""
         latent = Latent(state["deter"], state["stoch"])
         with self.autocast():
             latent, action = self._act(latent, state["action"], obs, is_first, sample)
@@ -82,7 +65,6 @@ class DreamerNetworks(PolicyNetworks):
     def _act(
         self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, sample: bool
     ) -> tuple[Latent, Tensor]:
-        """From the latent and action of the last step to those of this one."""
         step = {key: value.unsqueeze(1) for key, value in obs.items()}
         latent, _ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))
         latent = latent.map(lambda x: x.squeeze(1))

@@ -1,8 +1,7 @@
-"""What can be read off the latents while they are learnt: probes, which change nothing of what they read.
+"""Probes: heads that learn to read vectors off the latents, and change nothing of what they read.
 
-For each probed observation a linear map and a small MLP, on detached features, with an optimizer of their own. They say
-whether the latents hold what the model neither sees nor predicts. Probes of a trained model, which learn from some
-episodes and are tested on others, are in :mod:`sheeplike.inspection.probes`.
+For each probed observation a linear map and a small MLP on detached features, with an optimizer of their own. Probes of
+a trained model, tested on other episodes than they learn from, are in :mod:`sheeplike.inspection.probes`.
 """
 
 from __future__ import annotations
@@ -20,22 +19,12 @@ from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import RunningNorm
 from sheeplike.nn.optimizers import adam
 
-RATE, EPS = 1e-3, 1e-8  # of Adam
+RATE, EPS = 1e-3, 1e-8  # Adam
 HEADS = ("linear", "mlp")
 
 
 class Probes:
-    """Heads that learn to read vectors off features ``(B, T, F)``.
-
-    Args:
-        keys: the observations to read.
-        features: width ``F``.
-        units: width of the MLP's hidden layer.
-        seed: of the parameters; torch's own stream is not touched.
-
-    Raises:
-        ValueError: one of the observations is an image.
-    """
+    """Heads that read vectors off features ``(B, T, F)``, with an MLP of width ``units``."""
 
     def __init__(self, keys: ModelKeys, features: int, units: int, *, device: torch.device, seed: int) -> None:
         if keys.images:
@@ -43,8 +32,7 @@ class Probes:
             raise ValueError(f"probe {keys.images[0]!r}: expected vectors; {near}")
         self.names, self.device = keys.vectors, device
         widths = [keys.width(key) for key in self.names]
-        with own_randomness(device):
-            torch.manual_seed(seed)
+        with own_randomness(device, seed):
             self.heads = nn.ModuleDict(
                 {
                     "linear": nn.ModuleList(Linear(features, width, scale=0.0) for width in widths),
@@ -58,19 +46,19 @@ class Probes:
         self.optimizer = adam(self.heads.parameters(), RATE, eps=EPS)
 
     def update_norms(self, obs: Mapping[str, Tensor]) -> None:
-        """Update the whitening with what ``(N, ...)`` worlds delivered."""
+        """Update the whitening with ``obs (N, ...)``."""
         for key, norm in zip(self.names, self.heads["norms"], strict=True):
             norm.update(obs[key])
 
     def update(self, features: Tensor, batch: Mapping[str, Tensor], skip: Tensor) -> dict[str, Tensor]:
-        """One gradient step on features ``(B, T, F)`` and the observations of the same steps.
+        """Make one gradient step on features ``(B, T, F)`` and the observations of the same steps.
 
         Args:
-            skip: 0-dim float32; where it is 1, or a number of this step is not finite, no parameter changes.
+            skip: 0-dim float32; 1 leaves all parameters as they are, as a non-finite number does.
 
         Returns:
-            ``probe/r2/<observation>/<head>``, 0-dim, from before the step: the explained share of the whitened
-            variance within the batch, over all entries.
+            ``probe/r2/<observation>/<head>``, 0-dim: explained share of the whitened variance in the batch, before the
+                step.
         """
         features, metrics, losses = features.detach().float(), {}, []
         for index, (key, norm) in enumerate(zip(self.names, self.heads["norms"], strict=True)):
@@ -78,7 +66,7 @@ class Probes:
             spread = (target - target.mean((0, 1))).square().mean()
             for head in HEADS:
                 loss = (self.heads[head][index](features) - target).square().mean()
-                explained = 1 - loss.detach() / spread  # of a constant there is none to explain: NaN
+                explained = 1 - loss.detach() / spread  # NaN: a constant has no variance
                 metrics[f"probe/r2/{key}/{head}"] = torch.where(spread > 1e-8, explained, math.nan)
                 losses.append(loss)
         total = torch.stack(losses).sum()

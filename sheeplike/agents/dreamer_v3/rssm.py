@@ -34,11 +34,11 @@ class Latent(NamedTuple):
 
     @property
     def features(self) -> Tensor:
-        """``(..., D + S*K)``: what every head reads."""
+        """Input of every head, ``(..., D + S*K)``."""
         return torch.cat([self.deter, self.stoch.flatten(-2)], -1)
 
     def reset(self, where: Tensor) -> Latent:
-        """The zero state in the sequences where ``where (B,)`` is true."""
+        """Return the zero state where ``where (B,)`` is true."""
         return Latent(torch.where(where[:, None], 0.0, self.deter), torch.where(where[:, None, None], 0.0, self.stoch))
 
     def detach(self) -> Latent:
@@ -49,21 +49,21 @@ class Latent(NamedTuple):
 
 
 def stack_latents(states: Sequence[Latent]) -> Latent:
-    """``T`` latents ``(B, ...)`` as one, ``(B, T, ...)``."""
+    """Stack ``T`` latents ``(B, ...)`` into one, ``(B, T, ...)``."""
     return Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
 
 
 def defers(device: torch.device) -> bool:
-    """Whether a scan's weights get their gradients at its end: on a CPU few rows cost little, and kernels nothing."""
+    """True if a scan's weights get their gradients at its end; on a CPU few rows cost little, and kernels nothing."""
     return device.type != "cpu"
 
 
 class DeferredGradients(torch.autograd.Function):
     """Zeros to be added to what each step of a loop computes with detached weights.
 
-    Their gradient becomes that of the weights, by computing all steps once more side by side. So the backward pass
-    through the loop carries the gradient of the state alone, and each weight's is one product over batch and time,
-    instead of a sum of small ones, which on a GPU cost a few kernels each.
+    Their gradient becomes that of the weights, by computing all steps once more side by side: the backward pass through
+    the loop carries the gradient of the state alone, and each weight's is one product over batch and time instead of a
+    sum of small ones, which on a GPU cost a few kernels each.
     """
 
     @staticmethod
@@ -86,8 +86,7 @@ class RSSM(nn.Module):
 
     Args:
         embed: width ``E`` of the encoder's output.
-        actions: width ``A`` of the action (continuous dimensions, or classes of a one-hot).
-        deter, hidden, classes: see :class:`~sheeplike.agents.dreamer_v3.config.Size`.
+        actions: width ``A`` of the action.
         stoch: categorical groups ``S``.
         blocks: blocks of the recurrent layers.
         unimix: share of a uniform distribution in prior and posterior.
@@ -124,26 +123,24 @@ class RSSM(nn.Module):
         self.posterior_net = nn.Sequential(NormAct(hidden), Linear(hidden, flat))
 
     def initial(self, batch: int, device: torch.device) -> Latent:
-        """The zero state of ``batch`` sequences."""
         return Latent(
             torch.zeros(batch, self.deter, device=device), torch.zeros(batch, self.stoch, self.classes, device=device)
         )
 
     def split(self, features: Tensor) -> Latent:
-        """The latent of :attr:`Latent.features` ``(..., D + S*K)``."""
+        """Return the latent of :attr:`Latent.features` ``(..., D + S*K)``."""
         deter, stoch = features.split([self.deter, self.stoch * self.classes], -1)
         return Latent(deter, stoch.unflatten(-1, (self.stoch, self.classes)))
 
     def distribution(self, logits: Tensor) -> OneHotCategorical:
-        """Distribution over the categoricals from logits ``(..., S, K)``."""
         return OneHotCategorical(logits, self.unimix)
 
     def embed_action(self, action: Tensor) -> Tensor:
-        """``(..., A) -> (..., hidden)``. Actions beyond 1 are scaled back to 1: the replay stores them unclipped."""
+        """Embed actions ``(..., A)``; beyond 1 they are scaled back: the replay stores them unclipped."""
         return self.in_action(action / action.abs().clamp_min(1.0).detach())
 
     def advance(self, latent: Latent, action: Tensor) -> Tensor:
-        """The next deterministic state ``(B, D)`` from a latent and an embedded action ``(B, hidden)``."""
+        """Return the next deter ``(B, D)`` after a latent and an embedded action ``(B, hidden)``."""
         deter, g = latent.deter, self.blocks
         inputs = torch.cat([self.in_deter(deter), self.in_stoch(latent.stoch.flatten(-2)), action], -1)
         # Each block sees its own slice of the state and all of the inputs.
@@ -158,17 +155,17 @@ class RSSM(nn.Module):
         return update * candidate + (1 - update) * deter
 
     def prior(self, deter: Tensor) -> Tensor:
-        """Logits ``(..., S, K)`` of the categoricals without an observation."""
+        """Return logits ``(..., S, K)`` without an observation."""
         return self.prior_net(deter).unflatten(-1, (self.stoch, self.classes))
 
     def posterior(self, deter: Tensor, embed: Tensor) -> Tensor:
-        """Logits ``(..., S, K)`` given the part of the first layer that reads the observation (:meth:`embed_obs`)."""
+        """Return logits ``(..., S, K)`` given :meth:`embed_obs` of the observation."""
         # One linear layer on [deter, embed], split so that all time steps of ``embed`` go through in one product.
         x = torch.nn.functional.linear(deter, self.posterior_in.weight[:, : self.deter]) + embed
         return self.posterior_net(x).unflatten(-1, (self.stoch, self.classes))
 
     def embed_obs(self, embed: Tensor) -> Tensor:
-        """``(..., E) -> (..., hidden)``: the observation's share of the posterior's first layer, bias included."""
+        """Return the observation's share of the posterior's first layer, bias included."""
         return torch.nn.functional.linear(embed, self.posterior_in.weight[:, self.deter :], self.posterior_in.bias)
 
     def observe(self, latent: Latent, action: Tensor, embed: Tensor, is_first: Tensor) -> tuple[Latent, Tensor]:
@@ -181,7 +178,7 @@ class RSSM(nn.Module):
             is_first: ``(B, T)`` bool; there the state and the previous action are zeroed, at every ``t``.
 
         Returns:
-            Posterior states ``(B, T, ...)`` and posterior logits ``(B, T, S, K)`` float32.
+            Posterior states ``(B, T, ...)`` and logits ``(B, T, S, K)`` float32.
         """
         # Chosen, not multiplied by zero: that would keep a NaN alive.
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
@@ -207,7 +204,7 @@ class RSSM(nn.Module):
         embed: Tensor,
         tap: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Latent, Tensor]:
-        """One step of :meth:`observe`: embedded action and observation ``(B, hidden)`` to latent and logits.
+        """Take one step of :meth:`observe`, with embedded action and observation ``(B, hidden)``.
 
         Args:
             weights: by name, instead of the module's own.
@@ -218,7 +215,7 @@ class RSSM(nn.Module):
     def forward(
         self, latent: Latent, action: Tensor, embed: Tensor, tap: tuple[Tensor, Tensor] | None
     ) -> tuple[Latent, Tensor]:
-        """:meth:`observe_step` with the module's own weights: ``functional_call`` runs a module's ``forward``."""
+        """Take :meth:`observe_step` with the module's own weights; ``functional_call`` runs ``forward``."""
         deter = self.advance(latent, action)
         deter = deter if tap is None else deter + tap[0]
         logit = self.posterior(deter, embed)
@@ -228,12 +225,9 @@ class RSSM(nn.Module):
     def _defer(
         self, starts: list[Latent], ends: list[Latent], actions: Tensor, embeds: Tensor
     ) -> tuple[dict[str, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]:
-        """Weights for all steps of a loop, without gradient, and the taps of each step that give them one.
-
-        Args:
-            starts, ends: the latents before and after each step, once the loop has run. Detached: the graph that this
-                function is a part of would otherwise hold itself, and never be freed.
-        """
+        """Return detached weights for all steps of a loop, and taps of each step that give them a gradient."""
+        # starts and ends, the latents around each step, are filled while the loop runs. They are detached: the graph
+        # that this function is a part of would otherwise hold itself, and never be freed.
         lead, device = actions.shape[:2], actions.device.type
         mixed, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         seen, done = embeds.detach().flatten(0, 1), actions.detach().flatten(0, 1)
@@ -258,7 +252,7 @@ class RSSM(nn.Module):
         return Latent(deter, prior.sample() if sample else prior.mode())
 
     def kl(self, posterior: OneHotCategorical, prior: OneHotCategorical) -> tuple[Tensor, Tensor]:
-        """Dynamics and representation loss ``(B, T)`` in nats from distributions over ``(B, T, S, K)``.
+        """Return dynamics and representation loss ``(B, T)`` in nats.
 
         The KL is summed over the categoricals *before* it is clipped at ``free_nats``.
         """

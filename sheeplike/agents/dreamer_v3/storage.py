@@ -1,4 +1,4 @@
-"""Which observations the model sees and predicts, and one step of one world as the replay holds it.
+"""Observations that the model sees and predicts, and one step of one world as the replay holds it.
 
 In the authors' code (``danijar/dreamerv3`` ``rssm.py``) all cameras must share one size. Here those of one size are
 channels of one image, and each size has an encoder and a decoder of its own.
@@ -28,14 +28,7 @@ STORED = ("action", "reward", "is_first", "is_last", "is_terminal", *LATENTS, "e
 
 
 class Images(NamedTuple):
-    """Cameras of one size.
-
-    Attributes:
-        name: of the networks that read and paint them.
-        height, width: pixels.
-        channels: key to channels, in sorted order.
-        depth: whether there is depth among them.
-    """
+    """Cameras of one size; ``name`` is that of their networks, ``channels`` key to channels, sorted."""
 
     name: str
     height: int
@@ -44,20 +37,17 @@ class Images(NamedTuple):
     depth: bool
 
     def read(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Side by side along the channels: ``(B, H, W, C)`` uint8, or float32 in [0, 1] where there is depth."""
+        """Join the cameras: ``(B, H, W, C)`` uint8, or float32 in [0, 1] if there is depth among them."""
         parts = [obs[key] for key in self.channels]
         return torch.cat([to_unit(part) for part in parts] if self.depth else parts, -1)
 
 
 class ModelKeys(ObservationKeys):
-    """Observations that the model sees or predicts, chosen by patterns, with their images grouped by size.
-
-    Attributes:
-        sizes: the images, the smallest first.
+    """Observations that the model sees or predicts; ``sizes`` are their images by size, the smallest first.
 
     Raises:
-        ValueError: as :class:`~sheeplike.agents.spaces.ObservationKeys`; a camera has a size that the convolutions
-            cannot serve, or an observation has the name of a loss or of something else in the replay.
+        ValueError: as :class:`~sheeplike.agents.spaces.ObservationKeys`; a size that the convolutions cannot serve; a
+            name that means something else.
     """
 
     def __init__(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> None:
@@ -76,7 +66,7 @@ class ModelKeys(ObservationKeys):
             cameras.setdefault((height, width), []).append(key)
         self.sizes = [
             Images(
-                # Without a size in its name where there is but one, as it has always been.
+                # One size alone has none in its name, which checkpoints hold.
                 "cnn" if len(cameras) == 1 else f"cnn_{height}x{width}",
                 height,
                 width,
@@ -87,11 +77,7 @@ class ModelKeys(ObservationKeys):
         ]
 
     def with_targets(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> ModelKeys:
-        """These and what the model predicts beside them without seeing it; these themselves where there is nothing.
-
-        Raises:
-            ValueError: as above, or the model sees one of them.
-        """
+        """Add targets, which the model must not see; without any, return these themselves."""
         if not patterns:
             return self
         targets = ObservationKeys(space, patterns).spaces.keys()
@@ -103,11 +89,6 @@ class ModelKeys(ObservationKeys):
         return self.and_also(space, patterns)
 
     def and_also(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> ModelKeys:
-        """These and others.
-
-        Raises:
-            ValueError: as above.
-        """
         both = self.spaces.keys() | ObservationKeys(space, patterns).spaces.keys()
         return self if both == self.spaces.keys() else ModelKeys(space, sorted(both))
 
@@ -115,11 +96,7 @@ class ModelKeys(ObservationKeys):
 def replay_spec(
     keys: ModelKeys, codec: ActionCodec, size: Size, stoch: int = 32
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What one step of one world takes in the replay: key to (shape, dtype).
-
-    Args:
-        keys: the observations that it learns from: seen, predicted or probed.
-    """
+    """Return shape and dtype of each key of one step of one world."""
     flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
     latents = {"deter": ((size.deter,), torch.bfloat16), "stoch": ((stoch,), torch.uint8)}
     return {
@@ -132,10 +109,10 @@ def replay_spec(
 
 
 def encode_step(step: Step, keys: ModelKeys, codec: ActionCodec) -> dict[str, Tensor]:
-    """A step of all worlds as the replay takes it: :func:`replay_spec`'s keys to ``(N, ...)``.
+    """Return a step as the replay stores it.
 
-    A non-finite number of an action or a latent becomes 0. The world that was told such an action ends its episode, and
-    the next one begins from the zero state: only the updates that draw these steps would see it, and be skipped.
+    A non-finite number of an action or a latent becomes 0. The world that got such an action ends its episode, and the
+    next one begins from the zero state: only the updates that draw these steps would see it, and be skipped.
     """
     # The environment ignores the action that was chosen on the last step of an episode.
     action = torch.where(step.is_last.unsqueeze(-1), 0.0, codec.from_env(step.action))
@@ -145,12 +122,12 @@ def encode_step(step: Step, keys: ModelKeys, codec: ActionCodec) -> dict[str, Te
 
 
 def pack_latent(latent: Latent) -> dict[str, Tensor]:
-    """A latent as the replay stores it: ``deter (..., D)`` bfloat16, ``stoch (..., S)`` uint8 class indices."""
+    """Return ``deter (..., D)`` bfloat16 and ``stoch (..., S)`` uint8 class indices."""
     return {"deter": latent.deter.bfloat16(), "stoch": latent.stoch.argmax(-1).to(torch.uint8)}
 
 
 def unpack_latent(deter: Tensor, index: Tensor, classes: int) -> Latent:
-    """A latent from what :func:`pack_latent` made of it, in float32."""
+    """Invert :func:`pack_latent`, in float32."""
     return Latent(deter.float(), F.one_hot(index.long(), classes).float())
 
 

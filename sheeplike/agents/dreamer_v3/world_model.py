@@ -48,8 +48,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents to predicted observations: images in [0, 1], as :func:`~sheeplike.nn.cnn.to_unit` has them, and
-    vectors in symlog space."""
+    """Latents to predicted observations: images in [0, 1], vectors in symlog space."""
 
     def __init__(
         self, keys: ModelKeys, *, deter: int, stoch: int, depth: int, units: int, blocks: int = 8, layers: int = 3
@@ -64,7 +63,7 @@ class Decoder(nn.Module):
             self.add_module(images.name, ImageDecoder(deter, stoch, images.height, images.width, channels, **size))
 
     def forward(self, latent: Latent) -> dict[str, Tensor]:
-        """Latents ``(B, ...)`` to key: images ``(B, H, W, C)`` and vectors ``(B, D)``, float32."""
+        """Return images ``(B, H, W, C)`` and vectors ``(B, D)``, float32, by key."""
         out: dict[str, Tensor] = {}
         if self.keys.vectors:
             hidden = self.mlp(latent.features)
@@ -76,7 +75,7 @@ class Decoder(nn.Module):
         return out
 
     def losses(self, predicted: Mapping[str, Tensor], obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Squared error per key ``(B,)``: *summed* over pixels and channels, or over the vector in symlog space."""
+        """Return squared errors ``(B,)`` by key, *summed* over pixels and channels, or over the vector."""
         losses = {}
         for key in self.keys.images:
             losses[key] = (predicted[key] - to_unit(obs[key])).square().sum((-3, -2, -1))
@@ -109,13 +108,12 @@ class ContinueHead(nn.Module):
 
 
 class WorldModel(nn.Module):
-    """Everything that predicts what the environment does.
+    """Encoder, recurrent model, decoder and heads.
 
     Args:
-        keys: the observations that it sees.
-        predicted: those that it predicts; None: the same. What it predicts without seeing it is a target: its loss
-            shapes the latent state, as that of any other observation does, and nobody needs it for acting. Vectors
-            among them are whitened: in metres, what matters most would weigh least.
+        keys: observations that it sees.
+        predicted: observations that it predicts; None: the same. Targets, which it does not see, shape its latents as
+            others do. Vectors among them are whitened: in metres, what matters most would weigh least.
         actions: width of the action.
         config: options of the agent. Its ``horizon`` is folded into the continue target, ``1 - 1/horizon``, so that
             imagination needs no other discount.
@@ -159,27 +157,23 @@ class WorldModel(nn.Module):
         return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
 
     def continue_prob(self, features: Tensor) -> Tensor:
-        """Probability ``(...)`` that the episode goes on; that of the head has the horizon in it."""
+        """Return the probability ``(...)`` that the episode goes on, without the horizon."""
         return (self.cont(features).prob() / (1 - 1 / self.horizon)).clamp(max=1)
 
     def update_norms(self, obs: Mapping[str, Tensor]) -> None:
-        """Update the whitening of targets with what ``(N, ...)`` worlds delivered."""
+        """Update the whitening of targets with ``obs (N, ...)``."""
         for key, norm in zip(self.whitened, self.norms, strict=True):
             norm.update(obs[key])
 
     def losses(
         self, posterior: Latent, logits: Tensor, batch: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Losses and metrics of one batch of sequences.
+        """Return losses ``(B, T)`` by name, and 0-dim metrics.
 
         Args:
             posterior: states ``(B, T, ...)`` with gradient.
             logits: posterior logits ``(B, T, S, K)``.
             batch: ``(B, T, ...)`` observations, ``reward`` float32, ``is_terminal`` bool.
-
-        Returns:
-            Losses ``(B, T)`` by name: one per observation key, ``reward``, ``continue``, ``dyn``, ``rep``; and 0-dim
-            metrics.
         """
         rssm = self.rssm
         seen, foreseen = rssm.distribution(logits), rssm.distribution(rssm.prior(posterior.deter))
@@ -206,8 +200,7 @@ class WorldModel(nn.Module):
             "wm/prior_entropy": foreseen.detach().entropy().sum(-1).mean(),
             "wm/reward_error": (reward.pred() - batch["reward"]).abs().mean(),
         }
-        # Rare rewards are what a task is about, and what a mean over all steps hides. NaN, which averages leave out, is
-        # the mean over no step at all.
+        # By sign of the reward: rare rewards vanish in the overall mean. NaN if the batch has none; averages skip it.
         likelihood, signs = -losses["reward"].detach(), batch["reward"].sign()
         for sign, name in enumerate(("negative", "zero", "positive"), start=-1):
             chosen = torch.where(signs == sign, likelihood, math.nan)
@@ -216,7 +209,7 @@ class WorldModel(nn.Module):
             mse = losses[key].mean() / batch[key][0, 0].numel()
             metrics[f"wm/psnr/{key.removeprefix('pixels/')}"] = -10 * mse.log10()
         for key in self.whitened:
-            # How much the latent knows of what nobody showed it: 1 is all of it, 0 no more than its mean.
+            # Explained variance of targets that the encoder never sees: 1 perfect, 0 no better than the mean.
             truth = symlog(obs[key])
             spread = (truth - truth.mean(0)).square().sum(-1).mean()
             metrics[f"wm/explained_variance/{key}"] = 1 - losses[key].mean() / spread.clamp_min(1e-8)
@@ -231,14 +224,14 @@ def open_loop(
     Source: ``danijar/dreamerv3`` ``agent.py``: ``report``.
 
     Args:
-        world: the model.
         start: latent before the first step, ``(B, ...)``.
         action: ``(B, T, A)``, the action that led to each step.
         batch: observations and ``is_first``, ``(B, T, ...)``.
 
     Returns:
-        0-dim metrics ``wm/open_loop_mse@K/<camera>``, the mean squared error of pixels in [0, 1] ``K`` steps into the
-        imagined half, and the images of both halves by camera.
+        Mean squared errors of pixels ``K`` steps into the imagined half, ``wm/open_loop_mse@K/<camera>``, and the
+        images
+        of both halves by camera.
     """
     length = action.shape[1]
     context = max(length // 2, 1)

@@ -1,9 +1,9 @@
-"""The PPO agent: its player, its rollout and its one gradient update.
+"""The PPO learner: rollout and its one gradient update.
 
 Sources: Schulman et al. (2017); Huang et al. (2022), "The 37 implementation details of PPO"; the recipes for pixels of
 Brax and MuJoCo Playground.
 
-Shape letters: ``N`` worlds, ``T`` steps of a trajectory, ``B`` minibatch, ``A`` action, ``H W C`` image.
+Shape letters: ``N`` worlds, ``B`` minibatch, ``A`` action, ``H W C`` image.
 """
 
 from __future__ import annotations
@@ -23,30 +23,21 @@ from sheeplike.agents.ppo.losses import COMPUTED, STORED, compute_advantages, ob
 from sheeplike.agents.ppo.networks import PPONetworks
 from sheeplike.agents.ppo.storage import RESERVED, draw_shift, encode_step, observations, rollout_spec
 from sheeplike.memory import Rollout
-from sheeplike.memory.replay import load_generator
+from sheeplike.memory.generator import load_generator
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import adam
 
 # How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
 MEASURABLE_KL = 1e-6  # nats
-LEARNING = ("order", "advantage", "target", "mask", "stopped")  # what the updates on one rollout share
+LEARNING = ("order", "advantage", "target", "mask", "stopped")  # shared by the updates on a rollout
 
 
 class PPO(Agent):
     """Proximal policy optimisation.
 
     When every world has taken ``rollout_length`` steps, ``epochs`` passes are made over them, each in ``minibatches``
-    parts drawn without replacement.
-
-    Args:
-        observation_space, action_space: of one world.
-        config: options of the agent.
-        num_envs: training worlds ``N``.
-        device: where networks and rollout live.
-        compile: how updates and acting are made fast; see :class:`~sheeplike.nn.compilation.Compilation`.
-        autocast: makes the context of mixed precision, such as ``fabric.autocast``.
-        seed: of the parameters and of minibatches and shifts.
+    parts drawn without replacement. Arguments are those of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
 
     Raises:
         ValueError: the options do not suit the spaces or the number of worlds.
@@ -89,16 +80,16 @@ class PPO(Agent):
         # What the updates on one rollout share. It stays where it is: a captured update reads it there.
         self.advantage, self.target, self.mask = torch.zeros(3, num_envs * length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
-        self.order = torch.arange(num_envs * length, device=self.device)  # in which an epoch takes the steps
+        self.order = torch.arange(num_envs * length, device=self.device)  # the steps as an epoch takes them
         self.updates = 0  # made on the current rollout
         self.unknown = config.frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
-        self._last_batch: dict[str, Tensor] = {}  # of the rollout before the current one
+        self._last_batch: dict[str, Tensor] = {}  # the last one of the rollout before
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
-        """What is compiled and captured; everything else is written as if it were not."""
+        """Compile and capture; everything else is written as if it were not."""
         self.compiled = self.networks.compiled = Compilation(mode, self.device)
         self.compiled.methods(self.networks, "forward")
         self.compute_advantages = self.compiled.kernels(compute_advantages)
@@ -109,11 +100,12 @@ class PPO(Agent):
     # --- collecting -------------------------------------------------------------------------------------------------
 
     def add(self, step: Step) -> None:
-        """Store one step of all worlds, with what the policy drew, its log-probability and the value.
+        """Store one step.
 
-        Where the updates will see other images, log-probability and value are taken anew, on those. So it is with
-        augmentation, and where a rollout begins in the middle of an episode whose older frames only the player knows,
-        after a resume without the rollout.
+        If the updates will see other images, log-probability and value are computed anew, on those: with augmentation,
+        and
+        where a rollout begins amid an episode whose older frames only the player knows, after a resume without the
+        rollout.
         """
         self.rollout.add(encode_step(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
         if self.augment or self.unknown:
@@ -122,10 +114,7 @@ class PPO(Agent):
 
     @torch.no_grad()
     def _evaluate_newest(self) -> None:
-        """Take log-probability and value of the newest step anew: by the networks as they are, on what updates see.
-
-        A ratio that starts at 1 compares like with like.
-        """
+        """Compute log-probability and value of the newest step anew, so that its ratio starts at 1."""
         slot, envs = self.rollout.newest, torch.arange(self.num_envs, device=self.device)
         with self.autocast():
             policy, value = self.networks(observations(self.rollout, self.keys, torch.full_like(envs, slot), envs))
@@ -134,23 +123,18 @@ class PPO(Agent):
         stored["value"].copy_(value)
 
     def updates_due(self, policy_steps: int) -> int:
-        """All epochs of a rollout when it is complete, else none."""
+        """Return the updates of all epochs if a rollout is complete."""
         return self.config.epochs * self.config.minibatches if self.rollout.full else 0
 
     # --- learning ---------------------------------------------------------------------------------------------------
 
     def update(self) -> dict[str, Tensor]:
-        """One gradient step on one minibatch of the complete rollout; the last one makes room for the next rollout.
+        """Make one gradient step on a minibatch: static shapes, no host synchronisation.
 
-        Static shapes, no host synchronisation. Returns 0-dim device tensors. Where a loss or a gradient is not finite,
-        nothing changes but the counters and what is drawn next. A step that ``early_stop`` skips is no such
-        update: ``ppo/skipped`` counts both, ``health/skipped_update`` these.
-
-        Raises:
-            RuntimeError: the rollout is not complete.
+        A step that ``early_stop`` skips is not non-finite: ``ppo/skipped`` counts both, ``health/skipped_update`` the
+        latter.
         """
-        if not self.rollout.full:
-            raise RuntimeError("update() before the rollout is complete: ask updates_due() first")
+        assert self.rollout.full, "ask updates_due() first"
         if self.updates == 0:
             self._prepare()
         minibatches = self.config.minibatches
@@ -165,7 +149,7 @@ class PPO(Agent):
         return metrics
 
     def _prepare(self) -> None:
-        """Compute advantages and targets, with the values that were current when the actions were chosen."""
+        """Compute advantages and targets with the values of the networks that acted."""
         seen = (self.rollout.trajectory(name) for name in ("reward", "value", "is_last", "is_terminal"))
         options = {name: getattr(self.config, name) for name in ("reward_scaling", "discount", "gae_lambda")}
         computed = self.compute_advantages(*seen, **options)
@@ -185,7 +169,7 @@ class PPO(Agent):
         self.updates = 0
 
     def _learn(self, index: Tensor) -> dict[str, Tensor]:
-        """One gradient step on the steps ``index (B,)`` of the flattened rollout."""
+        """Learn from the steps ``index (B,)`` of the flattened rollout."""
         losses, metrics = self.losses(self.minibatch(index))
         total = self.total(losses)
         self.optimizer.zero_grad(set_to_none=False)
@@ -204,24 +188,22 @@ class PPO(Agent):
         return metrics | {"ppo/skipped": self.optimizer.found_inf}
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Losses and metrics of a :meth:`minibatch`, 0-dim each, over the steps where ``mask`` is 1."""
+        """Return losses and metrics of a :meth:`minibatch`, 0-dim each, over the steps where ``mask`` is 1."""
         with self.autocast():
             policy, value = self.networks({key: data[key] for key in self.keys.spaces})
         options = {name: getattr(self.config, name) for name in ("clip", "value_clip", "normalise_advantage")}
         return self.objective(policy, value, *(data[key] for key in (*STORED, *COMPUTED)), **options)
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """What is minimised."""
         value_scale, entropy_scale = self.config.value_scale, self.config.entropy_scale
         return losses["policy"] + value_scale * losses["value"] - entropy_scale * losses["entropy"]
 
     @property
     def learning_rate(self) -> Tensor:
-        """The learning rate, a 0-dim device tensor."""
         return self.optimizer.param_groups[0]["lr"].clone()
 
     def minibatch(self, index: Tensor) -> dict[str, Tensor]:
-        """The steps ``index (B,)`` of the flattened rollout: observations, and what :func:`objective` takes."""
+        """Return the steps ``index (B,)`` of the flattened rollout: observations and inputs of :func:`objective`."""
         slot, env = index // self.num_envs + self.rollout.history, index % self.num_envs
         obs = observations(self.rollout, self.keys, slot, env)
         stored = {key: self.rollout.storage[key][slot, env] for key in STORED}
@@ -230,17 +212,13 @@ class PPO(Agent):
     # --- what the loop asks beside that -----------------------------------------------------------------------------
 
     def last_batch(self) -> dict[str, Tensor]:
-        """The :meth:`minibatch` of the last update; empty before the first.
-
-        Beside it ``envs`` and ``times``, ``(B,)``: which world each step is from, and which step of its rollout it is.
-        """
+        """Return the last :meth:`minibatch`, with world and time of each step, ``envs`` and ``times`` ``(B,)``."""
         if not self.updates:
             return self._last_batch
         steps = {"envs": self._last_index % self.num_envs, "times": self._last_index // self.num_envs}
         return self.minibatch(self._last_index) | steps
 
     def describe(self) -> dict[str, str]:
-        """Size and kind of the networks, how often they learn, and size of the rollout."""
         config, steps = self.config, self.config.rollout_length * self.num_envs
         frames = f"{config.frame_stack} stacked frames" if config.frame_stack > 1 else "single frames"
         cnn = f", {config.vision.layout} network on {frames}" if self.keys.images else ""
@@ -254,7 +232,6 @@ class PPO(Agent):
         }
 
     def warm_up(self) -> None:
-        """Compile the update on what the rollout holds; nothing of the agent changes."""
         index = torch.zeros(self.mask.numel() // self.config.minibatches, dtype=torch.int64, device=self.device)
         before = {name: getattr(self, name).clone() for name in LEARNING}  # a run may go on between two updates
         with preserve_state(self.networks, self.optimizer, self.skips, self.device):
@@ -266,7 +243,6 @@ class PPO(Agent):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
-        """Everything that a continuation needs; without ``replay`` a new rollout begins."""
         state = {
             "modules": self.networks.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -276,12 +252,11 @@ class PPO(Agent):
         if not replay:
             return state
         learning = {"updates": self.updates}
-        if self.updates:  # in the middle of a rollout's updates
+        if self.updates:  # a stop came between two updates on a rollout
             learning |= {name: getattr(self, name) for name in LEARNING}
         return state | {"rollout": self.rollout.state_dict(), "learning": learning}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         self.networks.load_state_dict(state["modules"])
         self.optimizer.load_state_dict(state["optimizer"])
         load_generator(self.generator, state["generator"])
@@ -303,15 +278,13 @@ class PPO(Agent):
 
 
 def control_kl(kind: str, kl: Tensor, target: float, *, finite: Tensor, stopped: Tensor, rate: Tensor) -> None:
-    """React to how far an update finds the policy from the one that acted; all tensors are 0-dim on the device.
+    """React to the KL divergence of an update, in nats; all tensors are 0-dim on the device.
 
     Args:
         kind: the option ``kl_control``.
-        kl: nats.
-        target: nats.
-        finite: bool; where the update's numbers are not, what was measured says nothing and changes nothing.
+        finite: bool; a non-finite update changes nothing.
         stopped: float32; ``early_stop`` makes it 1 beyond 1.5 times the target.
-        rate: the learning rate; ``adaptive_lr`` makes it smaller beyond twice the target and larger below half of it.
+        rate: the learning rate; ``adaptive_lr`` lowers it beyond twice the target and raises it below half of it.
     """
     if kind == "early_stop":
         stopped.copy_(torch.maximum(stopped, ((kl > 1.5 * target) & finite).float()))

@@ -18,7 +18,7 @@ Activation = Literal["elu", "relu", "silu", "tanh"]
 
 
 class Vision(Options):
-    """How images are seen; see :class:`sheeplike.nn.cnn.CNN`."""
+    """Options of :class:`sheeplike.nn.cnn.CNN`."""
 
     layout: Literal["max_pool", "nature"] = Field("max_pool", description="convolutions")
     head: Literal["flatten", "average", "max", "spatial_softmax"] = Field(
@@ -63,7 +63,7 @@ class PPOConfig(AgentConfig):
         8, ge=1, le=2**20, description="parts of a rollout, one gradient step each"
     )
     epochs: Annotated[int, HEADLINE] = Field(8, ge=1, le=1000, description="passes over a rollout")
-    discount: Annotated[float, HEADLINE] = Field(0.99, ge=0, lt=1, description="of future rewards")
+    discount: Annotated[float, HEADLINE] = Field(0.99, ge=0, lt=1, description="discount factor")
     gae_lambda: Annotated[float, HEADLINE] = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
     learning_rate: Annotated[float, HEADLINE] = Field(1e-3, gt=0, le=1, description="step size of Adam")
@@ -89,11 +89,7 @@ class PPOConfig(AgentConfig):
     memory_options: ClassVar[tuple[str, ...]] = ("rollout_length", "frame_stack")
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
-        """Check that a rollout divides into minibatches, and that the run is long enough for one.
-
-        Raises:
-            InvalidOption: ``minibatches`` or ``total_steps`` does not fit.
-        """
+        """Check that a rollout divides into minibatches, and that the run is long enough for one."""
         steps = num_envs * self.rollout_length
         if steps % self.minibatches:
             divisors = [count for count in range(1, steps + 1) if steps % count == 0]
@@ -114,10 +110,8 @@ class PPOConfig(AgentConfig):
         return self
 
     def first_update(self, num_envs: int) -> int:
-        """When every world has taken the steps of a rollout."""
         return self.rollout_length * num_envs
 
     def updates(self, start: int, stop: int, num_envs: int) -> int:
-        """Gradient steps between two policy steps; a rollout is complete with the step that bootstraps it."""
         before, after = (max(math.ceil(steps / num_envs) - 1, 0) // self.rollout_length for steps in (start, stop))
         return (after - before) * self.epochs * self.minibatches

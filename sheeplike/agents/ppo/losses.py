@@ -13,31 +13,20 @@ from torch import Tensor
 
 from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical
 
-STORED = ("raw_action", "log_prob", "value")  # of each step, when it was taken
-COMPUTED = ("advantage", "target", "mask")  # of each step, when its rollout is complete: :func:`compute_advantages`
+STORED = ("raw_action", "log_prob", "value")  # known when a step is taken
+COMPUTED = ("advantage", "target", "mask")  # known when its rollout is complete
 
 
 def gae(
     reward: Tensor, value: Tensor, is_last: Tensor, is_terminal: Tensor, *, discount: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets of steps ``0 .. T-1`` from ``(T + 1, N)`` inputs: two times ``(T, N)``.
+    """Return advantages and value targets ``(T, N)`` of steps ``0 .. T-1`` from ``(T + 1, N)`` inputs.
 
-    The advantage of an action of step ``t`` comes from reward, ending and value of step ``t + 1``, where it led. A
-    truncated episode bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one
-    from nothing. The action chosen on a last frame was ignored: its advantage is 0, its target its own value, and it is
-    to be left out.
-
-    Args:
-        reward: for arriving at each step.
-        value: of each step.
-        is_last, is_terminal: bool; the episode ends here, and ends for good.
-        discount, gae_lambda: of future rewards, and of longer estimates.
-
-    Raises:
-        ValueError: the inputs differ in shape.
+    The advantage of an action of step ``t`` comes from reward, ending and value of step ``t + 1``. A truncated episode
+    bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one from nothing. The
+    action chosen on a last frame was ignored: its advantage is 0, its target its own value, and it is to be left out.
     """
-    if not reward.shape == value.shape == is_last.shape == is_terminal.shape:
-        raise ValueError(f"shapes differ: {[tuple(x.shape) for x in (reward, value, is_last, is_terminal)]}")
+    assert reward.shape == value.shape == is_last.shape == is_terminal.shape
     follows = (~is_terminal[1:]).float() * discount
     delta = reward[1:] + follows * value[1:] - value[:-1]
     carry = (~is_last[1:]).float() * discount * gae_lambda
@@ -60,35 +49,35 @@ def compute_advantages(
     discount: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantage, value target and mask (0 where the action was ignored) of the steps of a trajectory: :func:`gae`."""
+    """Return advantage, value target and mask (0 where the action was ignored) of a trajectory's steps."""
     reward = reward * reward_scaling
     advantage, target = gae(reward, value, is_last, is_terminal, discount=discount, gae_lambda=gae_lambda)
     return advantage, target, (~is_last[:-1]).float()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
+    """Return the mean of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
     return (x * mask).sum() / mask.sum().clamp_min(1)
 
 
 def masked_variance(x: Tensor, mask: Tensor) -> Tensor:
-    """Variance of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
+    """Return the variance of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
     return masked_mean((x - masked_mean(x, mask)).square(), mask)
 
 
 def normalise(advantage: Tensor, mask: Tensor) -> Tensor:
-    """``advantage (B,)`` with mean 0 and standard deviation 1 over the entries in ``mask``."""
+    """Return ``advantage (B,)`` with mean 0 and standard deviation 1 over the entries in ``mask``."""
     return (advantage - masked_mean(advantage, mask)) * torch.rsqrt(masked_variance(advantage, mask) + 1e-8)
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """The clipped objective ``(B,)``, to be minimised: no gain from a ratio outside ``1 - clip .. 1 + clip``."""
+    """Return the clipped objective ``(B,)``: no gain from a ratio outside ``1 - clip .. 1 + clip``."""
     ratio = (log_prob - old_log_prob).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
-    """Half the squared error ``(B,)``; with ``clip``, the worse of it and that of a value kept near the old one."""
+    """Return half the squared error ``(B,)``; with ``clip``, at least that of a value near the old one."""
     error = (value - target).square()
     if clip is not None:
         near = old_value + (value - old_value).clamp(-clip, clip)
@@ -97,7 +86,7 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
 
 
 def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """An estimate ``(B,)`` of KL(old || new), unbiased and never negative (Schulman 2020): ``r - 1 - log r``."""
+    """Estimate KL(old || new) ``(B,)``, unbiased and never negative (Schulman 2020): ``r - 1 - log r``."""
     log_ratio = log_prob - old_log_prob
     return torch.expm1(log_ratio) - log_ratio
 
@@ -116,12 +105,12 @@ def objective(
     value_clip: float | None,
     normalise_advantage: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Losses ``policy``, ``value`` and ``entropy``, and metrics, 0-dim each, over the steps where ``mask`` is 1.
+    """Return losses ``policy``, ``value`` and ``entropy``, and metrics, 0-dim, over the steps where ``mask`` is 1.
 
     Args:
-        policy, value: what the networks say now of ``B`` steps.
-        raw_action, old_log_prob, old_value: what the policy drew at the time, ``(B, A)``, and what the networks said of
-            it then, ``(B,)``.
+        policy, value: outputs of the networks now, for ``B`` steps.
+        raw_action, old_log_prob, old_value: drawn by the policy at the time, ``(B, A)``, and its outputs then,
+            ``(B,)``.
         advantage, target, mask: ``(B,)``; see :func:`compute_advantages`.
     """
     # On an ignored step the ratio is 1 by decree: one that overflowed would turn the masked sum into NaN.

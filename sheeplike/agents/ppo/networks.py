@@ -1,20 +1,17 @@
 """Policy and value networks: a CNN for each camera, vectors beside them, a multi-layer perceptron on top.
 
-Shape letters: ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` action, ``F`` features.
+Shape letters: ``N`` worlds, ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` action, ``F`` features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
@@ -27,15 +24,7 @@ Distribution = Normal | OneHotCategorical | JointCategorical
 
 
 class Trunk(nn.Module):
-    """Observations, key to ``(B, H, W, C)`` images or ``(B, D)`` float32, to features ``(B, outputs)``.
-
-    Args:
-        keys: the observations.
-        config: options of the agent.
-
-    Raises:
-        ValueError: a shared CNN, but cameras of different shapes.
-    """
+    """Observations, images ``(B, H, W, C)`` and vectors ``(B, D)``, to features ``(B, outputs)``."""
 
     def __init__(self, keys: ObservationKeys, config: PPOConfig) -> None:
         super().__init__()
@@ -67,16 +56,16 @@ class Trunk(nn.Module):
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts = [self.cnns[self.names[key]](obs[key]) for key in self.keys.images]
         parts += [self.norms[_module_name(key)](obs[key]) for key in self.keys.vectors]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)  # of one it would be a copy
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)  # cat copies even one part
 
     def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
-        """Take in vectors ``(B, D)`` that were seen."""
+        """Update the whitening with vectors ``(B, D)`` that were seen."""
         for key in self.keys.vectors:
             self.norms[_module_name(key)].update(vectors[key])
 
 
 def _module_name(key: str) -> str:
-    """An observation's key as the name of a module, which may hold no dot and be none of a dictionary's own."""
+    """Return a key as the name of a module, which holds no dot and is none of a dictionary's own."""
     name = key.replace(".", "//")
     return f"//{name}" if hasattr(nn.ModuleDict(), name) else name
 
@@ -85,10 +74,8 @@ class MLP(nn.Sequential):
     """Hidden layers and a linear output: ``(B, inputs)`` to ``(B, outputs)``.
 
     Args:
-        hidden: widths of the hidden layers.
-        activation: a name in ``ACTIVATIONS``.
-        initialisation: ``orthogonal``, with a gain of the square root of 2, or ``lecun_uniform``, uniform with a
-            variance of one over the inputs.
+        initialisation: ``orthogonal``, with a gain of the square root of 2, or ``lecun_uniform``, with a variance of
+            one over the inputs.
         gain: of the last layer's weights, which are orthogonal.
     """
 
@@ -115,8 +102,6 @@ class MLP(nn.Sequential):
 
 
 class Activation(nn.Module):
-    """A function as a module."""
-
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -126,57 +111,42 @@ class Activation(nn.Module):
 
 
 class PPONetworks(PolicyNetworks):
-    """The policy and the value, with trunks of their own or a shared one.
+    """Policy and value, with trunks of their own or a shared one.
 
     Attributes:
-        policy_keys: what the policy sees.
-        keys: this, and what the value sees.
-        codec: of the action space.
-
-    Raises:
-        ValueError: a distribution that does not suit the actions, or a shared trunk with different observations.
+        policy_keys: inputs of the policy.
+        keys: inputs of both.
     """
 
     config: PPOConfig
 
-    def __init__(
-        self,
-        space: spaces.Dict,
-        actions: spaces.Space,
-        config: PPOConfig,
-        *,
-        device: torch.device | str = "cpu",
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
-        seed: int = 0,
-    ) -> None:
-        policy_keys = ObservationKeys(space, config.observations)
-        value_keys = ObservationKeys(space, config.value_observations or config.observations)
-        keys = ObservationKeys(space, sorted({*policy_keys.spaces, *value_keys.spaces}))
-        super().__init__(space, config, policy_keys.spaces, keys.spaces, device=device, autocast=autocast)
-        self.policy_keys, self.keys, self.codec = policy_keys, keys, ActionCodec(actions)
+    def build(self) -> None:
+        config = self.config
+        self.policy_keys = ObservationKeys(self.space, config.observations)
+        value_keys = ObservationKeys(self.space, config.value_observations or config.observations)
+        self.keys = ObservationKeys(self.space, sorted({*self.policy_keys.spaces, *value_keys.spaces}))
+        self.observations = self.policy_keys.spaces
+        self.only_for_learning = {k: self.space[k] for k in self.keys.spaces if k not in self.observations}
+        self.codec = ActionCodec(self.actions)
         self.distribution = choose_distribution(config.distribution, self.codec)
-        if config.shared_trunk and policy_keys.spaces.keys() != value_keys.spaces.keys():
+        if config.shared_trunk and self.policy_keys.spaces.keys() != value_keys.spaces.keys():
             raise ValueError(
-                f"a trunk shared by a policy that sees {', '.join(policy_keys.spaces)} and a value that sees "
+                f"a trunk shared by a policy that sees {', '.join(self.policy_keys.spaces)} and a value that sees "
                 f"{', '.join(value_keys.spaces)}: expected the same observations; nearest: shared_trunk=false"
             )
-        with own_randomness(self.device, seed):
-            self.policy_trunk = Trunk(policy_keys, config)
-            self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
-            width = self.codec.width
-            mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
-            # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
-            outputs = width * (2 if self.distribution == "tanh_normal" else 1)
-            self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
-            # A random value would outweigh rewards that are small, and the policy would climb its hills instead.
-            self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
-            if self.distribution == "clipped_normal":
-                # It does not depend on what is seen.
-                self.log_std = nn.Parameter(torch.zeros(width))
-            self.to(self.device)
+        self.policy_trunk = Trunk(self.policy_keys, config)
+        self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
+        outputs = self.codec.width * (2 if self.distribution == "tanh_normal" else 1)
+        mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
+        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+        self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
+        # A random value would outweigh rewards that are small, and the policy would climb its hills instead.
+        self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
+        if self.distribution == "clipped_normal":  # its deviation does not depend on what is seen
+            self.log_std = nn.Parameter(torch.zeros(self.codec.width))
 
     def initial(self, num_envs: int) -> dict[str, Tensor]:
-        """The last frames of each camera, ``(N, stack, H, W, C)``; nothing where frames are not stacked."""
+        """Return the last frames of each camera, ``(N, stack, H, W, C)``; nothing if none are stacked."""
         stack = self.config.frame_stack
         return {
             key: torch.zeros(num_envs, stack, *shape, dtype=dtype, device=self.device)
@@ -195,8 +165,8 @@ class PPONetworks(PolicyNetworks):
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """Stack frames and choose.
 
-        The extras are ``raw_action (N, A)``, what the distribution drew before any squashing, ``log_prob`` and
-        ``value (N,)``; without the value where ``obs`` is without something that only the value sees.
+        The extras are ``raw_action (N, A)``, drawn before any squashing, ``log_prob (N,)`` and ``value (N,)``, which is
+        missing if ``obs`` lacks an input of the value.
         """
         stacks = {key: push_frame(state[key], obs[key], is_first) for key in state if key in obs}
         seen = obs | {key: frames.permute(0, 2, 3, 1, 4).flatten(-2) for key, frames in stacks.items()}
@@ -209,10 +179,10 @@ class PPONetworks(PolicyNetworks):
         return {key: stacks.get(key, state[key]) for key in state}, self.to_env(raw_action), extras
 
     def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
-        """Action distribution ``(B, A)`` and value ``(B,)`` float32 of observations ``(B, ...)``.
+        """Return the action distribution ``(B, A)`` and the value ``(B,)`` float32.
 
-        Under autocast the convolutions compute in its precision, the heads in float32: advantages are differences of
-        values, and near 100 two neighbouring bfloat16 numbers are 0.5 apart.
+        The heads compute in float32 under autocast too: advantages are differences of values, and near 100 two
+        neighbouring bfloat16 numbers are 0.5 apart.
         """
         features = self.policy_trunk(obs)
         seen = features if self.value_trunk is self.policy_trunk else self.value_trunk(obs)
@@ -220,42 +190,36 @@ class PPONetworks(PolicyNetworks):
             return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
 
     def policy(self, obs: Mapping[str, Tensor]) -> Distribution:
-        """The action distribution of :meth:`forward` alone, without what only the value sees."""
+        """Return the action distribution alone, which needs no input of the value."""
         features = self.policy_trunk(obs)
         with torch.autocast(features.device.type, enabled=False):
             return self.to_distribution(self.policy_head(features.float()))
 
     def to_distribution(self, out: Tensor) -> Distribution:
-        """The distribution that the policy's outputs describe."""
         if self.distribution == "categorical":
             return categorical(out, self.codec.classes)
         return TanhNormal(out) if self.distribution == "tanh_normal" else Normal(out, self.log_std.exp())
 
     def to_env(self, action: Tensor) -> Tensor:
-        """What the distribution drew, ``(N, A)``, as the environment takes it."""
+        """Return what the distribution drew, ``(N, A)``, as the environment takes it."""
         if self.distribution == "tanh_normal":
             return action.tanh()
         return self.codec.to_env(action if self.distribution == "categorical" else action.clamp(-1, 1))
 
     def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
-        """Take in vectors ``(B, D)`` that were seen."""
         self.policy_trunk.update_norms(vectors)
         if self.value_trunk is not self.policy_trunk:
             self.value_trunk.update_norms(vectors)
 
 
 def push_frame(frames: Tensor, frame: Tensor, is_first: Tensor) -> Tensor:
-    """Drop the oldest of ``frames (N, stack, ...)`` for ``frame (N, ...)``, which fills the whole stack at a start."""
+    """Replace the oldest of ``frames (N, stack, ...)`` by ``frame``, or all of them where an episode begins."""
     frame = frame.unsqueeze(1)
     return torch.where(is_first.view(-1, 1, 1, 1, 1), frame, torch.cat([frames[:, 1:], frame], 1))
 
 
 def choose_distribution(name: str, codec: ActionCodec) -> str:
-    """The distribution that ``name`` means for these actions.
-
-    Raises:
-        ValueError: it does not suit the actions.
-    """
+    """Return the distribution that ``name`` means for these actions."""
     suited = ("categorical",) if codec.discrete else ("tanh_normal", "clipped_normal")
     if name == "auto":
         return suited[0]

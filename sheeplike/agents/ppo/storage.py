@@ -17,7 +17,7 @@ RESERVED = ("reward", "is_first", "is_last", "is_terminal", "shift", *STORED, *C
 
 
 def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
-    """What one step of one world takes in the rollout: key to (shape, dtype)."""
+    """Return shape and dtype of each key of one step of one world."""
     flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
     numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
     shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
@@ -25,19 +25,19 @@ def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = F
 
 
 def encode_step(step: Step, keys: ObservationKeys) -> dict[str, Tensor]:
-    """A step of all worlds as the rollout takes it: :func:`rollout_spec`'s keys to ``(N, ...)``, but for shifts."""
+    """Return a step as the rollout takes it, but for shifts."""
     flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
     return {**{key: step.obs[key] for key in keys.spaces}, **flags, "reward": step.reward, **step.extras}
 
 
 def draw_shift(num_envs: int, cameras: int, generator: torch.Generator) -> Tensor:
-    """One shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
+    """Draw one shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
     shift = torch.randint(-SHIFT, SHIFT + 1, (num_envs, cameras, 2), generator=generator, device=generator.device)
     return shift.to(torch.int8)
 
 
 def observations(rollout: Rollout, keys: ObservationKeys, slot: Tensor, env: Tensor) -> dict[str, Tensor]:
-    """What the networks see at steps ``(B,)`` of the rollout: images stacked and, with augmentation, moved; vectors."""
+    """Return inputs of the networks at steps ``(B,)``: images stacked and, if augmented, moved; vectors."""
     shift = rollout.storage["shift"][slot, env].long() if "shift" in rollout.storage else None
     images = {
         key: rollout.stack(key, slot, env, None if shift is None else shift[:, camera])

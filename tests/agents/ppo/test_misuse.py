@@ -16,12 +16,12 @@ def test_no_update_before_the_rollout_is_complete(
     make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
     agent = make_ppo()
-    with pytest.raises(RuntimeError, match="rollout is complete"):
+    with pytest.raises(AssertionError):
         agent.update()
     fill(agent)
     for _ in range(agent.updates_due(0)):
         agent.update()
-    with pytest.raises(RuntimeError, match="rollout is complete"):
+    with pytest.raises(AssertionError):
         agent.update()
 
 
