@@ -91,15 +91,13 @@ def test_it_starts_without_torch_and_jax(two_agents):
     with SummaryWriter("logs/franka_pick/sac_1") as writer:
         writer.add_scalar(RETURN, 3.0, 1000)
     code = (
-        "import sys, time; start = time.perf_counter(); from sheeplike.__main__ import main\n"
+        "import sys; from sheeplike.__main__ import main\n"
         f"main(['compare', {str(two_agents)!r}])\n"
         "heavy = {'torch', 'jax', 'hydra', 'lightning', 'mujoco', 'matplotlib.pyplot'} & set(sys.modules)\n"
-        "print(heavy or 'light', time.perf_counter() - start)"
+        "print(heavy or 'light')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    weight, seconds = done.stdout.splitlines()[-1].rsplit(maxsplit=1)
-    assert weight == "light"
-    assert float(seconds) < 10, "one second on an idle machine"
+    assert done.stdout.splitlines()[-1] == "light"
 
 
 def test_help(compared):

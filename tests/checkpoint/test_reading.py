@@ -133,7 +133,7 @@ def test_a_reader_beside_a_writer_never_sees_a_part_of_a_checkpoint(root):
     with subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE) as writer:
         try:
             writer.stdout.readline()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             with warnings.catch_warnings(action="error"):
                 while len(set(seen)) < 40 and time.monotonic() < deadline:
                     meta, loaded = load_latest(root)

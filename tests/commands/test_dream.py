@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
@@ -117,19 +116,17 @@ def test_the_program_serves_its_page_until_it_is_interrupted(tmp_path: Path) -> 
         try:
             lines = iter(program.stdout.readline, "")
             url = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+/\S+/", line)))
-            with urlopen(url, timeout=10) as page:
+            with urlopen(url, timeout=60) as page:
                 assert "sheeplike dream" in page.read().decode()
             root = url.split("/", 3)
             with pytest.raises(HTTPError, match="403"):
-                urlopen("/".join(root[:3]), timeout=10)
+                urlopen("/".join(root[:3]), timeout=60)
             with pytest.raises(HTTPError, match="403"):
-                urlopen(Request(url, headers={"Origin": "http://elsewhere.example"}), timeout=10)
-            begun = time.monotonic()
+                urlopen(Request(url, headers={"Origin": "http://elsewhere.example"}), timeout=60)
             program.send_signal(signal.SIGINT)
             _, error = program.communicate(timeout=START)
         finally:
             program.kill()
     assert program.returncode == 0, error
-    assert time.monotonic() - begun < 20
     assert "Traceback" not in error
     assert list(place.iterdir()) == []

@@ -186,21 +186,21 @@ def test_a_checkpoint_finds_all_rows_up_to_it_on_the_disk(recorder, state, rows,
 
 def test_seconds_are_of_training_alone_and_pauses_have_columns_of_their_own(recorder, state, tmp_path) -> None:
     with recorder.training(state):
-        time.sleep(0.05)
+        time.sleep(0.01)
         with recorder.pause("evaluation"):
             before = recorder.seconds
-            time.sleep(0.2)
+            time.sleep(0.01)
             assert recorder.seconds == before
         recorder.log(state)
     trained = recorder.seconds
     with recorder.pause("checkpoint"):
-        time.sleep(0.05)
-    assert 0.05 <= trained == recorder.seconds < 0.2
+        time.sleep(0.01)
+    assert 0 < trained == recorder.seconds
     recorder.log(state)
     recorder.flush()
     first, second = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert first["time/evaluation_seconds"] == second["time/evaluation_seconds"] >= 0.2
-    assert first["time/checkpoint_seconds"] == 0 < 0.05 <= second["time/checkpoint_seconds"]
+    assert first["time/evaluation_seconds"] == second["time/evaluation_seconds"] > 0
+    assert first["time/checkpoint_seconds"] == 0 < second["time/checkpoint_seconds"]
 
 
 def test_the_progress_line_is_not_set_back_by_a_late_row(recorder, state, screen) -> None:

@@ -150,7 +150,7 @@ def test_a_process_that_is_asked_twice_ends_although_it_hangs() -> None:
     time.sleep(signals.SAME_REQUEST + 0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 128 + signal.SIGTERM
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert "SIGTERM: saving" in process.stdout.read()
 
 

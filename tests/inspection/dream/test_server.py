@@ -40,7 +40,7 @@ class Page:
 
     async def next(self) -> Picture | dict[str, Any] | None:
         """The next message; None where the socket was closed."""
-        message = await self.ws.receive(timeout=10)
+        message = await self.ws.receive(timeout=60)
         if message.type == WSMsgType.BINARY:
             return Picture(message.data)
         return json.loads(message.data) if message.type == WSMsgType.TEXT else None
