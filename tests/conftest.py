@@ -138,6 +138,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             del sys.modules[name]
 
 
+class Refusal(str):
+    """The one line of a refusal, of which tests ask the names and values in it and not the sentence."""
+
+    def names(self, *facts: str) -> bool:
+        """Check that every key, value, path or nearest choice in ``facts`` is named."""
+        return all(fact in self for fact in facts)
+
+
 class Result(NamedTuple):
     status: int
     output: str
@@ -183,10 +191,10 @@ def sheeplike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) ->
 
 
 @pytest.fixture
-def refused(sheeplike: Callable[..., Result], tmp_path: Path) -> Callable[..., str]:
+def refused(sheeplike: Callable[..., Result], tmp_path: Path) -> Callable[..., Refusal]:
     """Runs a command line that must be refused, with one line and without leaving anything behind; returns the line."""
 
-    def call(*arguments: str) -> str:
+    def call(*arguments: str) -> Refusal:
         before = sorted(tmp_path.rglob("*"))
         result = sheeplike(*arguments)
         assert result.status == 2
@@ -195,16 +203,16 @@ def refused(sheeplike: Callable[..., Result], tmp_path: Path) -> Callable[..., s
         assert result.error.count("\n") == 1
         assert result.error.startswith("sheeplike: ")
         assert sorted(tmp_path.rglob("*")) == before
-        return result.error
+        return Refusal(result.error)
 
     return call
 
 
 @pytest.fixture
-def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., Refusal]:
     """Runs a command line that must be refused, be it late, in one line; returns that, and what it warns of before."""
 
-    def call(*arguments: str) -> str:
+    def call(*arguments: str) -> Refusal:
         capfd.readouterr()
         with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(SystemExit) as stop:
             main([word for argument in arguments for word in argument.split()])
@@ -212,7 +220,7 @@ def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
         output, error = capfd.readouterr()
         assert sum(line.startswith("sheeplike: ") for line in error.splitlines()) == 1, error
         assert "do-not-tell" not in output + error
-        return "\n".join([error.rstrip(), *(str(warning.message) for warning in caught)])
+        return Refusal("\n".join([error.rstrip(), *(str(warning.message) for warning in caught)]))
 
     return call
 

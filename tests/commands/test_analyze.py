@@ -38,35 +38,34 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ["run= is missing", "analyze run=<run_dir>"]),
-        (("run=nowhere",), ["run=nowhere: expected the directory of a run, with a config.yaml in it"]),
-        (("run=mine", "episodes=3"), ["episodes=3: expected an integer from 4 to 4096", "nearest: episodes=4"]),
-        (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9: expected at most episodes=8", "nearest: num_envs=8"]),
-        (("run=mine", "checkpoint=99"), ["one of 64, 128", "nearest: checkpoint=128"]),
-        (("run=mine", "episode=9"), ["key 'episode' does not exist", "nearest: episodes"]),
-        (("run=mine", "accelerator=cuda"), ["accelerator=cuda: expected a GPU", "nearest: accelerator=cpu"]),
-        (("run=demo:franka",), ["run=demo:franka: expected", "nearest: run=demo:franka_pick"]),
-        (("run=demo:franka_pick", "checkpoint=best"), ["checkpoint=best: expected last: an export holds one agent"]),
+        ((), ["analyze run=<run_dir>"]),
+        (("run=nowhere",), ["run=nowhere", "config.yaml"]),
+        (("run=mine", "episodes=3"), ["episodes=3", "4096", "nearest: episodes=4"]),
+        (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9", "episodes=8", "nearest: num_envs=8"]),
+        (("run=mine", "checkpoint=99"), ["64, 128", "nearest: checkpoint=128"]),
+        (("run=mine", "episode=9"), ["'episode'", "nearest: episodes"]),
+        (("run=mine", "accelerator=cuda"), ["accelerator=cuda", "nearest: accelerator=cpu"]),
+        (("run=demo:franka",), ["run=demo:franka", "nearest: run=demo:franka_pick"]),
+        (("run=demo:franka_pick", "checkpoint=best"), ["checkpoint=best", "last"]),
         (
             ("run=demo:franka_pick_ppo",),
-            ["run=demo:franka_pick_ppo: ppo has no world model: expected a run of dreamer_v3"],
+            ["run=demo:franka_pick_ppo", "dreamer_v3"],
         ),
     ],
 )
 def test_what_is_refused(begun: Callable, refused: Callable, arguments: tuple[str, ...], parts: list[str]) -> None:
     begun((64, 128))
-    line = refused("analyze", *arguments)
-    assert all(part in line for part in parts), line
+    assert refused("analyze", *arguments).names(*parts)
 
 
-def test_a_run_without_a_checkpoint_and_one_without_a_world_model(begun: Callable, refused: Callable) -> None:
+def test_a_run_without_a_checkpoint(begun: Callable, refused: Callable) -> None:
     begun(())
-    assert "expected a run with a checkpoint; this one has none" in refused("analyze", "run=mine")
+    assert "run=mine" in refused("analyze", "run=mine")
 
 
 def test_ppo_has_no_world_model(begun: Callable, refused: Callable) -> None:
     begun((64,), "exp=ppo", "env=cartpole_balance")
-    assert "ppo has no world model" in refused("analyze", "run=mine")
+    assert refused("analyze", "run=mine").names("run=mine", "dreamer_v3")
 
 
 @pytest.mark.parametrize(

@@ -94,44 +94,43 @@ def test_a_run_dir_is_the_parent_of_all(started, sheeplike, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("seeds=0",), ["seeds=0: expected how many", "nearest: seeds=1"]),
-        (("seeds=two",), ["seeds=two", "a list of"]),
-        (("seeds=",), ["seeds=", "a list of"]),
+        (("seeds=0",), ["seeds=0", "nearest: seeds=1"]),
+        (("seeds=two",), ["seeds=two"]),
+        (("seeds=",), ["seeds="]),
         (("seeds=true",), ["seeds=true"]),
         (("seeds=1.5",), ["seeds=1.5"]),
         (("seeds=[",), ["seeds=["]),
         (("seeds=[]",), ["seeds=[]", "nearest: seeds=3"]),
-        (("seeds=0,1,2",), ["seeds=0,1,2", "a list is written [a,b]"]),
-        (("seeds=[1,1,2]",), ["different", "nearest: seeds=[1,2]"]),
+        (("seeds=0,1,2",), ["seeds=0,1,2", "[a,b]"]),
+        (("seeds=[1,1,2]",), ["nearest: seeds=[1,2]"]),
         (("seeds=[0,-1]",), ["seed=-1", "nearest: seed=0"]),
         (("seed=2147483647", "seeds=2"), ["seed=2147483648", "nearest: seed=2147483647"]),
-        (("seeds=[1,2]", "seed=1"), ["seeds=[1,2] and seed=1: expected one of them"]),
-        (("seeds=2", "resume=there"), ["seeds= and resume=: expected one of them"]),
-        (("seed=0,1,2",), ["several seeds seeds=[a,b]"]),
+        (("seeds=[1,2]", "seed=1"), ["seeds=[1,2]", "seed=1"]),
+        (("seeds=2", "resume=there"), ["seeds=", "resume="]),
+        (("seed=0,1,2",), ["seeds=[a,b]"]),
         (("seeds=2", "log_every=0"), ["log_every=0", "nearest: log_every=1"]),
     ],
 )
 def test_what_is_refused(refused, arguments, parts):
-    line = refused(*JOB, *arguments)
-    assert all(part in line for part in parts), line
+    assert refused(*JOB, *arguments).names(*parts)
 
 
 def test_a_recipe_with_a_run_dir_of_its_own(refused, tmp_path):
     (tmp_path / "search/exp").mkdir(parents=True)
     (tmp_path / "search/exp/mine.yaml").write_text(f"{MINE}run_dir: there")
     line = refused("exp=mine", "env=cartpole_balance", "--config-dir", str(tmp_path / "search"), "seeds=2")
-    assert "run_dir=there comes from a config" in line
+    assert "run_dir=there" in line
 
 
 def test_directories_are_looked_at_before_the_first_run_begins(begun, refused):
     seed_1 = begun(*JOB, "seed=1", "agent.batch_size=8")
     line = refused(*JOB, "seeds=2")
-    assert f"run_dir={seed_1} holds another run: agent.batch_size 8 -> 16" in line
+    assert line.names(f"run_dir={seed_1}", "agent.batch_size 8 -> 16")
     with lock(seed_1):
-        assert f"run_dir={seed_1} is in use" in refused(*JOB, "seeds=2", "agent.batch_size=8")
+        assert f"run_dir={seed_1}" in refused(*JOB, "seeds=2", "agent.batch_size=8")
     (DEFAULT / "seed_3").mkdir()
     (DEFAULT / "seed_3/thesis.tex").touch()
-    assert "is not empty" in refused(*JOB, "seeds=[0,3]")
+    assert "seed_3" in refused(*JOB, "seeds=[0,3]")
 
 
 def test_dry_runs_begin_again_unless_they_are_to_go_on(begun, started, sheeplike):
@@ -144,7 +143,8 @@ def test_dry_runs_begin_again_unless_they_are_to_go_on(begun, started, sheeplike
 def test_a_run_that_fails_ends_them_all(started):
     commands, result = started(*JOB, "seeds=3", statuses=(0, 1))
     assert (len(commands), result.status) == (2, 1)
-    assert result.error == "sheeplike: seed 1 failed; the seeds behind it were not started\n"
+    assert result.error.startswith("sheeplike: seed 1 ")
+    assert result.error.count("\n") == 1
 
 
 @pytest.mark.parametrize("status", [INTERRUPTED, PREEMPTED])
@@ -172,7 +172,7 @@ def test_a_signal_reaches_the_run_that_is_going_on_and_no_further_one_is_started
     commands, result = started(*JOB, "seeds=3", code=code)
     sender.join()
     assert (len(commands), result.status) == (1, PREEMPTED)
-    assert "stopped at seed 0 (1 of 3)" in result.output
+    assert "seed 0 (1 of 3)" in result.output
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -195,16 +195,16 @@ def test_real_runs_are_interrupted_continued_and_left_alone_once_finished(tmp_pa
     finally:
         process.kill()
     assert process.returncode == 130, error
-    assert "seed 3 (1 of 2): " in output
-    assert "stopped at seed 3 (1 of 2); go on with all that is left: python -m sheeplike exp=dreamer_v3" in output
+    assert "seed 3 (1 of 2)" in output
+    assert "python -m sheeplike exp=dreamer_v3" in output
     stopped = checkpoint_steps(tmp_path / "seed_3")[-1]
     assert 0 < stopped < 320
     assert not (tmp_path / "seed_5").exists()
 
     done = subprocess.run(command, **options, timeout=240)
     assert done.returncode == 0
-    assert f"continued from policy step {stopped}" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"finished: 2 seeds in {tmp_path}"
+    assert f"step {stopped}" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(f" {tmp_path}")
     rows = {seed: (tmp_path / f"seed_{seed}/metrics.jsonl").read_text().splitlines() for seed in (3, 5)}
     last = {seed: json.loads(lines[-1]) for seed, lines in rows.items()}
     assert [row["step"] for row in last.values()] == [320, 320]

