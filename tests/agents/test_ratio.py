@@ -70,7 +70,7 @@ def test_state_round_trip_carries_the_fraction() -> None:
 
 @pytest.mark.parametrize("carry", [-1.0, 1e18, math.nan])
 def test_a_state_that_owes_more_than_it_can_is_refused(carry: float) -> None:
-    with pytest.raises(ValueError, match="expected less than one gradient step"):
+    with pytest.raises(ValueError, match="gradient step"):
         Ratio(0.3).load_state_dict({"counted": 8, "carry": carry})
 
 

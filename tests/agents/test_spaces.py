@@ -63,14 +63,14 @@ def test_continuous_actions_are_the_same_on_both_sides_and_unclipped() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(-2, 1, (2,), np.float32), "expected bounds -1 and 1"),
-        (spaces.Box(-1, 1, (2, 2), np.float32), r"a Box of shape \(A,\); nearest: shape \(4,\)$"),
+        (spaces.Box(-2, 1, (2,), np.float32), "-1 .* 1"),
+        (spaces.Box(-1, 1, (2, 2), np.float32), r"Box.*nearest: shape \(4,\)$"),
         (spaces.Box(-1, 1, (), np.float32), r"nearest: shape \(1,\)$"),
-        (spaces.Box(-1, 1, (0,), np.float32), "expected at least one action"),
-        (spaces.Box(-1, 1, (2,), np.int8), "of floating-point numbers; nearest: float32"),
-        (spaces.MultiDiscrete([[2, 3]]), "expected Discrete, MultiDiscrete of one axis or a Box"),
+        (spaces.Box(-1, 1, (0,), np.float32), r"\(0,\)"),
+        (spaces.Box(-1, 1, (2,), np.int8), "nearest: float32"),
+        (spaces.MultiDiscrete([[2, 3]]), r"Discrete, MultiDiscrete.*Box"),
         (spaces.MultiBinary(3), r"nearest: MultiDiscrete\(\[2, 2, 2\]\)$"),
-        (spaces.Tuple([spaces.Discrete(2)]), "expected Discrete, MultiDiscrete of one axis or a Box"),
+        (spaces.Tuple([spaces.Discrete(2)]), r"Discrete, MultiDiscrete.*Box"),
     ],
 )
 def test_other_action_spaces_are_refused(space: gymnasium.spaces.Space, message: str) -> None:
@@ -108,19 +108,19 @@ def test_a_key_is_a_pattern_of_itself_whatever_it_is_called() -> None:
 @pytest.mark.parametrize(
     ("key", "space", "message"),
     [
-        ("a", spaces.Box(0, 1, (0,), np.float32), r"float32 \(0,\); .* at least one number in it; nearest: leave it"),
-        ("a", spaces.Box(0, 255, (48, 48, 0), np.uint8), "at least one number in it"),
+        ("a", spaces.Box(0, 1, (0,), np.float32), r"float32 \(0,\)"),
+        ("a", spaces.Box(0, 255, (48, 48, 0), np.uint8), r"uint8 \(48, 48, 0\)"),
         ("a", spaces.Box(0, 1, (2,), np.float64), r"float64 \(2,\); .*; nearest: float32 \(2,\), cast"),
         ("a", spaces.Box(0, 9, (2,), np.int64), r"int64 \(2,\); .*; nearest: float32 \(2,\), cast"),
         ("a", spaces.Box(0, 255, (2,), np.uint8), r"uint8 \(2,\); .*; nearest: float32 \(2,\), cast"),
         ("a", spaces.Box(0, 1, (), np.float32), r"float32 \(\); .*; nearest: float32 \(1,\)$"),
         ("a", spaces.Box(0, 1, (3, 4), np.float32), r"nearest: float32 \(12,\)$"),
         ("a", spaces.Box(0, 255, (48, 64), np.uint8), r"nearest: uint8 \(48, 64, 1\)$"),
-        ("a", spaces.Box(0, 1, (48, 48, 3), np.float32), r"nearest: uint8 \(48, 48, 3\) from 0 to 255"),
-        ("a", spaces.Discrete(3), r"Discrete\(3\); expected a Box"),
-        ("a", spaces.Text(3), "expected a Box"),
-        ("depth/a", spaces.Box(0, 9, (48, 48, 1), np.float64), r"nearest: float32 \(48, 48, 1\) in metres"),
-        ("depth/a", spaces.Box(0, 9, (48, 48, 2), np.float32), r"nearest: float32 \(48, 48, 1\) in metres"),
+        ("a", spaces.Box(0, 1, (48, 48, 3), np.float32), r"nearest: uint8 \(48, 48, 3\).*255"),
+        ("a", spaces.Discrete(3), r"Discrete\(3\).*Box"),
+        ("a", spaces.Text(3), "Box"),
+        ("depth/a", spaces.Box(0, 9, (48, 48, 1), np.float64), r"nearest: float32 \(48, 48, 1\)"),
+        ("depth/a", spaces.Box(0, 9, (48, 48, 2), np.float32), r"nearest: float32 \(48, 48, 1\)"),
         ("segmentation/a", spaces.Box(0, 9, (48, 48, 1), np.int32), r"int32 \(48, 48, 1\); .*ids .*; nearest: pixels/"),
     ],
 )

@@ -15,29 +15,29 @@ RETURN, SUCCESS = "eval/return_mean", "eval/success_rate"
     ("arguments", "parts"),
     [
         ((), ["compare: expected one or more directories of runs", "python -m sheeplike compare logs/franka_pick"]),
-        (("x=steps",), ["expected one or more directories"]),
-        (("logs/frankapick",), ["logs/frankapick does not exist", "nearest: logs/franka_pick"]),
-        (("nowhere/at/all",), ["nowhere/at/all does not exist"]),
+        (("x=steps",), ["compare"]),
+        (("logs/frankapick",), ["logs/frankapick", "nearest: logs/franka_pick"]),
+        (("nowhere/at/all",), ["nowhere/at/all"]),
         (("empty",), ["empty: expected runs in it", "metrics.jsonl", "events.out.tfevents.", "found none"]),
-        (("logs/franka_pick", "empty"), ["empty: expected runs in it"]),
-        (("file",), ["file is a file: expected a directory of runs"]),
-        (("logs/franka_pick", "axis=time"), ["key 'axis' does not exist", "x, scale, metric, threshold, out"]),
+        (("logs/franka_pick", "empty"), ["empty"]),
+        (("file",), ["file"]),
+        (("logs/franka_pick", "axis=time"), ["'axis'", "x, scale, metric, threshold, out"]),
         (("logs/franka_pick", "tresholds=3"), ["key 'tresholds'", "nearest: threshold"]),
-        (("logs/franka_pick", "x=step"), ["x=step: expected one of steps, time", "nearest: x=steps"]),
+        (("logs/franka_pick", "x=step"), ["x=step", "steps, time", "nearest: x=steps"]),
         (("logs/franka_pick", "x=Time"), ["nearest: x=time"]),
-        (("logs/franka_pick", "x="), ["x=: expected policy steps"]),
-        (("logs/franka_pick", "metric="), ["metric=: expected a metric"]),
-        (("logs/franka_pick", "threshold=high"), ["threshold=high: expected a number"]),
-        (("logs/franka_pick", "threshold=nan"), ["threshold=nan: expected a number"]),
-        (("logs/franka_pick", f"metric={SUCCESS}", "threshold=90"), ["from 0 to 1", "nearest: threshold=0.9"]),
+        (("logs/franka_pick", "x="), ["x="]),
+        (("logs/franka_pick", "metric="), ["metric="]),
+        (("logs/franka_pick", "threshold=high"), ["threshold=high"]),
+        (("logs/franka_pick", "threshold=nan"), ["threshold=nan"]),
+        (("logs/franka_pick", f"metric={SUCCESS}", "threshold=90"), ["nearest: threshold=0.9"]),
         (("logs/franka_pick", f"metric={SUCCESS}", "threshold=-1"), ["nearest: threshold=0"]),
-        (("logs/franka_pick", "--config-dir=empty"), ["--config-dir: expected only directories of runs"]),
-        (("logs/franka_pick", "--cfg"), ["flag '--cfg' does not exist: expected one of --help"]),
-        (("logs/franka_pick", "out=file"), ["out=file: expected a directory that can be written"]),
+        (("logs/franka_pick", "--config-dir=empty"), ["--config-dir"]),
+        (("logs/franka_pick", "--cfg"), ["'--cfg'", "--help"]),
+        (("logs/franka_pick", "out=file"), ["out=file"]),
         (("logs/franka_pick", "metric=eval/retrun_mean"), ["seed_0", "metric=eval/retrun_mean", f"metric={RETURN}"]),
         (
             ("logs/franka_pick", "metric=qqq"),
-            ["metric=qqq", "there are eval/return_mean, loss/dyn, rollout/return_mean"],
+            ["metric=qqq", "eval/return_mean, loss/dyn, rollout/return_mean"],
         ),
     ],
 )
@@ -51,21 +51,21 @@ def test_bad_requests(refused, trained, arguments, parts):
 
 def test_a_metric_that_was_never_finite(refused, trained):
     line = refused(str(trained({0: [math.nan, math.inf, 1e308]})))
-    assert f"metric={RETURN}, and none is finite and below 1e+100" in line
+    assert line.names(f"metric={RETURN}", "1e+100")
 
 
 def test_a_logarithmic_axis_needs_something_above_zero(refused, trained):
     file = trained({0: [1]}) / "dreamer_v3/dreamer_v3/seed_0/metrics.jsonl"
     file.write_text('{"step": 0, "seconds": 1, "eval/return_mean": 1}\n')
-    assert "scale=log: expected linear" in refused("logs", "scale=log")
+    assert "scale=log" in refused("logs", "scale=log")
 
 
 def test_runs_of_two_tasks(refused, trained):
     trained({0: [1, 2]})
     trained({0: [1, 2]}, env="cartpole_balance")
     line = refused("logs")
-    assert "expected runs of one task, and found cartpole_balance (logs/cartpole_balance/" in line
-    assert "and franka_pick (logs/franka_pick/" in line
+    assert "cartpole_balance (logs/cartpole_balance/" in line
+    assert "franka_pick (logs/franka_pick/" in line
 
 
 @pytest.mark.parametrize("content", ["", '{"step": 10', '{"step": 10, "seconds": 1, "rollout/return_mean": 2}\n'])
@@ -84,7 +84,7 @@ def test_a_run_that_makes_no_evaluation(refused, trained, begin):
     logs = trained({0: [1, 2]})
     other = begin(logs / "dreamer_v3/seed_1", seed=1, eval__every=None)
     (other / "metrics.jsonl").write_text('{"step": 10, "seconds": 1, "loss/dyn": 2}\n')
-    assert f"{other}: expected values of metric={RETURN}, and there are none; there are loss/dyn" in refused(str(logs))
+    assert refused(str(logs)).names(f"metric={RETURN}", "loss/dyn")
 
 
 def test_it_starts_without_torch_and_jax(two_agents):

@@ -47,7 +47,7 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_is_loaded(root, lab, name, 
     lab.flip_bit(newest / name, where)
     with pytest.raises(Corrupt, match=re.escape(str(newest / name))):
         load(newest)
-    with pytest.warns(RuntimeWarning, match=rf"passing over a damaged checkpoint: .*{name}"):
+    with pytest.warns(RuntimeWarning, match=str(name)):
         meta, loaded = load_latest(root)
     assert (meta["step"], loaded["agent"]["weight"][0]) == (1, 1.0)
 
@@ -70,12 +70,12 @@ def test_every_damaged_one_is_passed_over(root, lab):
         assert load_latest(root)[0]["step"] == 1
     assert len(caught) == 2
     (first / "manifest.json").write_text("[]")
-    with pytest.warns(RuntimeWarning), pytest.raises(Corrupt, match="all 3 checkpoints are damaged"):
+    with pytest.warns(RuntimeWarning), pytest.raises(Corrupt, match=" 3 "):
         load_latest(root)
 
 
 def test_no_checkpoint_is_another_error(root):
-    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+    with pytest.raises(FileNotFoundError, match="checkpoint"):
         load_latest(root)
 
 
@@ -85,7 +85,7 @@ def test_only_what_is_asked_for_is_read(root, lab):
     assert load(path, only=("agent",))[1].keys() == load_latest(root, only=("agent",))[1].keys() == {"agent"}
     assert load(path, only=())[1] == {}
     lab.flip_bit(path / "agent.pt")
-    with pytest.raises(Corrupt, match=r"agent\.pt: was altered"):
+    with pytest.raises(Corrupt, match=r"agent\.pt"):
         load(path, only=("agent",))
 
 
@@ -196,7 +196,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(root, lab, tmp_path, form, na
     else:
         (root.parent / "replay" / name).write_bytes(content)
         lab.rewrite(path, chunks=[[name, 0, 10, len(content), digest]])
-    with pytest.raises(Corrupt, match=rf"{name}: refused by weights_only"):
+    with pytest.raises(Corrupt, match="weights_only"):
         lab.restore_ring(path)
     assert not fired.exists()
 
@@ -219,7 +219,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(root, lab, tmp_path, form, na
 def test_a_manifest_cannot_lead_astray(root, lab, changed):
     path = lab.save_ring(root, 1, lab.fill(lab.make_ring(), 15))
     lab.rewrite(path, **changed)
-    with pytest.raises(Corrupt, match="is no manifest"):
+    with pytest.raises(Corrupt, match="manifest"):
         load(path)
     lab.save_ring(root, 2, lab.fill(lab.make_ring(), 15))  # nor keep the next one from being written
     assert load_latest(root)[0]["step"] == 2
@@ -230,7 +230,7 @@ def test_a_chunk_of_other_steps_than_the_manifest_says_is_refused(root, lab, sto
     path = lab.save_ring(root, 1, lab.fill(lab.make_ring(), 15))
     ((name, start, _, *rest),) = json.loads((path / "manifest.json").read_text())["chunks"]
     lab.rewrite(path, chunks=[[name, start, stop, *rest]])
-    with pytest.raises(ValueError, match=rf"{name} does not hold the steps \[0, {stop}\)"):
+    with pytest.raises(ValueError, match=rf"steps \[0, {stop}"):
         lab.restore_ring(path)
 
 
@@ -241,7 +241,7 @@ def test_what_torch_says_is_cut_short(root, lab):
     (path / "agent.pt").write_bytes(buffer.getvalue())
     entry = {"bytes": len(buffer.getvalue()), "sha256": hashlib.sha256(buffer.getvalue()).hexdigest()}
     lab.rewrite(path, files={"agent.pt": entry})
-    with pytest.raises(Corrupt, match=r"agent\.pt: refused by weights_only: Unsupported .* by default\.$"):
+    with pytest.raises(Corrupt, match=r"agent\.pt.*weights_only.*Unsupported"):
         load(path)
 
 

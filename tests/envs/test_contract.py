@@ -34,26 +34,26 @@ def test_what_has_everything_is_let_through():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"episode_length": None}, "has no episode_length"),
-        ({"state_dict": None}, r"has no state_dict\(\)"),
-        ({"num_envs": 3}, "has num_envs=3: expected 2, as it was told"),
-        ({"metadata": {"render_fps": 10}}, "autoreset_mode'.=None: expected AutoresetMode.NEXT_STEP"),
+        ({"episode_length": None}, "episode_length"),
+        ({"state_dict": None}, r"state_dict\(\)"),
+        ({"num_envs": 3}, "num_envs=3"),
+        ({"metadata": {"render_fps": 10}}, r"autoreset_mode'.=None.*AutoresetMode.NEXT_STEP"),
         (
             {"metadata": {"autoreset_mode": AutoresetMode.SAME_STEP, "render_fps": 1}},
-            "expected AutoresetMode.NEXT_STEP",
+            r"AutoresetMode.NEXT_STEP",
         ),
         (
             {"metadata": {"autoreset_mode": AutoresetMode.NEXT_STEP}},
-            "no metadata.'render_fps'.: expected control steps",
+            r"metadata.'render_fps'.",
         ),
-        ({"single_observation_space": spaces.Discrete(3)}, r"observes Discrete\(3\): expected a flat Dict"),
+        ({"single_observation_space": spaces.Discrete(3)}, r"Discrete\(3\).*Dict"),
         (
             {"single_observation_space": observing(pixels__front=spaces.Box(0, 1, (9, 9, 3), np.float32))},
-            "observes 'pixels/front' as Box.*: expected a Box of uint8 with 3 axes",
+            r"'pixels/front'.*Box.*uint8",
         ),
         (
             {"single_observation_space": observing(state=spaces.Box(0, 1, (9, 2), np.float32))},
-            "observes 'state' as Box.*: expected a Box of float32 with 1 axes",
+            r"'state'.*Box.*float32",
         ),
     ],
 )
@@ -63,5 +63,5 @@ def test_what_is_missing(changed, reason):
     made = type("Worlds", (gymnasium.vector.VectorEnv,), kept | {k: v for k, v in changed.items() if v is not None})()
     with pytest.raises(ValueError, match=reason):
         check_vector_env(made, num_envs=2)
-    with pytest.raises(ValueError, match=r"is a int: expected a gymnasium\.vector\.VectorEnv"):
+    with pytest.raises(ValueError, match=r"gymnasium\.vector\.VectorEnv"):
         check_vector_env(3, num_envs=2)

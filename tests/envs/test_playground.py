@@ -200,25 +200,25 @@ def make(**options: Any) -> VectorEnv:
     [
         (
             {"id": None},
-            r"id=null: expected which of playground: AcrobotSwingup, .*WalkerWalk",
+            r"id=null.*AcrobotSwingup.*WalkerWalk",
         ),
-        ({"id": "CheetaRun"}, r"id=CheetaRun: expected one of AcrobotSwingup, .*; nearest: .*CheetahRun"),
+        ({"id": "CheetaRun"}, r"id=CheetaRun.*AcrobotSwingup.*nearest: .*CheetahRun"),
         ({"id": "PandaPickCub"}, r"; nearest: .*PandaPickCube$"),
-        ({"id": "PandaPickCube"}, r"id='PandaPickCube': its meshes are not part .* git clone .*mujoco_menagerie"),
-        ({"episode_length": 0}, r"episode_length=0: expected an integer from 1 to 1000000000, or null; nearest: .*1"),
-        ({"episode_length": 2.5}, r"episode_length=2.5: expected"),
-        ({"overrides": {"ctr_dt": 1}}, r"has no key 'ctr_dt': expected one of ctrl_dt, .* \(nearest: ctrl_dt\)"),
+        ({"id": "PandaPickCube"}, r"id='PandaPickCube'.*mujoco_menagerie"),
+        ({"episode_length": 0}, r"episode_length=0.*1000000000.*null.*nearest: .*1"),
+        ({"episode_length": 2.5}, r"episode_length=2.5"),
+        ({"overrides": {"ctr_dt": 1}}, r"'ctr_dt'.*nearest: ctrl_dt"),
         (
             {"overrides": {"vision": True}},
-            r"vision=True is not for CheetahRun to say: expected false: our own renderer",
+            r"vision=True.*CheetahRun",
         ),
-        ({"overrides": {"impl": "jax"}}, r"impl='jax' is not for CheetahRun to say: expected warp"),
-        ({"overrides": {"episode_length": 9}}, r"expected env.options.episode_length"),
-        ({"overrides": {"ctrl_dt": "fast"}}, r"ctrl_dt='fast': expected a value like Playground's own, 0.01"),
-        ({"overrides": {"ctrl_dt": 0.015}}, r"ctrl_dt=0.015: expected a multiple of sim_dt=0.01; nearest: 0.02"),
-        ({"overrides": 3}, r"overrides=3: expected a section of names and values, .* or null"),
-        ({"cameras": ["sid"]}, r"camera 'sid' does not exist .* nearest: side"),
-        ({"action_repeat": 3}, r"action_repeat=3: expected a divisor of episode_length=1000"),
+        ({"overrides": {"impl": "jax"}}, r"impl='jax'.*CheetahRun.*warp"),
+        ({"overrides": {"episode_length": 9}}, r"env.options.episode_length"),
+        ({"overrides": {"ctrl_dt": "fast"}}, r"ctrl_dt='fast'.*Playground.*0.01"),
+        ({"overrides": {"ctrl_dt": 0.015}}, r"ctrl_dt=0.015.*sim_dt=0.01.*nearest: 0.02"),
+        ({"overrides": 3}, r"overrides=3.*null"),
+        ({"cameras": ["sid"]}, r"'sid'.*nearest: side"),
+        ({"action_repeat": 3}, r"action_repeat=3.*episode_length=1000"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
@@ -229,15 +229,13 @@ def test_bad_values_are_refused_in_one_line(options: dict[str, Any], message: st
 
 def test_without_playground_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco_playground", None)
-    with pytest.raises(
-        sheeplike.envs.Unusable, match=r"needs MuJoCo Playground: pip install 'sheeplike\[playground\]'"
-    ):
+    with pytest.raises(sheeplike.envs.Unusable, match=r"Playground.*'sheeplike\[playground\]'"):
         make()
 
 
 def test_a_playground_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco_playground._src", None)
-    with pytest.raises(sheeplike.envs.Unusable, match=r"cannot be imported \(.*pip install"):
+    with pytest.raises(sheeplike.envs.Unusable, match=r"pip install"):
         make()
 
 

@@ -215,10 +215,10 @@ def test_a_saved_state_with_other_settings_changes_nothing(env):
     saved["settings.spread"] = torch.full((3,), 0.125)
     play(env, 1)
     worlds = env._state
-    with pytest.raises(ValueError, match=r"'settings.lou' is in one only"):
+    with pytest.raises(ValueError, match=r"'settings.lou'"):
         env.load_state_dict({**saved, "settings.lou": torch.zeros(3)})
     for missing in ("settings.low", "qpos"):
-        with pytest.raises(ValueError, match=f"{missing}.* is in one only"):
+        with pytest.raises(ValueError, match=str(missing)):
             env.load_state_dict({name: value for name, value in saved.items() if missing not in name})
     assert env._state is worlds
     assert env.get_attr("spread") == (0.5,) * 3
@@ -241,17 +241,17 @@ def test_the_same_seed_and_settings_give_the_same_episodes_for_any_number_of_wor
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("hight", 1.0, r"no setting 'hight': expected one of low, spread \(nearest: "),
-        ("lo", 1.0, r"no setting 'lo': .*nearest: low\)"),
-        ("low", [1.0, 2.0], r"low: got float64 \(2,\): expected one number or 3 of them on the host, one per world"),
-        ("low", torch.zeros(3, 1), r"low: got float32 \(3, 1\): expected one number or 3"),
+        ("hight", 1.0, r"'hight'.*low, spread"),
+        ("lo", 1.0, "nearest: low"),
+        ("low", [1.0, 2.0], r"float64 \(2,\)"),
+        ("low", torch.zeros(3, 1), r"float32 \(3, 1\)"),
         ("low", [], r"low: got float64 \(0,\)"),
-        ("low", "high", r"low: got <U4 \(\): expected one number or 3"),
+        ("low", "high", r"<U4.*3"),
         ("low", None, r"low: got object"),
         ("low", True, r"low: got bool"),
-        ("low", float("nan"), r"low=nan in world 0: expected a finite number"),
-        ("low", [1.0, 2.0, float("inf")], r"low=inf in world 2: expected a finite number"),
-        ("low", 1e39, r"low=inf in world 0: expected a finite number"),
+        ("low", float("nan"), r"low=nan.*world 0"),
+        ("low", [1.0, 2.0, float("inf")], r"low=inf.*world 2"),
+        ("low", 1e39, r"low=inf.*world 0"),
     ],
 )
 def test_values_that_cannot_be_set_are_refused(env, name, values, message):
@@ -263,7 +263,7 @@ def test_values_that_cannot_be_set_are_refused(env, name, values, message):
 
 @pytest.mark.parametrize(("name", "nearest"), [("lo", "low"), ("spred", "spread")])
 def test_names_that_cannot_be_read_are_refused(env, name, nearest):
-    with pytest.raises(ValueError, match=rf"no setting '{name}': expected one of low, spread \(nearest: {nearest}\)"):
+    with pytest.raises(ValueError, match=rf"low, spread.*nearest: {nearest}"):
         env.get_attr(name)
 
 
@@ -271,7 +271,7 @@ def test_names_that_cannot_be_read_are_refused(env, name, nearest):
 def test_a_task_without_settings_has_none(cartpole):
     assert cartpole.settings == {}
     for call in (lambda: cartpole.set_attr("box_range", 1.0), lambda: cartpole.get_attr("box_range")):
-        with pytest.raises(ValueError, match=r"no setting 'box_range': expected none, as this task has no settings"):
+        with pytest.raises(ValueError, match="'box_range'"):
             call()
 
 
@@ -295,15 +295,15 @@ class Undeclared(Stone):
     ("task", "settings", "message"),
     [
         (TakesLess, None, r"stone.reset\(.*spread\): .*unexpected.*'low'; .* settings: \(key, data, spread, low\)"),
-        (TakesNone, None, r"stone.reset\(key, data\): .*unexpected.*'spread'; expected its settings: "),
-        (TakesMore, None, r"stone.reset\(.*hue\): missing.*'hue'; expected its settings: \(key, data, spread, low\)"),
-        (Undeclared, None, r"stone.reset\(.*\): missing.*'spread'; expected its settings: \(key, data\)"),
+        (TakesNone, None, r"stone.reset\(key.*'spread'"),
+        (TakesMore, None, r"stone.reset\(.*'hue'"),
+        (Undeclared, None, r"stone.reset\(.*'spread'"),
         (Stone, {"spreed": 1.0, "low": 1.0}, r"stone.reset\(.*: .*'spread'; .* settings: \(key, data, spreed, low\)"),
-        (Stone, ["spread", "low"], r"settings is \['spread', 'low'\]: expected names and defaults"),
-        (Stone, {"spread": "wide", "low": 1.0}, r"spread='wide': expected a finite default"),
-        (Stone, {"spread": True, "low": 1.0}, r"spread=True: expected a finite default"),
-        (Stone, {"spread": 0.5, "low": float("nan")}, r"low=nan: expected a finite default"),
-        (Stone, {"spread": 0.5, "low": 1e39}, r"low=1e\+39: expected a finite default"),
+        (Stone, ["spread", "low"], r"\['spread', 'low'\]"),
+        (Stone, {"spread": "wide", "low": 1.0}, "spread='wide'"),
+        (Stone, {"spread": True, "low": 1.0}, "spread=True"),
+        (Stone, {"spread": 0.5, "low": float("nan")}, "low=nan"),
+        (Stone, {"spread": 0.5, "low": 1e39}, r"low=1e\+39"),
     ],
 )
 def test_settings_and_reset_must_agree(task, settings, message):

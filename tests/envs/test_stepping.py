@@ -169,7 +169,7 @@ def test_worlds_go_on_from_a_saved_state(stepping: MjxVectorEnv, steps: list[dic
 def test_actions_are_repeated_by_the_task() -> None:
     task = SteppingDrone()
     task.episode_length = 6
-    with pytest.raises(ValueError, match="expected a divisor of episode_length=6"):
+    with pytest.raises(ValueError, match="episode_length=6"):
         repeat_actions(task, 4)
     assert repeat_actions(SteppingDrone(), 5).substeps == 15
 
@@ -195,9 +195,9 @@ class IntegerReward(SteppingDrone):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (ForgetsVectors, r"drone.advance returned vectors of .*: expected begin's"),
-        (ForgetsMemory, r"drone.advance returned memory of .*: expected begin's"),
-        (IntegerReward, r"reward is int32 \(\): expected float32 \(\)"),
+        (ForgetsVectors, r"drone.advance"),
+        (ForgetsMemory, r"drone.advance"),
+        (IntegerReward, r"int32.*float32"),
     ],
 )
 def test_tasks_that_break_the_protocol_are_refused(task: type, message: str) -> None:

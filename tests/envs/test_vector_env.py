@@ -226,7 +226,7 @@ def test_actions_may_be_overwritten_and_are_clipped(cartpole):
 )
 def test_wrong_actions_are_refused(cartpole, actions):
     cartpole.reset(seed=0)
-    with pytest.raises(ValueError, match=r"actions are .*expected torch.float32 \(3, 1\) on cpu"):
+    with pytest.raises(ValueError, match=r"torch.float32 \(3, 1\)"):
         cartpole.step(actions)
 
 
@@ -260,21 +260,21 @@ def test_a_restored_state_continues_bit_by_bit(cartpole, swingup, physics):
     assert_equal(straight, play(other, actions[4:]))
     assert all(torch.equal(kept[name].nan_to_num(), state[name].nan_to_num()) for name in kept), "a view was handed out"
     assert other.simulator.compilations == 1
-    with pytest.raises(ValueError, match=r"expected float32 \(2,"):
+    with pytest.raises(ValueError, match=r"float32 \(2"):
         swingup.load_state_dict(
             {k.replace("balance", "swingup"): v for k, v in state.items() if not k.startswith("[0]")}
         )
-    with pytest.raises(ValueError, match="is in one only"):
+    with pytest.raises(ValueError, match="one"):
         cartpole.load_state_dict({name: value for name, value in state.items() if "qpos" not in name})
 
 
 def test_order_of_calls_is_checked():
     env = sheeplike.envs.make("cartpole_balance", num_envs=1, image_size=4)
-    with pytest.raises(RuntimeError, match="before the first reset"):
+    with pytest.raises(RuntimeError, match="reset"):
         env.step(torch.zeros(1, 1))
     with pytest.raises(RuntimeError, match="before reset"):
         env.state_dict()
-    with pytest.raises(ValueError, match="expected one of variation, memory, worlds"):
+    with pytest.raises(ValueError, match="variation, memory, worlds"):
         env.reset(options={"x": 1})
     env.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -356,7 +356,7 @@ class WithoutStreams:
 
 def test_a_gpu_whose_work_torch_cannot_wait_for_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "devices", lambda platform: [WithoutStreams()])
-    with pytest.raises(ValueError, match=r"device='cuda:0': .* doctor says more\), or 'cpu'; JAX says: UNIMPLEMENTED"):
+    with pytest.raises(ValueError, match=r"device='cuda:0'.*'cpu'.*UNIMPLEMENTED"):
         jax_device_of(torch.device("cuda", 0))
 
 

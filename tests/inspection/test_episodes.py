@@ -114,10 +114,10 @@ def test_what_would_not_fit_is_refused_before_it_is_played(monkeypatch: pytest.M
     check_memory(worlds, KEYS, 30, state=9)
     with pytest.raises(
         InvalidOption,
-        match=r"^episodes=31: expected at most 30: 62 of 4 steps and their states take .*nearest: episodes=30$",
+        match=r"^episodes=31.*nearest: episodes=30$",
     ):
         check_memory(worlds, KEYS, 31, state=9)
-    with pytest.raises(CommandError, match=r"^episodes=31: 62 of 4 steps .*; 4, the fewest, do not fit either$"):
+    with pytest.raises(CommandError, match=r"^episodes=31"):
         check_memory(worlds, KEYS, 31, state=99)
 
 

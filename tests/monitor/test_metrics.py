@@ -62,9 +62,9 @@ def step(episode_return, *, ended, length=5, success=False, nonfinite=False, rew
 
 def test_the_guard_itself_catches_a_read(no_sync):
     value = torch.tensor(1.0)
-    with pytest.raises(AssertionError, match="read on the host"):
+    with pytest.raises(AssertionError, match="host"):
         value.item()
-    with pytest.raises(AssertionError, match="read on the host"):
+    with pytest.raises(AssertionError, match="host"):
         bool(value > 0)
     with pytest.raises(AssertionError, match="_local_scalar_dense"):
         torch.ops.aten._local_scalar_dense(value)

@@ -224,7 +224,7 @@ def test_orthogonal_weights_and_no_bias(gain: float | None) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_images_too_small_are_refused_before_they_are_seen(layout: str) -> None:
-    with pytest.raises(ValueError, match=rf"image 64x5: too small for the {layout} network; expected at least 16x16"):
+    with pytest.raises(ValueError, match=r"64x5.*16x16"):
         make(64, 5, 3, layout=layout)
     for head in HEADS:
         assert make(16, 16, 3, layout=layout, head=head)(image(1, 16, 16, 3)).isfinite().all()

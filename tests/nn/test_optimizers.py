@@ -183,7 +183,7 @@ def test_adam_keeps_no_memory_of_what_it_loads() -> None:
     assert float(optimizer.param_groups[0]["lr"]) == 0.5
     for wrong in (torch.zeros(1), "x"):
         saved["state"][0]["exp_avg_sq"] = wrong
-        with pytest.raises(ValueError, match="exp_avg_sq of the optimizer is"):
+        with pytest.raises(ValueError, match="exp_avg_sq"):
             optimizer.load_state_dict(saved)
 
 
@@ -193,7 +193,7 @@ def test_squares_and_counters_are_not_negative() -> None:
         for name in (square, "step"):
             saved = copy.deepcopy(optimizer.state_dict())
             saved["state"][0][name] -= 1
-            with pytest.raises(ValueError, match=f"{name} of the optimizer is negative"):
+            with pytest.raises(ValueError, match=str(name)):
                 optimizer.load_state_dict(saved)
 
 

@@ -187,9 +187,9 @@ def test_nothing_is_read_on_the_host(make: Make, no_host_reads: Callable[[], Any
     [
         (
             {"probes": ("privileged",)},
-            "observation 'privileged': expected some of .*; nearest: privileged_state$",
+            r"'privileged'.*nearest: privileged_state$",
         ),
-        ({"cameras": ("front",), "probes": ("*front",)}, "probe 'pixels/front': expected vectors; nearest: a vector"),
+        ({"cameras": ("front",), "probes": ("*front",)}, "'pixels/front'"),
     ],
 )
 def test_probes_that_cannot_be(make: Make, options: dict[str, Any], message: str) -> None:

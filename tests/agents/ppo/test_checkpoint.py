@@ -164,9 +164,9 @@ def test_a_learning_rate_that_moved_is_restored(make_ppo: Callable[..., PPO], fi
 
 
 def test_a_rollout_of_another_kind_is_refused(make_ppo: Callable[..., PPO]) -> None:
-    with pytest.raises(ValueError, match=r"rollout 'state' has shape \(9, 3, 5\): expected \(5, 3, 5\)"):
+    with pytest.raises(ValueError, match=r"'state'.*shape \(9, 3, 5\).*\(5, 3, 5\)"):
         make_ppo(rollout_length=4).load_state_dict(make_ppo().state_dict())
-    with pytest.raises(ValueError, match="rollout 'shift' is missing"):
+    with pytest.raises(ValueError, match="'shift'"):
         make_ppo(cameras=("front",), augment=True).load_state_dict(make_ppo(cameras=("front",)).state_dict())
 
 

@@ -99,7 +99,7 @@ def test_one_network_for_cameras_of_one_shape_only() -> None:
     same = {"pixels/left": (48, 48, 1), "pixels/right": (48, 48, 1)}
     learn(make(same, vision=Vision(shared=True)))
     for other in ((48, 64, 1), (48, 48, 3)):
-        with pytest.raises(ValueError, match=r"expected one shape; nearest: shared=false"):
+        with pytest.raises(ValueError, match="nearest: shared=false"):
             make(same | {"pixels/other": other}, vision=Vision(shared=True))
 
 
@@ -152,5 +152,5 @@ def test_it_acts_alike_without_what_only_the_value_sees() -> None:
 
 @pytest.mark.parametrize("name", ["reward", "value", "target", "raw_action", "envs"])
 def test_a_name_that_the_rollout_needs_itself_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^observation '{name}': the name of something else in the rollout; rename"):
+    with pytest.raises(ValueError, match=f"'{name}'"):
         make({"state": (3,), name: (2,)})

@@ -46,7 +46,7 @@ def test_games_by_any_spelling(game: str) -> None:
 
 def test_the_games_are_known_without_an_import() -> None:
     assert set(AtariOptions.list_ids()) == {id for id in gymnasium.registry if id.startswith("ALE/")}
-    with pytest.raises(InvalidOption, match=r"id=ALE/Pnog-v5: expected one of ale_py's games; nearest: .*ALE/Pong-v5"):
+    with pytest.raises(InvalidOption, match=r"id=ALE/Pnog-v5.*ale_py.*nearest: .*ALE/Pong-v5"):
         AtariOptions(id="ALE/Pnog-v5").resolve()
 
 

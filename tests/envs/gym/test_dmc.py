@@ -98,7 +98,7 @@ def test_tasks_by_any_spelling(spelt: str, meant: str) -> None:
 
 def test_the_tasks_are_known_without_an_import() -> None:
     assert set(DmcOptions.list_ids()) == {f"{domain}-{task}" for domain, task in suite.ALL_TASKS}
-    with pytest.raises(InvalidOption, match=r"id=walker-wlk: expected a task of the suite; nearest: .*walker-walk"):
+    with pytest.raises(InvalidOption, match=r"id=walker-wlk.*nearest: .*walker-walk"):
         DmcOptions(id="walker-wlk").resolve()
 
 
@@ -108,9 +108,9 @@ def test_the_camera_of_the_quadruped() -> None:
     own = env._worlds.envs[0]._env
     env.reset(seed=0)
     assert np.array_equal(own.render(), own._env.physics.render(64, 64, camera_id=2))
-    with pytest.raises(ValueError, match=r"camera=9: expected a number below \d+; nearest: 0"):
+    with pytest.raises(ValueError, match=r"camera=9.*nearest: 0"):
         sheeplike.envs.make("dmc", num_envs=1, camera=9)
-    with pytest.raises(InvalidOption, match=r"frames=observation: expected one of render, none"):
+    with pytest.raises(InvalidOption, match=r"frames=observation.*render, none"):
         sheeplike.envs.make("dmc", num_envs=1, frames="observation")
 
 
@@ -141,7 +141,7 @@ def test_the_backend_is_chosen_where_there_is_no_screen(monkeypatch: pytest.Monk
     assert choose({"OSMesa"}) == "osmesa"
     assert choose(set(), DISPLAY=":0") is None
     assert choose(set(), MUJOCO_GL="glfw") == "glfw"
-    with pytest.raises(Unusable, match="there is no screen, and neither libEGL nor libOSMesa"):
+    with pytest.raises(Unusable, match=r"libEGL.*libOSMesa"):
         choose(set())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import gymnasium
@@ -130,7 +129,7 @@ def test_frames_come_from_where_they_are_asked_for() -> None:
     ]
     for space, frames, keys in cases:
         if keys is None:
-            with pytest.raises(ValueError, match="expected an image or a vector in it, or frames=render"):
+            with pytest.raises(ValueError, match="frames=render"):
                 make(space, frames=frames, frame=frame)
             continue
         env, _ = make(space, frames=frames, frame=frame)
@@ -140,17 +139,15 @@ def test_frames_come_from_where_they_are_asked_for() -> None:
 
 
 def test_frames_that_there_are_not_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"frames='observation': no image of at least 16 pixels.*nearest: render"):
+    with pytest.raises(ValueError, match=r"frames='observation'.*nearest: render"):
         choose_frames("observation", Any_(box(3), frame=None))
-    with pytest.raises(ValueError, match=r"frames='render': the environment renders nothing, and no rgb_array"):
+    with pytest.raises(ValueError, match=r"frames='render'.*rgb_array"):
         choose_frames("render", Any_(box(3)))
 
 
 def test_a_frame_that_is_none_is_an_error_of_the_environment() -> None:
     env, _ = make(box(3), frames="render", frame=np.zeros((4, 4, 3)), max_restarts=0)
-    with pytest.raises(
-        RuntimeError, match=r"ValueError: render\(\) returned float64 \(4, 4, 3\): expected uint8 \(H, W, 3\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"render\(\).*float64 \(4, 4, 3\).*uint8 \(H, W, 3\)"):
         env.reset()
 
 
@@ -207,8 +204,8 @@ def test_rounding_never_leaves_the_bounds() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(-np.inf, np.inf, (2,)), r"expected finite bounds, which become -1 and 1"),
-        (spaces.Dict(a=spaces.Discrete(2)), r"expected Discrete, MultiDiscrete, MultiBinary or Box"),
+        (spaces.Box(-np.inf, np.inf, (2,)), r"-1 .* 1"),
+        (spaces.Dict(a=spaces.Discrete(2)), r"Discrete, MultiDiscrete, MultiBinary.*Box"),
     ],
 )
 def test_other_actions_are_refused(space: spaces.Space, message: str) -> None:
@@ -254,8 +251,7 @@ def test_what_fits_is_padded_in_the_middle_and_stays_crisp(resize: str) -> None:
 
 def test_what_does_not_fit_is_refused_by_pad_and_averaged_otherwise() -> None:
     large = frame(128, 192)
-    told = "area, or larger images, as a frame of 128x192 does not fit into image_size=(64, 64); nearest: resize=area"
-    with pytest.raises(InvalidOption, match=re.escape(f"resize=pad: expected {told}")):
+    with pytest.raises(InvalidOption, match=r"resize=pad.*128x192.*nearest: resize=area"):
         images(resize="pad")(large, first=True)
     mean = large.reshape(64, 2, 64, 3, 3).mean((1, 3))
     for resize in ("auto", "area"):

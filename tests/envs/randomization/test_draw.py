@@ -253,7 +253,7 @@ def test_materials_go_by_name():
     variation = Randomization(line, scene, model).sample(jax.random.key(0))
     assert variation.model["geom_matid"].tolist() == [1]
     assert variation.model["geom_matid"].dtype == np.int32
-    with pytest.raises(InvalidOption, match=r"choice=stel: expected .*a material: wood, steel; nearest: .*steel"):
+    with pytest.raises(InvalidOption, match=r"choice=stel.*nearest: .*steel"):
         Randomization({"m": spec("geom_matid", "set", {"choice": ["stel"]})}, scene, model)
 
 
@@ -281,7 +281,7 @@ def test_tracking_cameras_cannot_be_moved():
     xml = """<mujoco><worldbody><body name="b"><freejoint/><geom size=".1"/>
       <camera name="follow" mode="track" pos="0 -1 0"/></body></worldbody></mujoco>"""
     scene = mujoco.MjModel.from_xml_string(xml)
-    with pytest.raises(InvalidOption, match=r"of=follow: expected one that is fixed"):
+    with pytest.raises(InvalidOption, match="of=follow"):
         Randomization({"m": spec("cam_pos", "add", UNIFORM)}, scene, mjx.put_model(scene, impl="warp"))
 
 

@@ -166,11 +166,11 @@ def test_sizes_by_name_come_in_the_order_of_the_cameras() -> None:
 @pytest.mark.parametrize(
     ("image_size", "message"),
     [
-        ({"front": 64}, r"no size for camera wrist: expected one for each that is rendered, and has front; or fewer"),
-        ({}, r"no size for camera front, wrist: .* and has none"),
-        ({"front": 64, "wrst": 32}, r"camera 'wrst', which is not rendered: expected front, wrist; nearest: wrist"),
-        ({"front": 64, "wrist": 0}, r"image_size=0: expected a positive int or \(height, width\)"),
-        ({"front": 64, "wrist": {"x": 1}}, r"image_size=\{'x': 1\}: expected a positive int"),
+        ({"front": 64}, r"wrist.*front"),
+        ({}, "front, wrist"),
+        ({"front": 64, "wrst": 32}, r"'wrst'.*front, wrist.*nearest: wrist"),
+        ({"front": 64, "wrist": 0}, "image_size=0"),
+        ({"front": 64, "wrist": {"x": 1}}, r"image_size=\{'x'"),
     ],
 )
 def test_sizes_that_do_not_fit_the_cameras_are_refused(image_size, message) -> None:
@@ -181,5 +181,5 @@ def test_sizes_that_do_not_fit_the_cameras_are_refused(image_size, message) -> N
 
 @pytest.mark.parametrize("size", [True, 64.0, "64", None, (64,), (64, 64.0), (64, -1)])
 def test_what_is_no_size(size) -> None:
-    with pytest.raises(ValueError, match=r"expected a positive int or \(height, width\), such as \(48, 64\)"):
+    with pytest.raises(ValueError, match=r"\(48, 64\)"):
         resolve_image_size(size)
