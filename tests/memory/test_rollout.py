@@ -252,14 +252,14 @@ def test_loading_copies() -> None:
     ids=["length", "history", "image"],
 )
 def test_a_rollout_of_another_shape_is_refused(other: dict[str, Any], found: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=f"rollout 'pixels/front' has shape {found}: expected {expected}"):
+    with pytest.raises(ValueError, match=rf"'pixels/front'.*shape {found}"):
         make().load_state_dict(make(**other).state_dict())
 
 
 def test_ages_and_steps_that_no_rollout_has() -> None:
     whole, other = make(), make()
     Book(whole).complete()
-    with pytest.raises(ValueError, match="holds -1 steps: expected 0 to 6"):
+    with pytest.raises(ValueError, match=r"-1 .* 6"):
         other.load_state_dict(whole.state_dict() | {"steps": -1})
     other.load_state_dict(whole.state_dict() | {"age": torch.full_like(whole.age, 10**9)})
     assert int(other.age.max()) == other.history
@@ -267,5 +267,5 @@ def test_ages_and_steps_that_no_rollout_has() -> None:
 
 def test_a_rollout_of_other_worlds_is_refused() -> None:
     other = Rollout(SPEC, num_envs=WORLDS + 1, length=5)
-    with pytest.raises(ValueError, match=r"has shape \(6, 4, 10, 12, 2\): expected \(6, 3, 10, 12, 2\)"):
+    with pytest.raises(ValueError, match=r"shape \(6, 4, 10, 12, 2\).*\(6, 3, 10, 12, 2\)"):
         make().load_state_dict(other.state_dict())

@@ -283,24 +283,22 @@ def test_every_parameter_learns_whatever_is_seen_and_done(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"minibatches": 5}, "3 worlds x 8 steps do not divide into 5 minibatches"),
+        ({"minibatches": 5}, r"3 worlds.*8 steps"),
         (
             {"distribution": "categorical"},
-            "distribution=categorical: expected tanh_normal or clipped_normal for continuous actions; "
-            "nearest: tanh_normal",
+            r"distribution=categorical.*clipped_normal.*nearest: tanh_normal",
         ),
         (
             {"distribution": "tanh_normal", "actions": spaces.Discrete(3)},
-            "distribution=tanh_normal: expected categorical for discrete actions; nearest: categorical",
+            r"distribution=tanh_normal.*nearest: categorical",
         ),
-        ({"observations": ("pixels/*",)}, r"observation 'pixels/\*': expected some of state; nearest: state"),
-        ({"value_observations": ("privileged",)}, "observation 'privileged': expected some of state"),
+        ({"observations": ("pixels/*",)}, r"'pixels/\*'.*nearest: state"),
+        ({"value_observations": ("privileged",)}, r"'privileged'.*state"),
         (
             {"vectors": {"state": 5, "more": 2}, "value_observations": ("more",), "shared_trunk": True},
-            "a policy that sees more, state and a value that sees more: expected the same observations; "
             "nearest: shared_trunk=false",
         ),
-        ({"actions": spaces.Box(-2, 2, (1,), np.float32)}, "expected bounds -1 and 1"),
+        ({"actions": spaces.Box(-2, 2, (1,), np.float32)}, "-1 .* 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(
@@ -311,7 +309,7 @@ def test_settings_that_do_not_go_together_are_named(
 
 
 def test_a_cnn_shared_by_cameras_of_different_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(48, 48, 3\).*\(64, 48, 3\).*expected one shape; nearest: shared=false"):
+    with pytest.raises(ValueError, match=r"\(48, 48, 3\).*\(64, 48, 3\).*nearest: shared=false"):
         build({"pixels/a": (48, 48, 3), "pixels/b": (64, 48, 3)}, vision=Vision(shared=True))
 
 

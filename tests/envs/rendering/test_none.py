@@ -55,7 +55,7 @@ def test_a_scene_needs_no_camera():
     falls = torch.stack(heights).diff(dim=0).squeeze(-1)
     assert (falls.diff(dim=0).abs() < 1e-4).all()
     assert env.simulator.compilations == 1
-    with pytest.raises(ValueError, match="at least one of none in this scene"):
+    with pytest.raises(ValueError, match="none"):
         MjxVectorEnv(Blind(), num_envs=3)
 
 
