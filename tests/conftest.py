@@ -35,6 +35,13 @@ from sheeplike.run.run_dir import Plan
 from sheeplike.run.signals import SIGNALS
 
 ROOT = Path(__file__).parents[1]
+if not torch.cuda.is_available():
+    # Most of the tests' time is XLA's, which compiles for each environment anew what then runs for a moment.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -80,7 +80,7 @@ def test_a_broken_one_is_told_with_its_package_when_it_is_chosen(site, name, rea
     site.announce("my-worlds", announced("pole", name), TASK)
     assert envs.task_options("pole")
     error = refusal(name)
-    assert error.startswith(f"environment {name!r} of my-worlds 0.1")
+    assert error.startswith(f"{name!r} of my-worlds 0.1")
     assert reason in error
 
 

@@ -37,7 +37,7 @@ def test_dry_runs(env: str, agent: str, tmp_path: Path) -> None:
     assert f"{env} {id}: 2 " in first.stdout
     assert "approximate" not in first.stderr
     again = train(f"resume={run_dir}", "total_steps=192")
-    assert "this resume is approximate: other people's environments cannot be saved" in again.stderr
+    assert "approximate" in again.stderr
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 192
     names = {name for row in rows for name in row}

@@ -19,7 +19,11 @@ from sheeplike import checkpoint
 STEPS = 96
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 JOBS = {
-    "dreamer_v3": ["agent.replay_ratio=0.5"],  # two updates in every iteration
+    "dreamer_v3": [
+        "agent.replay_ratio=0.5",  # two updates in every iteration
+        "agent.size={deter:64,hidden:16,classes:4,depth:2,units:16}",
+        "agent.imagination_length=5",
+    ],
     "ppo": [
         "agent.rollout_length=8",
         "agent.frame_stack=2",
@@ -33,6 +37,7 @@ COMMON = [
     "dry_run=true",
     f"total_steps={STEPS}",
     "env.num_envs=4",
+    "env.image_size=48",
     "log_every=20",
     "video_every=48",
     "eval.every=48",

@@ -33,6 +33,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A compiler cache of this module's own: what is compiled here is compiled here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        # The C++ compiler takes most of the time, and what it optimizes is not the subject.
+        patch.setattr(inductor_config.aot_inductor, "debug_compile", True)
+        patch.setattr(inductor_config.cpp, "simdlen", 1)
         torch.compiler.reset()
         # Compiled for one thread from the start: other numbers of threads would compile anew.
         threads = torch.get_num_threads()

@@ -14,11 +14,11 @@ RETURN, SUCCESS = "eval/return_mean", "eval/success_rate"
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ["compare: expected one or more directories of runs", "python -m sheeplike compare logs/franka_pick"]),
+        ((), ["python -m sheeplike compare logs/franka_pick"]),
         (("x=steps",), ["compare"]),
         (("logs/frankapick",), ["logs/frankapick", "nearest: logs/franka_pick"]),
         (("nowhere/at/all",), ["nowhere/at/all"]),
-        (("empty",), ["empty: expected runs in it", "metrics.jsonl", "events.out.tfevents.", "found none"]),
+        (("empty",), ["empty", "metrics.jsonl", "events.out.tfevents."]),
         (("logs/franka_pick", "empty"), ["empty"]),
         (("file",), ["file"]),
         (("logs/franka_pick", "axis=time"), ["'axis'", "x, scale, metric, threshold, out"]),
@@ -45,8 +45,7 @@ def test_bad_requests(refused, trained, arguments, parts):
     trained({0: [1, 2]})
     Path("empty").mkdir()
     Path("file").touch()
-    line = refused(*arguments)
-    assert all(part in line for part in parts), line
+    assert refused(*arguments).names(*parts)
 
 
 def test_a_metric_that_was_never_finite(refused, trained):

@@ -85,7 +85,7 @@ def test_a_world_that_fails_is_cut_and_begins_anew(
     assert anew[:3] == [stream] * 3
     assert anew[3:] == [derive_seed(derive_seed(1, 0, 0), 1) % 2**20] * 2  # of its own
     assert env.counters == {"env/restarts": 1.0}
-    assert capsys.readouterr().err == "sheeplike: world 0 of Failing was restarted: Broken: the simulator\n"
+    assert capsys.readouterr().err.endswith(": Broken: the simulator\n")
 
 
 def test_a_reset_that_fails_is_tried_again_in_a_new_environment(
