@@ -61,7 +61,9 @@ def test_a_task_of_another_package(site):
     made = envs.make("pole", num_envs=2, image_size=16, episode_length=7, swing_up=True)
     assert (made.num_envs, made.episode_length, made.name) == (2, 7, "cartpole_swingup")
     made.close()
-    assert refusal("pole", swing_down=True).names("options=swing_down", "pole", "episode_length, swing_up")
+    assert all(
+        fact in refusal("pole", swing_down=True) for fact in ("options=swing_down", "pole", "episode_length, swing_up")
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_one_that_cannot_be_imported(site, code, reason):
     site.announce("my-worlds", announced("pole"), code)
     assert "pole" in envs.list_envs()
     error = refusal("pole")
-    assert error.names("'pole'", "my-worlds 0.1 (my_worlds:pole)")
+    assert all(fact in error for fact in ("'pole'", "my-worlds 0.1 (my_worlds:pole)"))
     assert reason in error
 
 
@@ -104,7 +106,7 @@ def test_two_of_one_name_are_refused_with_both_packages(site):
     site.announce("my-worlds", announced("pole", "franka_pick", "mine"), TASK)
     site.announce("other-worlds", announced("pole", module="other_worlds"), TASK, version="3")
     error = refusal("pole")
-    assert error.names("my-worlds 0.1 (my_worlds:pole)", "other-worlds 3 (other_worlds:pole)")
+    assert all(fact in error for fact in ("my-worlds 0.1 (my_worlds:pole)", "other-worlds 3 (other_worlds:pole)"))
     error = refusal("franka_pick")
     assert "my-worlds 0.1 (my_worlds:franka_pick)" in error
     assert envs.task_options("cartpole_balance"), "all others can be chosen as before"

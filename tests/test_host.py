@@ -118,15 +118,15 @@ int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 
 
 @pytest.mark.parametrize(
-    ("version", "settings", "expected"),
+    ("version", "settings", "fact"),
     [
         (12_040, {}, "CUDA 12.4"),
-        (13_000, {"JAX_PLATFORMS": "cpu"}, "2 JAX_PLATFORMS=cpu"),
-        (13_010, {"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "1"}, "2 XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT=1 chooses"),
+        (13_000, {"JAX_PLATFORMS": "cpu"}, "JAX_PLATFORMS=cpu"),
+        (13_010, {"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "1"}, "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT=1"),
     ],
 )
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-def test_what_is_said_of_a_driver(tmp_path, version, settings, expected):
+def test_what_is_said_of_a_driver(tmp_path, version, settings, fact):
     """Of a library in the driver's place, which answers as an old one would."""
     (tmp_path / "driver.c").write_text(DRIVER.replace("VERSION", str(version)))
     library = tmp_path / "libcuda.so.1"
@@ -134,4 +134,5 @@ def test_what_is_said_of_a_driver(tmp_path, version, settings, expected):
     code = "from sheeplike.host import gpu_count, gpu_problem; print(gpu_count(), gpu_problem())"
     environment = {**os.environ, "JAX_PLATFORMS": "", "LD_LIBRARY_PATH": str(tmp_path), **settings}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(expected)
+    assert done.stdout.startswith("2 ")
+    assert fact in done.stdout

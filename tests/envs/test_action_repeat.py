@@ -10,6 +10,7 @@ from sheeplike.envs.mjx.task import repeat_actions
 from sheeplike.envs.mjx.tasks.cartpole import Cartpole
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_conversion_keeps_simulated_time_and_transitions(physics: str) -> None:
     """A cart-pole of half the control rate against one whose every step is taken twice with the same action."""
     steps, repeat = 6, 2

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from mujoco import mjx
 
@@ -15,6 +16,7 @@ def test_tolerance_is_the_suites():
     np.testing.assert_allclose(tolerance(jnp.array(2.5), margin=5.0), 0.1**0.25, rtol=1e-6)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_reward_is_the_product_of_its_factors(swingup):
     swingup.reset(seed=0)
     for action in torch.rand(30, 2, 1) * 2 - 1:
@@ -38,6 +40,7 @@ def test_balance_starts_upright_and_swingup_hanging(cartpole, swingup):
     assert (hanging[:, 0].abs() < 0.1).all()
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_a_balanced_pole_is_worth_nearly_everything_and_counts_as_success(swingup):
     """A linear feedback holds the pole for a second; the same start without it fails. Also: success stays reported."""
     swingup.reset(seed=0)
@@ -76,6 +79,7 @@ def test_a_fallen_pole_ends_a_balance_unless_it_may_fall_and_no_swing_up():
             assert not bool(endless.evaluate(there, memory, jnp.zeros(1)).terminated)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_cart_stays_on_its_rail_and_in_the_picture(swingup):
     swingup.reset(seed=0)
     for _ in range(90):

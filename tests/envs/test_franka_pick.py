@@ -143,6 +143,7 @@ def test_a_scripted_controller_picks_the_box(franka, scripted_pick):
     assert max(lengths) < 90
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_random_actions_hardly_ever_succeed(franka):
     franka.reset(seed=2)
     generator = torch.Generator().manual_seed(0)
@@ -155,6 +156,7 @@ def test_random_actions_hardly_ever_succeed(franka):
     assert ((returns >= 0) & (returns < 6)).all()
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_episodes_can_start_with_the_box_grasped(franka_picked):
     obs, _ = franka_picked.reset(seed=0)
     torch.testing.assert_close(obs["state"][:, BOX], torch.tensor([[0.6315, 0.0, 0.115]] * 2), rtol=0, atol=1e-3)

@@ -123,6 +123,7 @@ def steps(stepping: MjxVectorEnv) -> list[dict[str, torch.Tensor]]:
     return played(stepping)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_same_task_in_both_forms_plays_the_same(
     stepping: MjxVectorEnv, steps: list[dict[str, torch.Tensor]], physics: str
 ) -> None:

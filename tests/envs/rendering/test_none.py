@@ -59,6 +59,7 @@ def test_a_scene_needs_no_camera():
         MjxVectorEnv(Blind(), num_envs=3)
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_worlds_are_those_that_are_rendered(swingup, physics):
     """The same seed and actions: the same numbers, to the bit."""
     options = {"renderer": "none", "cameras": ["fixed"], "image_size": 3}
