@@ -217,7 +217,7 @@ def test_a_run_that_goes_on_with_other_threads_is_told() -> None:
     (line,) = _differences(meta | {"device": "9 threads of torch"}, {"memory": {}}, config)
     assert line == f"this resume may differ in the last bits: 9 threads of torch -> {numerics_device(config)}"
     (line,) = _differences(meta | {"versions": meta["versions"] | {"another": "1.0"}}, {"memory": {}}, config)
-    assert line == "this resume may differ in the last bits: another 1.0 -> None"
+    assert line.endswith(": another 1.0 -> None")
 
 
 @pytest.mark.usefixtures("trouble")

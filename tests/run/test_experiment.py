@@ -276,7 +276,7 @@ def test_the_end_is_saved_even_where_the_last_update_was_skipped(
         run.iterate(63)
         run.agent.skips.skipped_in_a_row.fill_(1)
         run._save_if_finite()
-    assert "updates are being skipped (1 in a row); its end is saved all the same" in capsys.readouterr().out
+    assert "1 in a row" in capsys.readouterr().out
     assert checkpoint_steps(run.run_dir)[-1] == 64
 
 

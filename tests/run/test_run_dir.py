@@ -46,7 +46,7 @@ def test_a_run_dir_in_use(begun, refused, monkeypatch):
 
 def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, refused):
     begun(*JOB, checkpoint=False)
-    assert "expected a run with a checkpoint" in refused(f"resume={DEFAULT}")
+    assert f"resume={DEFAULT}" in refused(f"resume={DEFAULT}")
 
 
 def test_a_directory_of_something_else(begun, refused, tmp_path):

@@ -116,7 +116,7 @@ def test_a_run_that_cannot_learn_leaves_its_directory_free(config: Config, tmp_p
 @pytest.mark.usefixtures("no_memory")
 def test_a_run_that_cannot_go_on_learning_keeps_what_it_has(config: Config, finished: Run) -> None:
     before = rows(finished.directory)
-    with pytest.raises(CommandError, match="out of memory"):
+    with pytest.raises(CommandError):
         train.run(Plan(config.replace(total_steps=80), finished.directory, resume=True))
     assert layout.checkpoint_steps(finished.directory) == [64]
     assert rows(finished.directory) == before
