@@ -169,18 +169,19 @@ def steps_in(stored: checkpoint.Stored | None) -> dict[str, torch.Tensor]:
 def test_stopped_by_a_signal_in_the_middle_of_a_burst_and_resumed(
     agent: str, name: str, stop_at: int, tmp_path: Path
 ) -> None:
-    code = STOP_IN_A_BURST.format(module=agent, agent=name, stop_at=stop_at)
-    running, stopping = begin(agent, tmp_path / "straight"), begin(agent, tmp_path / "stopped", code=code)
-    stopped = stopping.end()
+    # The process that is stopped makes the other run before: most of its time is spent on the start.
+    code = f"main([*sys.argv[1:], 'run_dir={tmp_path / 'straight'}'])\n"
+    code += STOP_IN_A_BURST.format(module=agent, agent=name, stop_at=stop_at)
+    stopped = begin(agent, tmp_path / "stopped", code=code).end()
     assert stopped.status == 75, stopped.output
     last = stopped.steps()[-1]
-    resumed, straight = Process(stopped.directory, f"resume={stopped.directory}").end(), running.end()
-    assert (straight.status, resumed.status) == (0, 0), straight.output + resumed.output
+    resumed = Process(stopped.directory, f"resume={stopped.directory}").end()
+    assert resumed.status == 0, resumed.output
     assert "SIGTERM" in stopped.output
     assert f"resume={resumed.directory}" in stopped.output
     assert last < STEPS
     assert last % 32 != 0, "saved because of the signal"
-    assert_same_run(straight, resumed)
+    assert_same_run(Run(tmp_path / "straight", 0, ""), resumed)
 
 
 @pytest.mark.slow

@@ -232,6 +232,7 @@ def test_a_step_is_dispatched_and_not_waited_for(drone):
     assert simulator.compilations == 1
 
 
+@pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_process_ends_after_the_last_step_has(physics, monkeypatch):
     """A step calls Python: it would never end if Python had gone, and neither would the process."""
     at_exit = []
