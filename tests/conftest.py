@@ -1,4 +1,4 @@
-"""What all tests share: one thread (their tensors are too small for two), an empty place to work in, and packages that
+"""Fixtures of all tests: one thread (their tensors are too small for two), an empty place to work in, and packages that
 are installed outside the repository; and small agents, with experience to feed them.
 """
 
@@ -45,7 +45,6 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where dm_control is missing, as with Python 3.13, for which it cannot be had, cases about it are skipped."""
     if importlib.util.find_spec("dm_control") is None:
         for item in items:
             if "dmc" in repr(getattr(item, "callspec", SimpleNamespace(params={})).params):
@@ -62,7 +61,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """What a test draws does not depend on the tests before it, which differ from run to run."""
     torch.manual_seed(0)
 
 
@@ -162,7 +160,7 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty working directory, nobody's search path, and a machine without a GPU."""
+    """An empty working directory, no search path, and a machine without a GPU."""
     workplace = tmp_path / "workplace"
     workplace.mkdir()
     monkeypatch.chdir(workplace)
@@ -312,7 +310,7 @@ def play() -> Callable[..., list[Step]]:
             obs = {key: value.to(device) for key, value in obs.items()}
             is_terminal = torch.tensor([(t, n) in terminal for n in worlds], device=device)
             is_last = torch.tensor([(t, n) in last for n in worlds], device=device) | is_terminal
-            reward = torch.randn(agent.num_envs, generator=generator).round().to(device) * ~ended  # of all signs
+            reward = torch.randn(agent.num_envs, generator=generator).round().to(device) * ~ended
             action = player.act(obs, ended)
             step = Step(obs, action, reward, ended, is_last, is_terminal, dict(player.extras))
             agent.add(step)

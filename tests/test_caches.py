@@ -184,7 +184,6 @@ print(json.dumps([hits, misses, cached, draw() if hits else None]))
 
 
 def test_cached_code_calls_the_kernels_of_its_own_process(tmp_path: Path) -> None:
-    """Which camera films is known to Warp's context of the process alone: both processes have the same executable."""
     place = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), THRESHOLD: "0"}
     hits, misses, above, _ = json.loads(run(DRAW, "above", **place))
     assert (hits, misses > 0) == (0, True)
@@ -196,7 +195,7 @@ def test_cached_code_calls_the_kernels_of_its_own_process(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_nothing_that_is_compiled_lies_where_names_can_be_guessed(tmp_path: Path) -> None:
-    """torch keeps precompiled headers in ``/tmp/torchinductor_<user>``, which somebody else could make first."""
+    """torch keeps precompiled headers in ``/tmp/torchinductor_<user>``, which another user could make first."""
     code = """
 import torch
 from sheeplike.nn.compilation import Compilation

@@ -53,7 +53,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_agents_that_see_vectors_alone_need_no_renderer(
     agent: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And are told so; without one they train, are evaluated and go on, and nobody makes a film."""
+    """And are told so; without one they train, are evaluated and go on, without a film."""
     job = [f"exp={agent}", "env=cartpole_balance", "profile=cpu", "dry_run=true", "agent.observations=[state]"]
     for renderer, hinted in (("warp", True), ("none", False)):
         run_dir = tmp_path / renderer
@@ -155,7 +155,7 @@ def test_tensorboard_has_the_same_curves_and_videos_of_every_camera(dry_run: Pat
     tag = next(tag for tag in events.Tags()["images"] if tag.startswith("open_loop/"))
     film = Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string))
     assert film.n_frames > 1
-    corner = film.width - 1, 0  # on the left stand the names of the rows
+    corner = film.width - 1, 0
     first, last = [film.seek(index) or film.convert("RGB").getpixel(corner) for index in (0, film.n_frames - 1)]
     assert first[1] > 2 * first[0], "a green border while the model observes"
     assert last[0] > 2 * last[1], "a red border while it imagines"
@@ -205,7 +205,7 @@ def test_a_run_is_not_begun_twice_nor_resumed_while_it_goes_on_or_once_it_is_fin
 
 def test_ctrl_c_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None:
     """Wherever it comes: an exception raised in a callback of a library would be ignored."""
-    wants_interrupts = (  # which a background job does not
+    wants_interrupts = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from sheeplike.__main__ import main; main()"
     )

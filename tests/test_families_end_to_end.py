@@ -30,7 +30,7 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("agent", ["dreamer_v3", "ppo"])
 @pytest.mark.parametrize("env", FAMILIES)
 def test_dry_runs(env: str, agent: str, tmp_path: Path) -> None:
-    """From the first step to the last checkpoint, and on from there."""
+    """A run from the first step to the last checkpoint, and on from there."""
     run_dir = tmp_path / "run"
     id = next((part for part in FAMILIES[env] if part.startswith("env.id=")), "env.id=ALE/Pong-v5").partition("=")[2]
     first = train(f"exp={agent}", f"env={env}", "profile=cpu", "dry_run=true", f"run_dir={run_dir}", *FAMILIES[env])

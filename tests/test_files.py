@@ -1,4 +1,4 @@
-"""A file is whole or absent, whatever ends its writing."""
+"""A file is whole or absent, even where its writing is ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory is left, of the machine or of what a container may have of it; and what is said of a GPU's driver."""
+"""Memory that is left, of the machine or of what a container may have of it; and what is said of a GPU's driver."""
 
 import os
 import shutil
@@ -127,7 +127,6 @@ int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 )
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 def test_what_is_said_of_a_driver(tmp_path, version, settings, fact):
-    """Of a library in the driver's place, which answers as an old one would."""
     (tmp_path / "driver.c").write_text(DRIVER.replace("VERSION", str(version)))
     library = tmp_path / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)

@@ -1,4 +1,4 @@
-"""Directories that somebody else has prepared, and every command that reads or writes one."""
+"""Directories that an attacker has prepared, and every command that reads or writes one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMMANDS = {
 # Of what a run has written, and that come to an end with it.
 READERS = [name for name in COMMANDS if name not in ("analyze", "bench", "doctor", "dream")]
 AUTO = (*JOB, "run_dir=mine", "resume=auto")  # train once more: it composes a configuration and looks into run_dir
-# What a command reads or writes there, and at which name somebody else could have put something.
+# What a command reads or writes there, and names at which an attacker could have put something.
 NAMES = {
     "train": (".lock", "config.yaml", "metrics.jsonl", "checkpoints", "replay", "nonfinite_batch.pt", "eval/x.json"),
     "eval": ("config.yaml", "checkpoints", "checkpoints/step_000000000064/agent.pt", "eval", "eval/x/result.json"),
@@ -88,7 +88,7 @@ def mine(prepared: Path) -> Path:
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Runs a command line to its end; whoever waits for a pipe is woken up, which is a failure."""
+    """Run a command line to its end; a process that waits for a pipe is woken up, which is a failure."""
 
     def hung(*_: object) -> None:
         pytest.fail("the command hangs")
@@ -111,7 +111,7 @@ def call(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int,
 
 
 def plant(path: Path, kind: str) -> None:
-    """Something that is neither a file nor a directory, in place of whatever is there; a link leads to ``victim``."""
+    """Something that is neither a file nor a directory, in place of what is there; a link leads to ``victim``."""
     victim = Path("victim")
     if path.is_dir():
         path.rename(victim)
@@ -139,7 +139,7 @@ def content(place: Path) -> dict[str, bytes]:
 def test_what_is_no_file_and_no_directory_is_refused(
     mine: Path, call: Callable[..., tuple[int, str, str]], command: str, name: str, kind: str
 ) -> None:
-    """Before anything is written, in one line, and without waiting for anybody."""
+    """Before anything is written, in one line, and without waiting for a writer."""
     if kind == "directory" and name not in (*FILES, "bench.md", "bench.json"):
         pytest.skip("it may be one")
     plant(mine / name, kind)
@@ -201,7 +201,7 @@ def test_names_in_what_is_otherwise_in_order(
 ) -> None:
     """A recipe's name, the versions in a manifest and a metric: a command comes to its end, or far."""
     shutil.copytree(trained, "mine")
-    Path("mine/latest").symlink_to("checkpoints/step_000000000100")  # that is allowed
+    Path("mine/latest").symlink_to("checkpoints/step_000000000100")
     config = yaml.safe_load(Path("mine/config.yaml").read_text()) | {"exp": ESCAPES}
     Path("mine/config.yaml").write_text(yaml.safe_dump(config))
     (manifest,) = Path("mine/checkpoints").glob("*/manifest.json")
@@ -216,7 +216,7 @@ def test_names_in_what_is_otherwise_in_order(
     status, output, error = call(*arguments)
     assert status == 0, error
     assert not any(sign in output + error for sign in "\x1b\x07\x9b\u202e")
-    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export")  # which show none of them
+    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export")
 
 
 @pytest.mark.parametrize("text", [ESCAPES, "x\ntouch PWNED; return 0 # $\\frac{$ a|b \ud83d"])

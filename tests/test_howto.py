@@ -1,4 +1,4 @@
-"""Whatever the README and the how-to pages tell a reader to type works."""
+"""Commands and programs of the README and the how-to pages work."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ PAGES = {"add_a_task.md": "reach", "add_an_environment.md": "catch", "add_an_age
 
 
 def commands(page: str, name: str) -> list[list[str]]:
-    """What a page tells a reader to type about a package."""
     text = (HOWTO / page).read_text(encoding="utf-8")
     found = [shlex.split(words) for words in re.findall(r"^python -m sheeplike (.+)$", text, re.MULTILINE)]
     return [words for words in found if {f"env={name}", f"exp={name}", f"agent={name}"} & set(words)]
@@ -139,7 +138,7 @@ def test_linear_goes_on_from_its_state(catch):
     assert state.gradient_steps == 3
     made = envs.make("catch", num_envs=4, image_size=48)
     made.load_state_dict(catch.state_dict())
-    other.load_state_dict(copy.deepcopy(agent.state_dict()))  # as from a file
+    other.load_state_dict(copy.deepcopy(agent.state_dict()))
     again = LoopState(other.player(4), state.step, state.policy_steps, state.gradient_steps)
     for one, place, at in ((agent, catch, state), (other, made, again)):
         torch.manual_seed(7)

@@ -1,4 +1,4 @@
-"""What the pages on stopping, clusters and curricula tell a reader to run is run, as small as can be."""
+"""Commands of the pages on stopping, clusters and curricula, as small as can be."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_commands_on_resuming() -> None:
 
 
 def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an agent that always succeeds, the range of the boxes widens, and nothing is compiled for it."""
+    """The agent always succeeds: the range of the boxes widens, and nothing is compiled for it."""
     curriculum, evaluations = blocks("write_a_curriculum.md", "python")
     runs = []
 
@@ -168,7 +168,6 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_program_that_begins_with_networks_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the variation is left out the networks say what they said."""
     (program,) = blocks("learn_to_pick.md", "python")
     few = ["dry_run=true", "total_steps=96", "agent.minibatches=2", "logger.tensorboard=false", "eval.every=null"]
     runs, real = [], sheeplike.init

@@ -28,8 +28,6 @@ def entries(nav: list) -> Iterator[str]:
 
 
 class Links(HTMLParser):
-    """What a page leads to, what it loads, and what can be led to in it."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.targets: list[str] = []

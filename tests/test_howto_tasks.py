@@ -1,4 +1,4 @@
-"""What the page on tasks says of them is what they are."""
+"""The page on tasks, against the tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def rows(text: str, header: str) -> list[list[str]]:
 
 
 def slices(text: str, vector: str) -> dict[str, slice]:
-    """What a vector holds to where, as the page says."""
     found = {}
     for place, meaning, *_ in rows(text, f"`{vector}`"):
         first, _, last = place.partition(" to ")
@@ -83,7 +82,7 @@ def test_the_overview(name: str) -> None:
     assert row[4] == f"{task.episode_length} steps, {task.episode_length * seconds:g} s"
     highest = franka_pick.MAX_RETURN if name == "franka_pick" else task.episode_length
     assert float(row[5]) == highest
-    if name != "cartpole_swingup":  # which has the other's
+    if name != "cartpole_swingup":
         actions = rows(section(name), "action")
         assert [int(number) for number, _ in actions] == list(range(task.action_space.shape[0]))
         assert f"one step of {1000 * seconds:g} ms" in section(name)

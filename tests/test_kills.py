@@ -16,7 +16,7 @@ import pytest
 
 from sheeplike import checkpoint
 
-KILLS = int(os.environ.get("KILLS", "50"))  # of each agent
+KILLS = int(os.environ.get("KILLS", "50"))
 EVERY = 100  # policy steps between two checkpoints
 LOGGED = 4  # policy steps between two rows, the record of how far the run had come
 MAIN = """

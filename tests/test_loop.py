@@ -317,4 +317,4 @@ def test_the_film_shows_the_last_frame_of_every_filmed_episode() -> None:
     """Success happens on the last frame: a film that stops one frame short of it never shows it."""
     film = evaluate(Scribe(), Corridor([2, 4]), episodes=2, seed=0, video_envs=2).frames["front"]
     assert film[:, 1, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    assert film[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 2, 2]  # and does not begin another one
+    assert film[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 2, 2]

@@ -76,7 +76,6 @@ class Run(NamedTuple):
     output: str
 
     def rows(self) -> list[dict[str, float]]:
-        """What was recorded, without times."""
         found = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
         return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in found]
 
@@ -140,8 +139,6 @@ def assert_same_run(one: Run, other: Run) -> None:
 
 
 class Steps:
-    """What a history in a checkpoint holds, put where a replay would be."""
-
     def __init__(self) -> None:
         self.pieces: list[tuple[int, Mapping[str, torch.Tensor]]] = []
 
@@ -188,7 +185,6 @@ def test_stopped_by_a_signal_in_the_middle_of_a_burst_and_resumed(
 @pytest.mark.parametrize("agent", JOBS)
 @pytest.mark.parametrize("mode", ["off", "auto"])
 def test_continued_from_a_checkpoint_on_the_way(agent: str, mode: str, tmp_path: Path) -> None:
-    """As after a kill: N steps, a new process, M steps; plain and compiled."""
     straight = begin(agent, tmp_path / "straight", extra=(f"compile={mode}",)).end()
     assert straight.status == 0, straight.output
     killed = tmp_path / "killed"

@@ -1,4 +1,4 @@
-"""What comes from elsewhere is data: it is refused or kept as text, and nothing in it is run, followed or resolved."""
+"""Data from elsewhere is refused or kept as text, and nothing in it is run, followed or resolved."""
 
 from __future__ import annotations
 
@@ -283,6 +283,5 @@ def test_a_link_within_a_run_and_to_a_run_will_do(run_dir, capsys):
 
 
 def test_text_of_a_user_that_looks_like_an_interpolation_is_never_resolved_later(capsys):
-    """What is composed has no interpolations left; were one to remain, writing and printing would not resolve it."""
     config = load([*JOB, "run_dir='\\${oc.env:SECRET}'"], Sources()).config
     assert "do-not-tell" not in to_yaml(config)

@@ -116,7 +116,6 @@ def test_the_package_has_no(pattern):
 
 
 def test_all_text_is_shown_in_one_place():
-    """Where what a terminal would obey is taken out of it; a signal's handler may only write bytes of its own."""
     for source in PACKAGE.rglob("*.py"):
         if source.name != "terminal.py":
             code = re.sub(r'""".*?"""', "", source.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a run or an export names is looked up among what is installed: it can choose, and never point to code."""
+"""Names in a run or an export are looked up among installed packages: they can choose, and never point to code."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_nor_can_an_export(tmp_path, name):
 
 
 def test_a_registered_name_is_all_that_a_run_can_choose(run_dir, site, refusal):
-    """Installed, the same name runs its package's code: that of the entry point, whatever else the run says."""
+    """Installed, the same name runs its package's code: that of the entry point, no matter what the run says."""
     code = "import pathlib; pathlib.Path('chosen').touch()\ndef build(*, episode_length: int = 9): ...\n"
     site.announce("a-bomb", "[sheeplike.envs]\nbomb = a_bomb:build", code)
     assert "'bom'" in refusal("exp=ppo env=bom")

@@ -22,8 +22,6 @@ from sheeplike.nn.distributions import OneHotCategorical
 
 @pytest.fixture(scope="session")
 def all_finite() -> Callable[[dict[str, Tensor]], bool]:
-    """Whether an update's metrics are finite, where they are defined: there may be no reward of some sign."""
-
     def check(metrics: dict[str, Tensor]) -> bool:
         return all(bool(value.isfinite()) for name, value in metrics.items() if "/reward_log_likelihood/" not in name)
 
@@ -196,5 +194,4 @@ def no_host_reads() -> Callable[[], Any]:
 
 @pytest.fixture
 def host_read() -> type[HostRead]:
-    """What it raises."""
     return HostRead

@@ -75,7 +75,7 @@ RATE = 1e-3
 @pytest.fixture(
     scope="module",
     params=[
-        {},
+        {"batch_length": 4, "imagination_length": 2},
         pytest.param({"cameras": ("front",)}, marks=pytest.mark.slow),
         pytest.param(
             {
@@ -288,7 +288,7 @@ def test_a_backward_pass_that_cannot_be_compiled_is_found_by_the_warm_up(
         calls.append(compilation.fused)
         weight.grad = None
         loss = double(weight).sum()
-        with missing:  # by the time that the backward pass is compiled
+        with missing:
             loss.backward()
 
     with fresh_cache():
@@ -308,7 +308,7 @@ def test_steps_go_on_without_graphs_where_a_capture_fails(
         try:
             raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be …")
         finally:
-            raise RuntimeError("operation failed due to a previous error during capture")  # as torch ends it
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: "before")

@@ -1,4 +1,4 @@
-"""What an agent tells a run about itself."""
+"""Descriptions of agents in the banner."""
 
 from __future__ import annotations
 

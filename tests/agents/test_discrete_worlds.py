@@ -22,7 +22,7 @@ from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.loop import LoopState, evaluate, train
 
 LENGTH = 4
-BRIGHT = 20.0  # so that a code is worth more to the world model, which predicts it back, than the nats that it takes
+BRIGHT = 20.0
 ONE = spaces.Discrete(4, start=2)
 SEVERAL = spaces.MultiDiscrete([3, 2], start=[0, -1])
 

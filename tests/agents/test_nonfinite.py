@@ -16,7 +16,7 @@ from sheeplike.agents.ppo import PPO
 
 Make = Callable[..., Any]
 NAN, INF = float("nan"), float("inf")
-STEP, WORLD = 7, 1  # where numbers are poisoned; every update of a case sees it
+STEP, WORLD = 7, 1
 
 
 def bits(x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def test_learning_goes_on_as_if_the_skipped_updates_had_not_been(make_case: Make
 
 
 def test_a_divergence_that_is_no_number_moves_no_control(make_ppo: Make, play: Make) -> None:
-    """Neither of them, whatever it is compared with; and the rate stays even where it is out of its range."""
+    """Neither of them, in any comparison; and the rate stays even where it is out of its range."""
     for control in ("adaptive_lr", "early_stop"):
         for value in (NAN, -1000.0):
             case = Case("ppo", make_ppo, play, kl_control=control, kl_target=1e-6, learning_rate=0.5)
@@ -248,7 +248,6 @@ def test_the_counts_are_part_of_the_state_and_stay_where_they_are(make_case: Mak
 
 
 def copied(state: dict[str, Any]) -> dict[str, Any]:
-    """As read from a file."""
     file = io.BytesIO()
     torch.save(state, file)
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
@@ -271,7 +270,7 @@ def test_all_that_were_ever_skipped_are_counted(make_case: Make, no_host_reads: 
 def test_warming_up_counts_nothing(make_case: Make) -> None:
     case = make_case()
     case.overflow()
-    good = case.put("state", NAN)  # which warming up sees
+    good = case.put("state", NAN)
     case.agent.warm_up()
     assert case.agent.skipped_in_a_row.item() == case.agent.skipped_total.item() == 1
     case.put("state", good)

@@ -1,4 +1,4 @@
-"""How many gradient steps are due: exact in the long run, nothing early, never a burst."""
+"""Gradient steps that are due: exact in the long run, nothing early, never a burst."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_what_is_saved_is_read_again(tmp_path):
     file.write_text(to_yaml(config))
     assert load_saved(file).config == config
     data = yaml.safe_load(to_yaml(config))
-    del data["agent"]["steps"]  # of an older version of the package
+    del data["agent"]["steps"]
     file.write_text(yaml.safe_dump(data))
     assert load_saved(file).config == config
     data["agent"]["teeth"] = 42

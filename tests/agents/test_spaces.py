@@ -1,4 +1,4 @@
-"""What agents take of an environment's spaces, and how they refuse the rest."""
+"""Spaces of environments that agents take, and refusals of the rest."""
 
 from __future__ import annotations
 

@@ -17,8 +17,6 @@ from sheeplike.monitor.logger import RunLogger
 
 
 class Printed(NamedTuple):
-    """What a comparison printed, and its table: agent to column to cell."""
-
     output: str
     rows: dict[str, dict[str, str]]
 

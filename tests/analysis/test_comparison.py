@@ -1,4 +1,4 @@
-"""What a comparison says, and the files that it writes."""
+"""Verdicts of a comparison, and the files that it writes."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -70,8 +70,8 @@ def test_the_same_runs_give_the_same_bytes(compared, two_agents):
 
 
 def test_dreamer_is_compared_at_the_time_that_both_have(compared, trained):
-    trained({seed: [10, 20, 30, 40] for seed in range(3)}, speed=100)  # until 40 s
-    logs = trained({seed: [5] * 25 for seed in range(3)}, agent="ppo", speed=1000)  # until 25 s
+    trained({seed: [10, 20, 30, 40] for seed in range(3)}, speed=100)
+    logs = trained({seed: [5] * 25 for seed in range(3)}, agent="ppo", speed=1000)
     result = compared(str(logs), "x=time", "threshold=20")
     assert sorted(path.suffix for path in (logs / "compare").glob("eval_return_mean_by_time.*")) == [
         ".csv",

@@ -1,4 +1,4 @@
-"""What the figure shows."""
+"""Curves, labels and legend of the figure."""
 
 from pathlib import Path
 

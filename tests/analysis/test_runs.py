@@ -1,4 +1,4 @@
-"""Which directories are runs, of which experiment; and files that are damaged, or none at all."""
+"""Directories of runs and their experiments; files that are damaged, or none at all."""
 
 import json
 import os

@@ -67,8 +67,6 @@ def theirs() -> tuple[Callable[[], object], int]:
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     class Convolutions(BaseFeaturesExtractor):
-        """Of ``vision.layout=nature``: padded, which gives 4,096 features where their own has 1,024."""
-
         def __init__(self, space: gymnasium.spaces.Box) -> None:
             super().__init__(space, 4096)
             layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Where an update spends its time: ``python tests/benchmarks/breakdown.py env=… agent=dreamer_v3 [modes=…]``.
+"""Time of each part of an update: ``python tests/benchmarks/breakdown.py env=… agent=dreamer_v3 [modes=…]``.
 
 Its parts one by one, forward and backward, eager, on the tensors of a real update; and what an update of each mode asks
 of the device.
@@ -81,7 +81,7 @@ def parts(agent: DreamerV3) -> dict[str, Callable[[], object]]:
         return run
 
     def optimize() -> None:
-        agent._gradient_norms()  # of the gradients that the other parts leave behind
+        agent._gradient_norms()
         agent.optimizer.step()
         update_slow(critic.slow_value, critic.value, agent.config.slow_critic_rate)
 
@@ -97,7 +97,6 @@ def parts(agent: DreamerV3) -> dict[str, Callable[[], object]]:
 
 
 def count(agent: DreamerV3, wait: Callable[[], None]) -> list[list[float]]:
-    """What one update asks of the device; a call of an operator within another one does not count."""
     with torch.profiler.profile() as profiler:
         agent.update()
         wait()

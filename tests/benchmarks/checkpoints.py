@@ -1,4 +1,4 @@
-"""What a checkpoint costs: ``python tests/benchmarks/checkpoints.py env=… agent=… agent.replay_size=… [out=…]``.
+"""Cost of a checkpoint: ``python tests/benchmarks/checkpoints.py env=… agent=… agent.replay_size=… [out=…]``.
 
 The replay is filled, and saved at once; then with ``NEW`` policy steps more each time. What the run loses is the wait,
 and what its iterations take longer than usual until all is on the disk.

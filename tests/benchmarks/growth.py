@@ -1,4 +1,4 @@
-"""How speed and memory grow: ``python tests/benchmarks/growth.py env=… agent=… [key=value …] -- key=value …``.
+"""Growth of speed and memory: ``python tests/benchmarks/growth.py env=… agent=… [key=value …] -- key=value …``.
 
 Each change behind ``--`` is a row, measured in a process of its own: its peak of memory is its own, and one that does
 not fit costs only its own row.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sheeplike.tools.bench import Cell, Table
 
-COLUMNS = {  # to table, row and column of bench
+COLUMNS = {
     "policy steps/s of the vector env": ("steps", "+ vector env", "policy steps/s"),
     "ms per eager update": ("update", "eager", "ms"),
     "MiB of the process": ("memory", "process, resident set", "MiB"),

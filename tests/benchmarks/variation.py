@@ -1,4 +1,4 @@
-"""What it costs that worlds differ: ``python tests/benchmarks/variation.py env=… agent=… [randomization=…]``."""
+"""Cost of worlds that differ: ``python tests/benchmarks/variation.py env=… agent=… [randomization=…]``."""
 
 from __future__ import annotations
 

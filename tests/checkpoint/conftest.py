@@ -60,7 +60,6 @@ def restore_ring(path: Path, length: int = 40) -> SequenceReplay:
 
 
 def assert_same(one: SequenceReplay, other: SequenceReplay) -> None:
-    """What they hold, and what they draw next."""
     assert (one.added, one.fresh) == (other.added, other.fresh)
     held = min(one.added, one.length)
     assert all(torch.equal(one.storage[key][:held], other.storage[key][:held]) for key in SPEC)

@@ -1,4 +1,4 @@
-"""Of what only grows a checkpoint writes what is new, and never takes another past for its own."""
+"""A checkpoint of what only grows writes what is new, and never takes another past for its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_ring_comes_back_bit_for_bit(root, lab, steps):
 @pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("between", [1, 4, 10, 13, 39, 40, 100, 333])
 def test_every_checkpoint_of_a_row_comes_back_bit_for_bit(root, lab, between, restored):
-    """Whatever has been written before, and however often the ring wraps in between."""
+    """Independent of what was written before, and of how often the ring wraps in between."""
     replay = lab.make_ring(length=47)  # no multiple of a chunk
     for number in range(1, 9):
         lab.fill(replay, between, seed=number)
@@ -156,7 +156,6 @@ def test_after_going_back_nothing_of_the_future_that_was_left_is_used(root, lab,
 
 @pytest.mark.parametrize("how", ["a new ring", "replaced"])
 def test_steps_of_another_past_are_written_beside_those_that_a_kept_checkpoint_holds(root, lab, how):
-    """As after a resume from a checkpoint without its replay: time begins at 0 again."""
     replay = lab.fill(lab.make_ring(), 25)
     kept = lab.save_ring(root, 1, replay)
     old = lab.restore_ring(kept)
@@ -247,7 +246,7 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def killed_at(operation: int) -> Iterator[None]:
-    """Nothing reaches the disk from the given operation on, in whatever order they come."""
+    """Nothing reaches the disk from the given operation on, in any order of operations."""
     count = 0
 
     def counted(real):
@@ -270,7 +269,7 @@ def killed_at(operation: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "after going back"])
 def test_a_kill_at_any_operation_leaves_the_last_checkpoint_or_the_new_one(tmp_path, lab, back):
-    """From there the run goes on as if nothing had been, and leaves no file behind that nobody needs."""
+    """The run goes on from there as if nothing had been, and leaves no file behind that is not needed."""
     for operation in range(1, 1000):
         root = tmp_path / str(operation) / "checkpoints"
         replay = lab.fill(lab.make_ring(), 25)
@@ -285,7 +284,7 @@ def test_a_kill_at_any_operation_leaves_the_last_checkpoint_or_the_new_one(tmp_p
                 writer.save(3, lab.parts_of(replay), {}, replay, wait=True)
             done = True
         with warnings.catch_warnings(action="ignore" if back else "error"):
-            step, again = load_latest(root)[0]["step"], lab.restore_ring(root)  # what was passed over loses its chunks
+            step, again = load_latest(root)[0]["step"], lab.restore_ring(root)
         assert step in ((1, 2, 3) if back else (2, 3))
         if step == 3:
             lab.assert_same(replay, again)

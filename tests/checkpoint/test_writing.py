@@ -1,4 +1,4 @@
-"""What is saved is what was, whole or absent, in the background; a save that fails is reported and ends nothing."""
+"""Saving in the background: whole or absent; a save that fails is reported and ends nothing."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_files_and_directories_are_synced_before_and_after_the_rename(root, monk
     log = [re.sub(r"\.(tmp-|manifest).*", "temporary", name) for name in log]
     assert log[:2] == [root.parent.parent.name, "run"], "the new directories"
     assert log[2:] == [
-        "run",  # which holds a new directory of chunks
+        "run",
         *("temporary", "rename", "replay"),
         *("agent.pt", "memory.pt", "history.pt", "temporary", "temporary"),
         *("rename", "checkpoints"),

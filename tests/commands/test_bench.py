@@ -81,7 +81,6 @@ def test_quartiles_and_quotients():
 
 @pytest.mark.parametrize(("seconds", "rounds", "expected"), [(8, 4, 4), (1, 8, 3), (1, 2, 2), (100, 8, 8)])
 def test_rounds_are_taken_in_turns_there_and_back(seconds, rounds, expected):
-    """As many as there is time for, three at least; a task may do more than it is asked for."""
     calls = []
 
     def task(name, each):

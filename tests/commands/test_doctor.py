@@ -39,7 +39,6 @@ def _clean(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the checks' processes find packages first."""
     place = tmp_path / "site"
     place.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{place}{os.pathsep}{ROOT}")
@@ -60,7 +59,6 @@ def install(site: Path, name: str, version: str, *requires: str) -> None:
 
 
 def failure(name: str, timeout: float = 120) -> str:
-    """What is said of a check that must fail."""
     result = examine(name, timeout)
     assert result["status"] == "FAIL", result
     return f"{result['fact']}; {result['advice']}"

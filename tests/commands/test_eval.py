@@ -1,4 +1,4 @@
-"""``eval``: from a run's directory alone, with the same numbers every time, and in nobody's way."""
+"""``eval``: from a run's directory alone, with the same numbers every time, beside a run that goes on."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_run_that_is_not_there_or_not_whole(begun, refused):
     with checkpoint.Writer(run_dir / "checkpoints", keep_last=1) as writer:
         writer.save(64, {"agent": {}}, {}, finite=(), wait=True)
     text = (run_dir / "config.yaml").read_text()
-    for end in (0, text.index("env:") + 2, text.index("agent:") + 3):  # not between two lines, where it may be whole
+    for end in (0, text.index("env:") + 2, text.index("agent:") + 3):
         (run_dir / "config.yaml").write_text(text[:end])
         assert "mine/config.yaml" in refused("eval", "run=mine")
 
@@ -165,7 +165,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, capfd):
-    """In two processes, without the replay, while the run is in use."""
+    """Two processes play, without the replay, while the run is in use."""
     run_dir = shutil.copytree(trained, tmp_path / "run")
     for part in run_dir.glob("checkpoints/*/*.pt"):
         if part.name != "agent.pt":

@@ -44,7 +44,7 @@ def wheel(built) -> Path:
 
 
 def test_another_build_has_the_same_bytes(built, tmp_path):
-    """From what the source distribution holds, in another place, at another time, with other permissions."""
+    """Build from what the source distribution holds, in another place, at another time, with other permissions."""
     with tarfile.open(built[0]) as archive:
         archive.extractall(tmp_path / "source")  # our own: the first versions of 3.11 know no filters
     (place,) = (tmp_path / "source").iterdir()

@@ -1,4 +1,4 @@
-"""What a command line composes to, and what wins over what."""
+"""Composition of a command line, and the order in which its sources win."""
 
 import subprocess
 import sys
@@ -129,12 +129,11 @@ def test_a_file_that_builds_on_another_has_its_numbers(tmp_path, monkeypatch):
 
 
 def test_every_value_has_its_file(tmp_path, monkeypatch):
-    """What a file holds for another agent or another machine changes nothing."""
     composed = compose.load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "seed=3"], BUILT_IN)
     assert composed.sources["agent.rollout_length"] == composed.sources["log_every"] == "profile/cpu.yaml"
     assert composed.sources["agent.frame_stack"] == "env/cartpole_balance.yaml"
     assert composed.sources["seed"] == "command line"
-    assert composed.config.total_steps == 200_000  # and not the 5 million of a GPU
+    assert composed.config.total_steps == 200_000
     assert "agent.replay_ratio" not in composed.sources
     assert composed.files == ["profile/cpu.yaml", "env/cartpole_balance.yaml", "command line"]
     on_gpu = compose.load(["exp=ppo", "env=cartpole_balance", "profile=gpu"], BUILT_IN)

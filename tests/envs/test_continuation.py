@@ -40,7 +40,6 @@ def play(env, actions):
 
 
 def continued(saved, outputs):
-    """What the other process does."""
     parts = torch.load(saved, weights_only=True)
     env = build(parts["name"], parts["varied"], parts["physics"])
     env.load_state_dict(parts["envs"])

@@ -1,4 +1,4 @@
-"""What a vector environment of another package lacks is told in one line."""
+"""Refusals of vector environments of other packages that lack something."""
 
 import gymnasium
 import numpy as np

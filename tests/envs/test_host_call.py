@@ -22,7 +22,7 @@ class Doubler:
         mirrored[...] = ~flag
 
 
-SHAPES = (jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((), bool))  # of one world
+SHAPES = (jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((), bool))
 NUMBER, FLAG = jnp.arange(12, dtype=jnp.float32).reshape(4, 3), jnp.array([True, False, True, True])
 
 
@@ -30,7 +30,7 @@ def compiled(owner):
     def step(number, flag):
         return call_for_all(owner.double, 2, (number + 1, flag), SHAPES, num_envs=4)
 
-    return jax.jit(jax.vmap(step)).lower(NUMBER, FLAG).compile()  # which holds no ``owner``, as ``step`` does
+    return jax.jit(jax.vmap(step)).lower(NUMBER, FLAG).compile()
 
 
 def test_it_fills_the_outputs_each_time_that_the_computation_gets_there():

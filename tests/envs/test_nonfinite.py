@@ -134,7 +134,6 @@ def make_agent(kind: str, env) -> Agent:
 
 @pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
 def test_an_action_that_is_no_number_costs_one_episode_and_is_counted(kind, cartpole, monkeypatch):
-    """Of the world whose player computed it, in the loop; the player acts well in that world's next episode."""
     agent, watch = make_agent(kind, cartpole), Watch(cartpole)
     state = LoopState.begin(agent, cartpole, seed=0)
     train(agent, cartpole, state, total_steps=6, observer=watch)

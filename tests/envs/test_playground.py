@@ -124,7 +124,7 @@ def test_tasks_are_playgrounds_step_for_step(
     id: str, physics: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that falls to rest in its reset, one whose scene got a geom and a target, and a large one."""
-    monkeypatch.chdir(tmp_path)  # where MuJoCo writes what it thinks of Playground's scenes
+    monkeypatch.chdir(tmp_path)
     with find_body():
         options = {"num_envs": WORLDS, "randomization": GRAVITY, "simulation": SimulationOptions(physics=physics)}
         assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), **options), id)
@@ -132,7 +132,6 @@ def test_tasks_are_playgrounds_step_for_step(
 
 @contextmanager
 def find_body() -> Iterator[None]:
-    """What Playground looks for in MuJoCo 3.17."""
     mujoco.MjSpec.find_body = mujoco.MjSpec.body
     yield
     del mujoco.MjSpec.find_body

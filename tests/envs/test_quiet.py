@@ -1,4 +1,4 @@
-"""What libraries write, and environments that step at the same time."""
+"""Output of libraries, and environments that step at the same time."""
 
 import subprocess
 import sys

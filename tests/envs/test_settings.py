@@ -95,7 +95,6 @@ ACTIONS = torch.tensor([[0.0], [0.25], [0.5]])
 
 
 def play(env, steps):
-    """What `steps` steps deliver, copied, and where episodes begin: (steps, N)."""
     delivered, begun = [], []
     for _ in range(steps):
         obs, reward, terminated, truncated, info = env.step(ACTIONS[: env.num_envs])

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the worlds that its agent was trained in."""
+"""Spaces that a checkpoint saves of its environment."""
 
 from __future__ import annotations
 

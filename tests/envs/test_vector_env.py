@@ -184,7 +184,7 @@ def test_a_worlds_stream_does_not_depend_on_how_many_there_are(cartpole, physics
 
 
 def test_state_is_donated_outputs_are_not_and_nothing_recompiles(cartpole):
-    """With every output held by torch: state buffers keep their addresses, and outputs never share one with them."""
+    """Torch holds every output: state buffers keep their addresses, and outputs never share one with them."""
 
     def addresses(tree):
         arrays = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
@@ -369,7 +369,7 @@ def test_what_variation_hands_out_lives_for_two_more_steps():
         return sum(array.shape == (3, 1, 1) for array in jax.live_arrays())
 
     before = copies()
-    mean = env.variation["gravity"].mean()  # what a GPU computes later, from memory that nobody holds
+    mean = env.variation["gravity"].mean()
     held = [copies() - before]
     for _ in range(3):
         env.step(torch.zeros(3, 1))

@@ -279,7 +279,7 @@ def test_the_likelihood_of_an_observation_is_that_of_the_training_loss(
     flat = {key: value.flatten(0, 1) for key, value in obs.items()}
     losses = model.world.decoder.losses(model.world.decoder(some.reshape(-1).latent), flat)
     dimensions = 48 * 48 * 3 + 3
-    loss = scale * (losses[CAMERA] + losses["state"]).detach()  # what it sees; not the target
+    loss = scale * (losses[CAMERA] + losses["state"]).detach()
     expected = -loss - 0.5 * math.log(math.pi / scale) * dimensions
     torch.testing.assert_close(log_likelihood(model, some, obs).flatten(), expected, rtol=1e-5, atol=1e-2)
     density = torch.distributions.Normal(torch.zeros(()), math.sqrt(1 / (2 * scale))).log_prob(torch.tensor(0.3))
@@ -296,7 +296,7 @@ def test_what_is_not_learnt_has_no_likelihood(model: TrainedModel, episodes: Epi
 def test_weights_of_samples_are_below_the_likelihood_by_the_kl(
     model: TrainedModel, episodes: Episodes, states: States
 ) -> None:
-    """On average over what the posterior says: exact, whatever the model is, and wrong for any other sign."""
+    """On average over what the posterior says: exact for any model, and wrong for any other sign."""
     state, samples = states[0, 7], 4000
     many = state.map(lambda x: x.expand(samples, *x.shape))
     torch.manual_seed(0)
@@ -309,7 +309,6 @@ def test_weights_of_samples_are_below_the_likelihood_by_the_kl(
 
 
 def test_a_window_is_the_sum_over_its_steps(model: TrainedModel, episodes: Episodes) -> None:
-    """Of a decoder that always says the same and latents that say nothing, every sample is as likely as any other."""
     with torch.no_grad():
         for p in model.world.decoder.parameters():
             p.zero_()

@@ -108,9 +108,7 @@ def test_an_episode_that_was_cut_does_not_count_and_the_next_one_does() -> None:
 
 def test_what_would_not_fit_is_refused_before_it_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = Failing()
-    monkeypatch.setattr(
-        "sheeplike.host.free_memory", lambda: 2 * 2 * (1 + 9) * 4 * 5 * 30
-    )  # for 30 episodes of each kind
+    monkeypatch.setattr("sheeplike.host.free_memory", lambda: 2 * 2 * (1 + 9) * 4 * 5 * 30)
     check_memory(worlds, KEYS, 30, state=9)
     with pytest.raises(
         InvalidOption,

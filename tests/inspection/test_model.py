@@ -317,7 +317,6 @@ def test_actions_that_a_discrete_space_lacks(make_agent: Callable[..., DreamerV3
 def test_depth_and_targets_come_back_in_their_own_units(
     make_agent: Callable[..., DreamerV3], play: Callable[..., list[Step]]
 ) -> None:
-    """What is predicted is brought back from the scale that is learnt."""
     agent = make_agent(
         vectors={"state": 5, "privileged_state": 2}, observations=("state",), targets=("privileged_state",)
     )

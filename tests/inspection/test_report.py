@@ -24,7 +24,6 @@ ABOUT = {"run": "<b>mine</b>", "step": 640}
 
 
 def numbers(*, probes: bool) -> dict[str, Any]:
-    """Of two kinds of episodes and one camera with a name that no page and no formula may take at its word."""
     line = {
         "mse": [0.1, 0.2],
         "copy_last_mse": [0.1, 0.3],
@@ -156,7 +155,6 @@ def test_what_the_terminal_shows() -> None:
 
 
 def test_the_legend_names_every_step_ahead_in_one_colour() -> None:
-    """Of the last kind there are fewer."""
     figure = report._probes(numbers(probes=True))
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [

@@ -118,7 +118,6 @@ def served(replay: SequenceReplay, batch: int) -> list[tuple[int, int]]:
 def test_each_fresh_sequence_is_served_once_in_turn_beside_uniform_ones(
     worlds: int, batch: int, updates: float, most: int
 ) -> None:
-    """As many as ``updates`` batches are drawn for each step of the worlds, all of which are in step."""
     sequence = 65 if worlds == 512 else 64
     replay = SequenceReplay(FLAGS, num_envs=worlds, size=worlds * 6 * sequence, sequence=sequence)
     step = {key: torch.zeros(worlds, dtype=torch.bool) for key in FLAGS}

@@ -72,7 +72,7 @@ def test_tensors_take_at_most_five_percent_over_the_payload() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_resident_memory_grows_by_at_most_five_percent_over_the_payload() -> None:
-    """In a process of its own: in this one, earlier tests have left memory that a ring could take."""
+    """Run in a process of its own: in this one, earlier tests have left memory that a ring could take."""
     program = """
 import os, torch
 from pathlib import Path
@@ -85,7 +85,7 @@ def filled(length):
     for _ in range(length + 10):
         replay.add({key: torch.ones(8, *shape, dtype=dtype) for key, (shape, dtype) in spec.items()})
     return replay
-small = filled(66)  # whatever is allocated once, on first use, is not the ring's
+small = filled(66)  # memory that is allocated once, on first use, is not the ring's
 before = resident()
 replay = filled(1500)
 print((resident() - before) / (8 * 1500 * (48 * 48 * 3 + 2)))
@@ -304,7 +304,7 @@ def test_only_what_may_be_refreshed_is_written_back() -> None:
 def test_what_no_generator_has_is_refused(state: torch.Tensor) -> None:
     generator = torch.Generator().manual_seed(3)
     before = generator.get_state()
-    replay_module.load_generator(generator, torch.zeros(16, dtype=torch.uint8))  # of a GPU
+    replay_module.load_generator(generator, torch.zeros(16, dtype=torch.uint8))
     assert torch.equal(generator.get_state(), before)
     with pytest.raises(ValueError, match="generator"):
         replay_module.load_generator(generator, state)

@@ -133,7 +133,6 @@ def test_stacks_reach_back_within_the_episode_and_across_trajectories(history: i
 
 
 def test_stacks_are_the_same_while_the_trajectory_grows() -> None:
-    """What a stack holds is settled by what came before it."""
     rollout = make(3, 4)
     book = Book(rollout)
     for _ in range(14):

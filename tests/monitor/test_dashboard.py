@@ -77,7 +77,7 @@ def test_charts_of_another_agent():
     charts = layout(PPO)
     assert list(charts) == ["Compare", "Policy", "Health"]
     assert list(charts["Policy"]) == ["losses", "entropy", "value", "PPO"]
-    assert charts["Compare"] == layout(DREAMER)["Compare"]  # or TensorBoard would show both
+    assert charts["Compare"] == layout(DREAMER)["Compare"]
 
 
 @pytest.mark.parametrize("names", [DREAMER, PPO])

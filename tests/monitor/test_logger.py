@@ -187,7 +187,7 @@ def test_metrics_that_are_no_file_are_refused_at_the_start(tmp_path, kind):
 
 
 def test_what_is_kept_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """And is not written through what an attempt, or somebody else, has left in its place."""
+    """And is not written through what an attempt or another user has left in its place."""
     (tmp_path / "elsewhere").write_text("mine\n")
     run = RunLogger(tmp_path / "run", tensorboard=False)
     for step in (10, 20):

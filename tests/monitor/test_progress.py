@@ -1,4 +1,4 @@
-"""What is printed, in a terminal and elsewhere."""
+"""Progress lines, in a terminal and elsewhere."""
 
 import io
 import sys

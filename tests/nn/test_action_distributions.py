@@ -69,7 +69,6 @@ def test_tanh_normal_samples_come_before_the_squashing_and_carry_no_gradient() -
 
 
 def exact_entropy(mean: float, std: float) -> float:
-    """Of tanh(x), integrated: H(x) + E[log(1 - tanh(x)^2)]."""
     x = np.linspace(mean - 12 * std, mean + 12 * std, 400_001)
     density = np.exp(-0.5 * ((x - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
     slope = np.log1p(-(np.tanh(np.clip(x, -17, 17)) ** 2))

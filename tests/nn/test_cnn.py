@@ -95,7 +95,6 @@ def pool(x: np.ndarray) -> np.ndarray:
 
 
 def feature_map(pixels: np.ndarray, cnn: CNN, layout: str, activation: str) -> np.ndarray:
-    """Of one image ``(H, W, C)`` uint8, in float64: the published networks, written down once more."""
     x = pixels / 255.0
     if layout == "max_pool":
         for conv, padding in zip(cnn.convs, (2, 1), strict=True):
@@ -146,7 +145,7 @@ def test_heads_summarise_the_feature_map(layout: str) -> None:
 
 @pytest.mark.parametrize("cell", [(0, 0), (1, 3), (2, 5), (1, 0)])
 def test_spatial_softmax_says_where_a_bright_spot_is(cell: tuple[int, int]) -> None:
-    """With filters that pass one pixel on, each of 3 x 6 features watches a block of 16 x 16 pixels."""
+    """Filters pass one pixel on: each of 3 x 6 features watches a block of 16 x 16 pixels."""
     cnn = make(48, 96, 1, head="spatial_softmax", activation="relu")
     with torch.no_grad():
         for conv, gain in zip(cnn.convs, (10.0, 10.0), strict=True):

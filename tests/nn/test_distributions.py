@@ -175,6 +175,5 @@ def test_symlog_and_symexp_are_inverse_and_odd() -> None:
 
 
 def test_cumulative_sums_without_a_cumsum_are_the_same() -> None:
-    """Where torch refuses cumsum: on a GPU, for a deterministic run."""
     probs = OneHotCategorical(torch.from_numpy(random_logits(50, 32, 16))).probs
     torch.testing.assert_close(_masked_cumulative(probs), probs.cumsum(-1), rtol=1e-6, atol=1e-6)

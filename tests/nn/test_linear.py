@@ -11,7 +11,7 @@ from sheeplike.nn.linear import ONEDNN, ROWS, Linear, linear
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    """To the rounding of float32, by the largest number."""
+    """Agreement to the rounding of float32, by the largest number."""
     assert found.dtype == torch.float32
     error = (found.double() - expected).abs().max()
     assert error < 1e-5 * max(1.0, float(expected.abs().max()))

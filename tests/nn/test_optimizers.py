@@ -123,7 +123,7 @@ def test_updates_do_not_depend_on_the_scale_of_the_gradient(factor: float) -> No
 
 
 def test_learning_rate_multiplies_after_the_momentum() -> None:
-    """With the rate folded into the momentum, a rate of zero in the first update would also erase its momentum."""
+    """Were the rate folded into the momentum, a rate of zero in the first update would also erase its momentum."""
     p = nn.Parameter(torch.zeros(1))
     optimizer = make([p], 1.0, warmup=1)
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_state_round_trip_continues_alike() -> None:
 
 
 def test_adam_keeps_no_memory_of_what_it_loads() -> None:
-    """Its fused step writes as many numbers as a parameter has, whatever a moment that was loaded says of itself."""
+    """Its fused step writes as many numbers as a parameter has, not as a moment that was loaded says of itself."""
     p = nn.Parameter(torch.ones(3, 2))
     optimizer = adam([p], 0.1, eps=1e-8)
     saved = copy.deepcopy(optimizer.state_dict())

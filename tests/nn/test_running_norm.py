@@ -68,7 +68,7 @@ def test_vectors_that_are_not_finite_are_left_out(value: float) -> None:
 
 
 def test_millions_of_steps_are_still_counted() -> None:
-    """In float32 the count would stop at 2^24 and the variance of values around 1000 would be lost."""
+    """A count in float32 would stop at 2^24 and the variance of values around 1000 would be lost."""
     norm = taught([np.array([[999.9], [1000.1]], np.float32)])
     norm.count += 2**25
     norm.square += 0.01 * 2**25
@@ -128,7 +128,6 @@ def test_single_precision_within_autocast() -> None:
 
 
 def test_a_variance_that_cannot_be_makes_no_nan() -> None:
-    """As in weights that somebody else has made."""
     norm = RunningNorm(2)
     norm.count.fill_(3)
     norm.square.fill_(-1)

@@ -1,4 +1,4 @@
-"""What cannot be built, or not be held in memory, is told in one line, whichever command builds it."""
+"""Failures of building, or for want of memory: one line, in each command that builds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ class Moody(gymnasium.Env):
 
 @pytest.fixture
 def trouble(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception]:
-    """What environments raise from then on."""
     found: dict[str, Exception] = {}
     monkeypatch.setattr(Moody, "trouble", found)
     spec = gymnasium.envs.registration.EnvSpec("Moody-v0", entry_point=Moody, max_episode_steps=9)
@@ -103,7 +102,7 @@ def test_what_it_raises_when_it_is_made(
     command: str, run_dir: Path, trouble: dict[str, Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {"train": [*JOB, "run_dir=other"]}.get(command, [command, f"run={run_dir}"])
-    trouble["init"] = RuntimeError("the licence server is away\ncall somebody")
+    trouble["init"] = RuntimeError("the licence server is away\ncall support")
     expected = ["its maps are old", "sheeplike: Moody-v0: RuntimeError: the licence server is away"]
     assert error_lines(arguments, capsys) == expected
     assert not Path("other").exists()

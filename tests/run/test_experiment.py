@@ -44,7 +44,6 @@ def begin(tmp_path: Path) -> Callable[..., Experiment]:
 
 
 def rows(run: Experiment) -> list[dict[str, float]]:
-    """What a run has recorded, without times."""
     found = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in found]
 
@@ -68,7 +67,7 @@ def test_a_piece_is_a_whole_number_of_steps(every: object, begin: Callable[..., 
 
 
 def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
-    """In pieces, with evaluations in between: the same numbers as in one go."""
+    """Pieces with evaluations in between give the same numbers as in one go."""
     with begin(*PPO_JOB, *CARTPOLE, "eval.episodes=1") as run:
         metrics = run.iterate(41)
         assert run.policy_steps == 42
@@ -338,7 +337,7 @@ def test_a_run_that_stops_between_two_updates_is_one_run(
     assert (stopped.state.gradient_steps, stopped.over, stopped.finished) == (stop, True, False)
     again = sheeplike.init(f"resume={stopped.run_dir}")
     again.iterate(8)
-    again.close()  # as a kill leaves it
+    again.close()
     with sheeplike.init(f"resume={stopped.run_dir}") as last:
         last.iterate()
     assert last.finished
@@ -357,7 +356,7 @@ def test_how_updates_are_compiled_is_kept_and_a_change_is_told(
     capsys.readouterr()
     with sheeplike.init(f"resume={run.run_dir}", "total_steps=96") as again:
         assert again._compiled_before == "off"
-        again.agent.compiled.fused = True  # as where the machine had no compiler before
+        again.agent.compiled.fused = True
         again.iterate()
     told = "this resume may differ in the last bits: compiled as 'off' before, and as 'inductor' here"
     assert told in capsys.readouterr().err
@@ -370,8 +369,6 @@ def test_the_host_waits_for_a_gpu_that_is_four_updates_behind(
     made: list[Event] = []
 
     class Event:
-        """As torch has it."""
-
         def __init__(self) -> None:
             self.recorded = self.awaited = False
             made.append(self)

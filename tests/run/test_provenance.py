@@ -1,4 +1,4 @@
-"""Where a run comes from, as it says itself."""
+"""Provenance that a run records of itself."""
 
 from __future__ import annotations
 

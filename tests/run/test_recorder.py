@@ -91,7 +91,6 @@ def test_a_row_has_the_numbers_and_the_place_of_its_own_log_point(recorder, stat
 
 
 def test_a_log_point_reads_nothing_that_has_just_been_issued(recorder, state, rows, monkeypatch) -> None:
-    """Of all tensors, only those of the log point before may be read."""
     real, allowed, read = torch.Tensor.tolist, set(), []
 
     def guarded(tensor: torch.Tensor) -> list[float]:
@@ -114,7 +113,7 @@ def test_a_log_point_reads_nothing_that_has_just_been_issued(recorder, state, ro
 
 
 def test_skipped_updates_are_counted_as_of_their_log_point(recorder, state, tmp_path) -> None:
-    """In a row, and in all: the agent counts on where its counters are."""
+    """Skipped updates in a row, and in all: the agent counts on where its counters are."""
     agent = recorder.agent
     for in_a_row, total in ((2, 2), (0, 2), (1, 3)):
         agent.skipped_in_a_row.fill_(in_a_row)

@@ -143,7 +143,7 @@ def test_a_directory_of_runs_is_none_but_holds_one(begun, refused):
 
 
 def test_a_saved_configuration_is_data(begun, refused):
-    """Whose hostile forms are in ``test_security.py``."""
+    """Hostile forms are in ``test_security.py``."""
     run = begun(*JOB, "run_dir=mine")
     file = run.run_dir / "config.yaml"
     saved = yaml.safe_load(file.read_text())

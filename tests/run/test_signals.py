@@ -72,7 +72,6 @@ def test_the_same_signal_twice_within_a_moment_is_one_request(exits: list[int]) 
 
 
 def test_whoever_listened_before_is_told_when_all_is_saved(exits: list[int]) -> None:
-    """As submitit does: SIGTERM is waved off, SIGUSR2 puts the job back into the queue."""
     told: list[int] = []
     bypass = lambda signum, frame: told.append(signum)  # noqa: E731
     signal.signal(signal.SIGTERM, bypass)
@@ -81,7 +80,7 @@ def test_whoever_listened_before_is_told_when_all_is_saved(exits: list[int]) -> 
         stop.ready = True
         send(signal.SIGTERM)
         time.sleep(0.02)
-        send(signal.SIGUSR2)  # not a second request: somebody else's business
+        send(signal.SIGUSR2)
         send(signal.SIGUSR2)
         assert (told, exits) == ([], [])
     assert signal.getsignal(signal.SIGUSR2) is bypass
@@ -107,7 +106,6 @@ def test_what_is_ignored_stays_ignored(exits: list[int]) -> None:
 
 
 def test_a_reader_that_has_gone_away_changes_nothing() -> None:
-    """As tee does at Ctrl-C: the note cannot be written, nor any line after it."""
     code = (
         "import os, signal\nfrom sheeplike.run.signals import stoppable\n"
         "from sheeplike.monitor.progress import info\n"

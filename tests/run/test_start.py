@@ -1,4 +1,4 @@
-"""How a run starts: what comes before what, and what is left when the update cannot be compiled."""
+"""Start of a run: the order of events, and what is left when the update cannot be compiled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config() -> Config:
 class Run(NamedTuple):
     directory: Path
     events: list[str]
-    """What happened to worlds and agent once the run had its state, in order."""
+    """Events of worlds and agent once the run has its state, in order."""
     output: str
 
 
@@ -81,7 +81,6 @@ def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(directory: Path) -> list[dict[str, float]]:
-    """What a run has recorded, without times."""
     found = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in found]
 
@@ -97,7 +96,6 @@ def test_what_is_told_in_which_order(finished: Run) -> None:
 def test_when_the_update_is_compiled_changes_nothing(
     config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where filling the replay takes long, the update is compiled before it is full."""
     monkeypatch.setattr(experiment, "COLLECT_FIRST", 0)
     early = watched(config, tmp_path / "run")
     assert early.events[0] == "warm_up"
@@ -120,7 +118,7 @@ def test_a_run_that_cannot_go_on_learning_keeps_what_it_has(config: Config, fini
         train.run(Plan(config.replace(total_steps=80), finished.directory, resume=True))
     assert layout.checkpoint_steps(finished.directory) == [64]
     assert rows(finished.directory) == before
-    run_dir.lock(finished.directory).close()  # nobody holds it
+    run_dir.lock(finished.directory).close()
 
 
 @pytest.mark.parametrize(

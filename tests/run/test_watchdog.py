@@ -29,7 +29,6 @@ HANGS = {
 
 
 def told(body: str) -> str:
-    """What a program that does ``body`` under a watchdog of 0.4 seconds leaves on stderr."""
     program = START + "".join(f"    {line}\n" for line in body.splitlines())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

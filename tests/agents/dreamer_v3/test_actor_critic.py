@@ -136,7 +136,7 @@ def test_imagination_gradients_reach_policy_and_fast_value_only(kind: str) -> No
 
 
 def test_policy_gradient_is_that_of_reinforce_for_continuous_actions_too() -> None:
-    """By hand for two states: d(loss)/d(mean) = -weight * advantage * (a - mean) / std^2, entropy aside."""
+    """Gradients by hand for two states: d(loss)/d(mean) = -weight * advantage * (a - mean) / std^2, entropy aside."""
     raw = torch.zeros(2, 2, 2, requires_grad=True)
     std = 0.1 + 0.9 / (1 + np.exp(-2.0))
     action = torch.tensor([[[0.7], [0.0]], [[-2.0], [0.0]]])

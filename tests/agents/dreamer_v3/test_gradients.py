@@ -1,4 +1,4 @@
-"""Which loss trains which part: the placement of every stop-gradient."""
+"""Parts that each loss trains: the placement of every stop-gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = {
     "encoder": "world_model.encoder.",
     "prior": "world_model.rssm.prior",
     "posterior": "world_model.rssm.posterior",
-    "sequence": "world_model.rssm.",  # what is left of the recurrent model
+    "sequence": "world_model.rssm.",
     "decoder": "world_model.decoder.",
     "reward": "world_model.reward.",
     "continue": "world_model.cont.",

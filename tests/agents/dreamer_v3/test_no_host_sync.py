@@ -106,7 +106,7 @@ def test_acting_adding_counting_and_updating_read_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_has_static_shapes(kind: str, make_agent: Callable[..., DreamerV3], play: Callable[..., Any]) -> None:
-    """The same operators on the same shapes, whatever the data: what a captured graph needs."""
+    """The same operators on the same shapes for any data, as a captured graph needs."""
     agent = make_agent(**KINDS[kind])
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""Which observations the model sees, and the refusals of what it cannot."""
+"""Observations of the model, and refusals of those that it cannot see."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_nothing_else_of_the_context_step_counts(agent: DreamerV3, key: str) -> 
     torch.manual_seed(0)
     losses, _, before = agent.losses(data)
     data[key][:, 0] = ~data[key][:, 0] if data[key].dtype == torch.bool else data[key][:, 0] + 1
-    agent.actor_critic.return_scale.range.zero_()  # as before the first call
+    agent.actor_critic.return_scale.range.zero_()
     torch.manual_seed(0)
     again, _, after = agent.losses(data)
     assert torch.equal(before.features, after.features)

@@ -23,7 +23,7 @@ def n_step_return(
 def averaged(
     last: np.ndarray, terminal: np.ndarray, reward: np.ndarray, bootstrap: np.ndarray, discount: float, lam: float
 ) -> np.ndarray:
-    """For every t: (1 - lambda) lambda^(n-1) of the n-step return; where it cannot go on, n takes all that is left.
+    """Sum for every t: (1 - lambda) lambda^(n-1) of the n-step return; where it cannot go on, n takes all that is left.
 
     It cannot go on past the end of the data nor past the end of an episode.
     """

@@ -296,7 +296,6 @@ def test_recurrent_state_stays_float32_under_bfloat16(rssm: RSSM) -> None:
 
 
 def gradients(rssm: RSSM, defer: bool, patch: pytest.MonkeyPatch, mixed: bool = False) -> dict[str, Tensor]:
-    """Of all parameters and inputs of a scan of twelve steps, in which episodes begin."""
     patch.setattr("sheeplike.agents.dreamer_v3.rssm.defers", lambda device: defer)
     generator, dtype = torch.Generator().manual_seed(0), next(rssm.parameters()).dtype
     inputs = [torch.randn(3, 12, width, generator=generator, dtype=dtype) for width in (ACTIONS, EMBED)]

@@ -1,4 +1,4 @@
-"""What the model predicts without seeing it."""
+"""Targets: vectors that the model predicts without seeing them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ def test_what_a_target_is_changes_nothing_that_the_encoder_says() -> None:
 
 @pytest.mark.slow
 def test_the_latent_state_learns_what_can_be_known_and_not_what_cannot() -> None:
-    """Of the state half is the target; of noise of its own nothing is to be known, but by heart."""
     learnt = {}
     for name, hidden in (("known", lambda state: state[:, :2]), ("noise", lambda state: 5 * torch.randn(4, 2))):
         torch.manual_seed(0)

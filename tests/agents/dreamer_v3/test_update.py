@@ -136,7 +136,7 @@ def test_a_loaded_agent_continues_bit_for_bit(
     agent.actor_critic.return_scale.range.copy_(torch.tensor([-3.0, 8.0]))
     parts = {"agent": agent.state_dict(history=not saved), "player": player.state_dict()}
     other = make_agent(seed=2, **options)
-    if saved:  # as a run is saved: what never changes goes its own way
+    if saved:
         with checkpoint.Writer(tmp_path / "checkpoints") as writer:
             writer.save(90, parts, {}, agent.history)
         _, state = checkpoint.load_latest(tmp_path / "checkpoints")

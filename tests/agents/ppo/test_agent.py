@@ -63,7 +63,6 @@ class Diary:
         return padded[:, rows, columns].permute(1, 2, 0).to(torch.uint8)
 
     def observations(self, time: int, shift: Tensor | None = None) -> dict[str, Tensor]:
-        """What the networks are to see of all worlds at a step; ``shift (N, cameras, 2)``."""
         obs = {key: self.steps[time].obs[key] for key in self.agent.keys.vectors}
         for camera, key in enumerate(self.agent.keys.images):
             rows = []
@@ -170,7 +169,7 @@ def test_every_rollout_begins_with_the_policy_that_acted(
 def test_ratios_start_at_one(
     kind: str, augment: bool, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
-    """With a learning rate of zero they stay there, in every minibatch, the shared step of later rollouts included."""
+    """Ratios of a learning rate of zero stay there, in every minibatch, the shared step of later rollouts included."""
     agent = make_ppo(**KINDS[kind], augment=augment)
     agent.optimizer.param_groups[0]["lr"].zero_()
     diary = Diary(agent, fill)
@@ -286,7 +285,7 @@ def test_updates_are_due_when_every_world_has_taken_its_steps_and_seen_where_the
 def test_every_step_is_used_once_per_epoch_with_everything_that_belongs_to_it(
     make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]
 ) -> None:
-    """In an order drawn anew for each epoch; the step that bootstraps is not used."""
+    """Minibatches come in an order drawn anew for each epoch; the step that bootstraps is not used."""
     agent = make_ppo(cameras=("front", "wrist"), frame_stack=2, augment=True, minibatches=3, epochs=4)
     diary = Diary(agent, fill)
     orders = []

@@ -1,4 +1,4 @@
-"""What stops or slows learning: a policy that has moved too far, and gradients that are no numbers."""
+"""Limits of learning: a policy that has moved too far, and gradients that are no numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_adaptive_lr_moves_the_learning_rate_as_brax_does(
     fill: Callable[..., list[Step]],
     snapshot: Callable[..., Any],
 ) -> None:
-    """By 1.5 beyond twice the target and below half of it, between 1e-5 and 1e-2; the step itself uses the new one."""
+    """Changes by 1.5 beyond twice the target and below half of it, from 1e-5 to 1e-2, for the step itself too."""
     agent = make_ppo(kl_control="adaptive_lr", kl_target=TARGET, learning_rate=start, minibatches=1, epochs=1)
     fill(agent)
     pretend(agent, kl)
@@ -107,7 +107,7 @@ def test_early_stop_begins_with_the_update_that_finds_the_policy_too_far_away(
 ) -> None:
     agent = make_ppo(kl_control=control, kl_target=TARGET)
     fill(agent)
-    agent.update()  # until then the value's last layer is 0, and no gradient reaches what is before it
+    agent.update()
     pretend(agent, kl)
     before = snapshot(agent)
     assert agent.update()["ppo/skipped"].item() == float(stops)

@@ -1,4 +1,4 @@
-"""What PPO refuses because it would go wrong silently, and an ignored step that would poison its minibatch."""
+"""Misuse of PPO that would go wrong silently, and an ignored step that would poison its minibatch."""
 
 from __future__ import annotations
 

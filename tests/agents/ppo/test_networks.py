@@ -1,4 +1,4 @@
-"""Who sees what, the published sizes, and settings that do not go together."""
+"""Observations of each network, the published sizes, and settings that do not go together."""
 
 from __future__ import annotations
 

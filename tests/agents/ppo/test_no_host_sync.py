@@ -54,7 +54,7 @@ def test_acting_adding_counting_and_updating_read_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_has_static_shapes(kind: str, make_ppo: Callable[..., PPO], fill: Callable[..., list[Step]]) -> None:
-    """The same operators on the same shapes, whatever the data: what a captured graph needs."""
+    """The same operators on the same shapes for any data, as a captured graph needs."""
     agent = make_ppo(**KINDS[kind])
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What PPO can see: images of any size and channels, depth, and vectors of any name; and what its policy never does."""
+"""Observations of PPO: images of any size and channels, depth, and vectors of any name."""
 
 from __future__ import annotations
 

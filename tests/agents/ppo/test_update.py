@@ -27,7 +27,7 @@ def learn(agent: PPO) -> list[dict[str, Tensor]]:
 
 
 def advantages(agent: PPO) -> tuple[Tensor, Tensor]:
-    """By the recursion of Schulman et al. (2016), one number at a time; ``(T, N)`` each, targets second."""
+    """Advantages by the recursion of Schulman et al. (2016), one number at a time; ``(T, N)`` each, targets second."""
     c = agent.config
     read = {key: agent.rollout.trajectory(key) for key in ("reward", "value", "is_last", "is_terminal")}
     steps, worlds = len(read["reward"]) - 1, agent.num_envs
@@ -47,7 +47,6 @@ def advantages(agent: PPO) -> tuple[Tensor, Tensor]:
 
 
 def total_loss(agent: PPO, networks: Any, row: list[tuple[int, int]], options: dict[str, Any]) -> Tensor:
-    """Of one minibatch, the steps ``(t, n)`` of ``row``, whose action was not ignored."""
     c = agent.config
     t, n = (torch.tensor(x) for x in zip(*row, strict=True))
     read = {key: agent.rollout.trajectory(key)[t, n] for key in agent.rollout.storage}

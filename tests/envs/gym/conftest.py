@@ -79,8 +79,6 @@ def worlds() -> Callable[..., GymVectorEnv]:
 
 @pytest.fixture
 def row() -> Callable[..., list[float]]:
-    """Of world 0: count, reward, terminated, truncated, restarted, return and length."""
-
     def read(obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> list[float]:
         numbers = [obs["state"][0, 0], reward[0], terminated[0], truncated[0], info["restarted"][0]]
         return [float(x) for x in [*numbers, info["episode"]["return"][0], info["episode"]["length"][0]]]

@@ -1,4 +1,4 @@
-"""A run in somebody else's environment that is resumed: a clean cut, new episodes, and a word about it."""
+"""A run in an environment of another package that is resumed: a clean cut, new episodes, and a word about it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_new_episodes_begin_in_all_worlds_with_seeds_that_were_not_there_before(
         other = cartpole(seed=99)
         other.load_state_dict(state)
         obs, reward, terminated, truncated, info = other.step(action)
-        assert obs["state"].abs().max() < 0.05  # where an episode of cart-pole begins
+        assert obs["state"].abs().max() < 0.05
         assert not torch.stack([reward, terminated, truncated, info["episode"]["length"]]).any()
         assert other.step(action)[1].tolist() == [1, 1]
         begun.append(obs["state"])

@@ -185,7 +185,7 @@ def test_a_machine_that_cannot_render_says_so_before_anything_else() -> None:
 
 @renders
 def test_processes_of_their_own_render_as_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where the server that starts them began before anybody said how."""
+    """Even where the server that starts them began before the variable was set."""
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.delenv("DISPLAY", raising=False)
     first = sheeplike.envs.make("gym", id="CartPole-v1", num_envs=1, frames="none", vectorization="async")

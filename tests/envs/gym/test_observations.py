@@ -1,4 +1,4 @@
-"""From an environment's spaces to ours: frames brought to one size, vectors, actions."""
+"""Conversion of an environment's spaces to ours: frames brought to one size, vectors, actions."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_bilinear_is_what_the_authors_of_dreamer_use() -> None:
 @pytest.mark.parametrize("channels", [1, 2, 4, 12])
 def test_any_number_of_channels(channels: int) -> None:
     large = frame(128, 128, channels)
-    image = images(grayscale=True)(large, first=True)  # which only changes colours
+    image = images(grayscale=True)(large, first=True)
     assert image.shape == (64, 64, channels)
     assert np.abs(image - large.reshape(64, 2, 64, 2, channels).mean((1, 3))).max() <= 1
 

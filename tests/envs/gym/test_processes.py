@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Broken(Exception):
-    """What only these environments raise."""
+    """Error that only these environments raise."""
 
 
 def test_in_processes_of_their_own_too(
@@ -113,7 +113,7 @@ def test_a_process_that_dies_cuts_all_worlds_and_all_begin_anew(
     assert first[0]["state"][:, 0].tolist() == [0, 0, 0]
     assert not first[3].any()
     seeds = [derive_seed(4, world, 1) % 2**20 for world in range(3)]
-    assert first[0]["state"][:, 1].tolist() == seeds  # of which none was there before
+    assert first[0]["state"][:, 1].tolist() == seeds
     assert env.step(action)[0]["state"][:, 0].tolist() == [1, 1, 1]
     assert env.counters == {"env/restarts": 1.0}
     told = "all worlds of Failing were restarted, since a process has died: that of world 1 ended with status -9"
@@ -251,7 +251,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_processes_end_with_the_run_however_it_ends(tmp_path: Path) -> None:
-    """Even where an environment hangs and would never read that there is nobody left."""
+    """Even where an environment hangs and would never read that its parent is gone."""
     (tmp_path / "hangs.py").write_text(HANGS)
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, str(tmp_path / "hangs.py")]

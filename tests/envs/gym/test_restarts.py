@@ -22,7 +22,7 @@ Make = Callable[..., Any]
 
 
 class Broken(Exception):
-    """What only these environments raise."""
+    """Error that only these environments raise."""
 
 
 def once(call: str, count: int, error: Exception) -> Callable[[str, int, Any], Exception | None]:
@@ -83,7 +83,7 @@ def test_a_world_that_fails_is_cut_and_begins_anew(
     assert failing.made == before + 1
     anew = [float(output[0]["state"][0, 1]) for output in outputs]
     assert anew[:3] == [stream] * 3
-    assert anew[3:] == [derive_seed(derive_seed(1, 0, 0), 1) % 2**20] * 2  # of its own
+    assert anew[3:] == [derive_seed(derive_seed(1, 0, 0), 1) % 2**20] * 2
     assert env.counters == {"env/restarts": 1.0}
     assert capsys.readouterr().err.endswith(": Broken: the simulator\n")
 
@@ -251,7 +251,7 @@ def test_an_environment_that_cannot_be_closed_is_left_alone(
 
     monkeypatch.setattr(failing, "close", close)
     assert env.step(torch.zeros(1, dtype=torch.int64))[4]["restarted"].all()
-    env.step(torch.zeros(1, dtype=torch.int64))  # in a new one
+    env.step(torch.zeros(1, dtype=torch.int64))
     env.close()
     assert capsys.readouterr().err.count("closing it failed: SystemExit: no\n") == 2
 

@@ -187,7 +187,7 @@ def test_later_resets_go_on_in_each_worlds_stream() -> None:
     assert again[:, 2].tolist() == [1, 1]
     for _ in range(3):
         obs, *_ = env.step(act(0, 0))
-    assert obs["numbers"][:, 2].tolist() == [2, 2]  # by itself, at the end of an episode
+    assert obs["numbers"][:, 2].tolist() == [2, 2]
     assert env.reset(seed=3)[0]["numbers"][:, 2].tolist() == [0, 0]
 
 
@@ -215,9 +215,9 @@ def test_the_brighter_of_the_last_two_frames() -> None:
         return [int(obs["pixels/image"][0, 0, 0, 0]) for obs in (env.reset(seed=0)[0], env.step(act(0))[0])]
 
     assert pixels(3, GymOptions) == [50, 10]
-    assert pixels(4) == [50, 30]  # of 10 and 30
-    assert pixels(3) == [50, 90]  # of 90 and 10
-    assert pixels(1) == [50, 200]  # of one there is nothing to choose
+    assert pixels(4) == [50, 30]
+    assert pixels(3) == [50, 90]
+    assert pixels(1) == [50, 200]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def random_actions(env, steps=50):
 
 
 def assert_agreement(envs, tolerance=1e-3):
-    """Of positions, rewards and ends under random actions."""
     for env in envs:
         env.reset(seed=1)
     native, warp = (positions(env) for env in envs)
@@ -108,7 +107,7 @@ def test_frames_show_the_same(name, worlds):
 @pytest.mark.slow
 @pytest.mark.parametrize("id", [id for id in sheeplike.envs.list_ids("playground") if not id.startswith("Humanoid")])
 def test_tasks_of_playground_are_the_same(id):
-    """With a solver that converges: in two iterations, as they come, each engine gets elsewhere in a hard contact.
+    """Agreement with a solver that converges: in two iterations each engine gets elsewhere in a hard contact.
 
     Where a humanoid's foot and the limits of its joints push together, Warp's single precision does not converge.
     """

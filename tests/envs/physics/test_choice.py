@@ -1,4 +1,4 @@
-"""Which engine steps a task, and what is said where it is not the one that was asked for."""
+"""Choice of the engine that steps a task, and warnings where it is another one."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""MuJoCo's own engine: what ``mj_step`` would make of one world after the other, whatever happens to others."""
+"""MuJoCo's own engine: what ``mj_step`` would make of one world after the other, regardless of others."""
 
 import copy
 import gc
@@ -222,7 +222,7 @@ def test_every_field_that_may_vary_means_the_same_to_the_engine():
         inside = name not in {f.name for f in type(holder).fields()}
         value = getattr(holder._impl if inside else holder, name)
         if value.size:
-            fields[path] = (f"{owner}." * bool(owner)) + "_impl." * inside + name, value
+            fields[path] = (f"{owner}." if owner else "") + ("_impl." if inside else "") + name, value
     physics.vary(fields)
     assert len(physics._varied) == len(fields.keys() - DERIVED.keys())
     placed = {place: value[None] for place, value in fields.values()}
@@ -247,7 +247,6 @@ def test_every_field_that_may_vary_means_the_same_to_the_engine():
     ids=["nothing_moves", "mocap", "one_joint", "mixed"],
 )
 def test_every_field_is_delivered_even_where_worlds_are_all_alike(scene, num_envs):
-    """As in a reset without a draw: then nothing that the engine takes is mapped over the worlds."""
     scene = mujoco.MjModel.from_xml_string(scene)
     physics = NativePhysics(SimpleNamespace(model=scene), num_envs=num_envs, device=CPU, threads=2)
     physics.vary(())

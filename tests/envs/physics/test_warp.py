@@ -26,7 +26,7 @@ def play(env, steps=10):
     env.state_dict()  # waits for the reset
     build, calls = FfiCallable._build_arg_list, []
 
-    def counted(self, *arguments):  # which every call on a CPU makes
+    def counted(self, *arguments):
         calls.append(self)
         return build(self, *arguments)
 

@@ -1,4 +1,4 @@
-"""What one world draws, and the model that follows from it; on the pick scene, without stepping it."""
+"""Draws of one world, and the model that follows from it; on the pick scene, without stepping it."""
 
 import itertools
 
@@ -48,7 +48,7 @@ def test_only_what_a_line_names_changes_and_only_varied_fields_are_carried():
     changed[np.ix_([geom("box"), geom("floor")], [0, 2])] = True
     assert (np.abs(ratio - 1) > 1e-3)[:, changed].mean() > 0.95
     np.testing.assert_allclose(ratio[:, ~changed & (SCENE.geom_rgba > 0)], 1, rtol=1e-6)
-    # In the order of the model, whatever the order of the names.
+    # In the order of the model, not of the names.
     drawn = variation.drawn["it"]
     assert drawn.shape == (50, 2, 2)
     order = sorted([geom("box"), geom("floor")])
@@ -286,7 +286,7 @@ def test_tracking_cameras_cannot_be_moved():
 
 
 def test_every_field_on_offer_can_be_found():
-    """Whatever Warp calls batchable is where this module looks for it, with a name for every row."""
+    """Every field that Warp calls batchable is where this module looks for it, with a name for every row."""
     from sheeplike.envs.mjx.randomization.fields import LEFT_OUT, OFFERED, find
 
     found = {}

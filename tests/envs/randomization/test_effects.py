@@ -1,4 +1,4 @@
-"""What is drawn takes effect: worlds that differ from the first one in a single line each."""
+"""Effects of what is drawn: worlds that differ from the first one in a single line each."""
 
 from typing import NamedTuple
 
@@ -173,7 +173,7 @@ def test_pixels_follow_what_was_drawn(hover):
     assert frame("material")[middle][2] > 100
     assert frame("material")[middle][:2].max() == 0
 
-    def red(image):  # of the pixels, and the mean column
+    def red(image):
         mask = (image[..., 0] > image[..., 2]).float()
         return mask.sum(), (mask.sum(0) * torch.arange(32)).sum() / mask.sum()
 
@@ -257,7 +257,7 @@ def test_options_that_do_not_fit_leave_the_worlds_alone(hover, given, message):
     ("mass", "more", "facts"),
     [
         (1.0, 0.0, None),
-        ([1.0, 0.5], [-1.5, 0.0], None),  # of 2 kg, 0.5 and 1
+        ([1.0, 0.5], [-1.5, 0.0], None),
         ([1.0, 0.5], [-0.5, -1.5], ("body_mass", "-0.5")),
         (0.1, 0.0, None),  # though not everything that could be drawn goes with it
         (0.1, None, ("body_mass", "-0.8")),

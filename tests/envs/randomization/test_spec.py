@@ -1,4 +1,4 @@
-"""What can be said about lines of randomization without a model."""
+"""Checks of lines of randomization that need no model."""
 
 import subprocess
 import sys

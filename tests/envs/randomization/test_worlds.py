@@ -86,7 +86,7 @@ def test_discrete_lines_change_too(worlds):
 @pytest.mark.parametrize("physics", ["native"], scope="module")
 def test_the_same_seed_gives_the_same_variations_whatever_the_number_of_worlds(worlds):
     worlds.reset(seed=11)
-    worlds.reset()  # and so do their later episodes
+    worlds.reset()
     few = make(2)
     few.reset(seed=11)
     few.reset()

@@ -1,4 +1,4 @@
-"""A simulation that nobody looks at."""
+"""A simulation without a renderer."""
 
 import gymnasium
 import jax

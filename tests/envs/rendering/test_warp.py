@@ -1,4 +1,4 @@
-"""What Warp's cameras see, against MuJoCo's own ray casting, pixel by pixel."""
+"""Frames of Warp's cameras, against MuJoCo's own ray casting, pixel by pixel."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Where things are believed to be, against where they are in the frame."""
+"""Places that the model believes, against those in the frame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def worlds():
 
 
 def is_red(frame: torch.Tensor, x: float, y: float) -> bool:
-    """Whether a pixel is the box's, or one beside it: half a pixel off is within rounding."""
     around = frame[max(int(y) - 1, 0) : int(y) + 2, max(int(x) - 1, 0) : int(x) + 2].float()
     return bool(((around[..., 0] > 90) & (around[..., 1:].amax(-1) < 60)).any())
 
@@ -42,7 +41,7 @@ def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
         assert not is_red(frame, x + 8, y)
         assert not is_red(frame, x, y - 8)
     assert overlay.projection(FrankaPick().model, "wrist", (48, 48)) is None  # it moves with the hand
-    assert project(np.array([100.0, 0.0, 0.0])) is None  # behind it
+    assert project(np.array([100.0, 0.0, 0.0])) is None
 
 
 def test_places_are_where_a_moved_camera_shows_them() -> None:

@@ -254,7 +254,6 @@ def test_nothing_is_wider_than_the_screen(dots, recordings, visit, width, scheme
 
 
 def test_the_page_lives_with_its_own_policy(dots, recordings, visit):
-    """As a user's browser shows it: nothing that it does is refused."""
     with serving(dots(), recordings) as url:
         page = visit(url, bypass_csp=False)
         page.locator("#pace", has_text="frames/s").wait_for()

@@ -30,8 +30,6 @@ class Picture(dict):
 
 
 class Page:
-    """What a page does, in Python."""
-
     def __init__(self, ws: ClientWebSocketResponse) -> None:
         self.ws = ws
 
@@ -181,7 +179,7 @@ def test_nobody_there_is_a_pause(served):
     async def play(client: TestClient, server: Server) -> None:
         page = await come(client, server)
         await page.picture(lambda picture: picture["step"] > 3)
-        page.ws._writer.transport.abort()  # without a word, as when a computer is shut
+        page.ws._writer.transport.abort()
         while server._page is not None:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # a step may have been under way
@@ -224,7 +222,7 @@ def test_the_strips_are_whole_although_pictures_are_dropped(served):
             assert len(numbers) == picture["last"] + 1
             await asyncio.sleep(0.15)  # it is slow
             await page.do("shown", picture=picture["picture"])
-        assert picture["last"] > 20  # and the play was not
+        assert picture["last"] > 20
         assert numbers == [moment.numbers for moment in server.session.moments[: len(numbers)]]
 
     served(play)

@@ -90,7 +90,7 @@ def test_a_play_is_the_same_again(pick):
     after = ticks(pick, 5), dreamt(pick)
     assert all(np.array_equal(one, other) for one, other in zip(before[0], after[0], strict=True))
     assert np.array_equal(before[1], after[1])
-    pick.branch()  # which draws anew, and leaves nothing of it to the next start
+    pick.branch()
     ticks(pick, 2)
     pick.start(1)
     again = ticks(pick, 5), dreamt(pick)
@@ -299,7 +299,7 @@ def test_a_branch_shows_two_futures(pick):
     assert np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
     assert pick.here.settings.branched == 5
     ticks(pick, 5)
-    assert not same(pick.here.dreams[:1], pick.here.dreams[1:])  # by their noise alone
+    assert not same(pick.here.dreams[:1], pick.here.dreams[1:])
     pick.drive(1, "random")
     ticks(pick, 10)
     assert not np.array_equal(dreamt(pick, 1), dreamt(pick, 2))
@@ -346,7 +346,7 @@ def test_a_forced_class_changes_the_picture_and_is_released(pick):
     assert pick.here.settings.forced == {group: (drawn[group] + 1) % pick.model.classes for group in range(8)}
     ticks(pick, 3)
     assert all(pick.classes[1][group] == one for group, one in pick.here.settings.forced.items())
-    pick.go_to(4)  # where nothing was forced yet
+    pick.go_to(4)
     assert pick.here.settings.forced == {}
     pick.go_to(5)
     assert len(pick.here.settings.forced) == 8
@@ -399,7 +399,7 @@ def test_a_branch_changes_nothing_of_the_real_side(pick):
     pick.branch()
     assert all(np.array_equal(one, other) for one, other in zip(ticks(pick, 5), frames[3:], strict=True))
     assert same(pick.here.posterior, posterior)
-    pick.go_to(2)  # before the branch, which is forgotten
+    pick.go_to(2)
     pick.tick()
     assert pick.here.settings.branched is None
 
