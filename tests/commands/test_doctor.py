@@ -209,7 +209,7 @@ def test_without_a_gpu_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert examine("gpu", 60)["fact"].endswith("cpu profile (CUDA_VISIBLE_DEVICES=-1)")
     result = examine("gpu_graphs", 60)
-    assert (result["status"], result["fact"]) == ("skip", "this machine shows no NVIDIA GPU")
+    assert result["status"] == "skip"
 
 
 def test_libraries_that_do_not_fit(site: Path) -> None:
