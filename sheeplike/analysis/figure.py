@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from sheeplike.analysis.comparison import Comparison, Group, compact, number, seeds
+from sheeplike.analysis.comparison import Comparison, compact, number, seeds
 
 # Colours that remain distinct in all common kinds of colour blindness: Okabe and Ito, in the order of Wong,
 # Nature Methods 8, 441 (2011), the dark ones first.
@@ -24,6 +24,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.add_subplot()
     unit = 60.0 if comparison.x == "time" else 1.0
+    labels = [f"{group.label} ({seeds(len(group.runs))})" for group in comparison.groups]
     for index, group in enumerate(comparison.groups):
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
         for curve in group.curves:
@@ -31,7 +32,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         if group.band is not None:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
         marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
-        axes.plot(group.x / unit, group.mean, label=plain(_label(group)), linewidth=2.2, marker=marker, **style)
+        axes.plot(group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=marker, **style)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -56,8 +57,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     mean = "mean" if all(len(group.runs) < 4 for group in comparison.groups) else "interquartile mean"
     band = " · band: 95 % interval" if any(group.band is not None for group in comparison.groups) else ""
     axes.set_title(f"thin: seeds · thick: {mean}{band}", fontsize=8.5, loc="right", color="0.35")
-    widest = max(len(_label(group)) for group in comparison.groups)
-    columns = max(1, min(len(comparison.groups), 105 // (widest + 8)))
+    columns = max(1, min(len(labels), 105 // (max(map(len, labels)) + 8)))
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
     return figure
 
@@ -75,7 +75,3 @@ def encode(figure: Figure, kind: str) -> bytes:
 def plain(text: str) -> str:
     """Escape signs that would begin a formula."""
     return text.replace("$", "\\$")
-
-
-def _label(group: Group) -> str:
-    return f"{group.label} ({seeds(len(group.runs))})"

@@ -238,20 +238,15 @@ def _rows(path: Path) -> Rows:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            if not isinstance(row, dict):
-                raise TypeError
             step, seconds = row.pop("step"), row.pop("seconds")
-            if not {type(step), type(seconds)} <= {int, float}:
-                raise TypeError
-            step, seconds = float(step), float(seconds)
-            if not (abs(step) <= LARGEST and abs(seconds) <= LARGEST):
+            if not all(type(one) in (int, float) and abs(one) <= LARGEST for one in (step, seconds)):
                 raise ValueError
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if not line.endswith(b"\n"):
                 return
             raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds, numbers") from None
         row.pop("gradient_steps", None)
-        yield step, seconds, row
+        yield float(step), float(seconds), row
 
 
 def _events(path: Path) -> Rows:

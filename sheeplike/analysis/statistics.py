@@ -20,8 +20,7 @@ def iqm(scores: np.ndarray, axis: int = 0) -> np.ndarray:
 def iqm_interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """95 % percentile-bootstrap interval of the interquartile mean of ``scores (R, ...)`` over runs, each ``(...)``.
 
-    All points of a run's curve are drawn together. With few runs the interval is too narrow, as every percentile
-    bootstrap is: of normal scores it holds the true value in 75 % of all cases with 3 runs, 87 % with 4, 90 % with 5.
+    With few runs it is too narrow: it holds the mean of normal scores in 75 % of all cases with 3 runs, 90 % with 5.
     """
     return _bootstrap((scores,), iqm)
 
@@ -36,19 +35,13 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, axis: int = 0) -> n
 
 
 def improvement_interval(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """95 % percentile-bootstrap interval of :func:`probability_of_improvement`; both sides are drawn anew.
-
-    It has no width where every run of one side is above all of the other: see :func:`permutation_test`.
-    """
+    """95 % percentile-bootstrap interval of :func:`probability_of_improvement`; without width at 0 and 1."""
     low, high = _bootstrap((x, y), probability_of_improvement)
     return float(low), float(high)
 
 
 def permutation_test(x: np.ndarray, y: np.ndarray) -> float:
-    """Two-sided p-value of Mann and Whitney's test of ``x (R,)`` and ``y (S,)``: how often chance differs as much.
-
-    Exact, ties included, if there are at most 20,000 ways to deal all scores out; otherwise from that many random ones.
-    """
+    """Two-sided p-value of Mann and Whitney's test of ``x (R,)`` and ``y (S,)``, exact up to 20,000 permutations."""
 
     def difference(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
         return np.abs(probability_of_improvement(x, y, axis) - 0.5)
@@ -63,10 +56,7 @@ def success_interval(successes: int, episodes: int) -> tuple[float, float]:
 
 
 def area_under_curve(x: np.ndarray, y: np.ndarray, start: float, end: float) -> float:
-    """Mean height from ``start`` to ``end`` of the line through the points ``x (P,)``, ascending, and ``y (P,)``.
-
-    It is the area divided by the width, so that it has the unit of ``y``; without width, the height at that place.
-    """
+    """Mean height from ``start`` to ``end`` of the line through the points ``x (P,)``, ascending, and ``y (P,)``."""
     places = np.concatenate([[start], x[(x > start) & (x < end)], [end]])
     heights = np.interp(places, x, y)
     return float(np.trapezoid(heights, places) / (end - start)) if end > start else float(heights[0])

@@ -273,12 +273,9 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
         return torch.stack([-head.loss(came.to(model.device)), head.pred()], 1)
 
     log_likelihood, expected = model.in_batches(judged, states, reward).unbind(1)
-    found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "count": {}, "log_likelihood_by_sign": {}}
-    for sign, name in ((-1, "negative"), (0, "zero"), (1, "positive")):
-        chosen = reward.sign() == sign
-        found["count"][name] = int(chosen.sum())
-        if bool(chosen.any()):
-            found["log_likelihood_by_sign"][name] = log_likelihood[chosen].mean().item()
+    signs = {"negative": reward < 0, "zero": reward == 0, "positive": reward > 0}
+    found: Numbers = {"log_likelihood": log_likelihood.mean().item()}
+    found |= _by_part("log_likelihood_by_sign", log_likelihood, signs)
     found["absolute_error"] = (expected - reward).abs().mean().item()
     variance = reward.var(correction=0)
     if variance > 1e-12:
@@ -300,12 +297,15 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
 
     log_likelihood, ends = model.in_batches(judged, states, target).unbind(1)
     best = (target * target.clamp_min(1e-12).log() + (1 - target) * (1 - target).clamp_min(1e-12).log()).mean()
-    found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "best": best.item(), "count": {}, "by_end": {}}
-    for name, chosen in (("goes_on", ~ended), ("ends", ended)):
-        found["count"][name] = int(chosen.sum())
-        if bool(chosen.any()):
-            found["by_end"][name] = log_likelihood[chosen].mean().item()
+    found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "best": best.item()}
+    found |= _by_part("by_end", log_likelihood, {"goes_on": ~ended, "ends": ended})
     return found | {"calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99))}
+
+
+def _by_part(name: str, values: Tensor, parts: Mapping[str, Tensor]) -> Numbers:
+    """Count and average values in parts of the steps."""
+    means = {part: values[chosen].mean().item() for part, chosen in parts.items() if chosen.any()}
+    return {"count": {part: int(chosen.sum()) for part, chosen in parts.items()}, name: means}
 
 
 def calibration(expected: Tensor, happened: Tensor, edges: tuple[float, ...] | None = None) -> Numbers:
