@@ -13,9 +13,9 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from PIL import Image
 from torch import Tensor
@@ -27,6 +27,19 @@ from sheeplike.monitor.video import check_video, encode_gif
 _NUMBERS = itertools.count()  # they tell the event files of this process apart
 
 
+class Sink(Protocol):
+    """Destination of a run's record beside ``metrics.jsonl``; any method may raise, and may be called from a thread."""
+
+    name: str
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None: ...
+    def add_text(self, name: str, text: str, step: int) -> None: ...
+    def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None: ...
+    def add_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None: ...
+    def add_charts(self, metrics: Iterable[str]) -> None: ...
+    def close(self) -> None: ...
+
+
 class RunLogger:
     """Writer of a run's metrics, videos and texts into ``run_dir``, which it makes.
 
@@ -34,22 +47,30 @@ class RunLogger:
     thread of their own. A writer that fails, on a full disk say, warns once and goes on trying; training goes on.
 
     Args:
-        tensorboard: write an event file; without one, videos and texts go nowhere.
+        tensorboard: write an event file.
+        sinks: further destinations; without any, videos and texts go nowhere.
         purge_step: policy step from which a run is resumed. Later records of an earlier attempt are dropped from
             ``metrics.jsonl`` and hidden in TensorBoard.
     """
 
-    def __init__(self, run_dir: Path | str, *, tensorboard: bool = True, purge_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path | str,
+        *,
+        tensorboard: bool = True,
+        sinks: Sequence[Sink] = (),
+        purge_step: int | None = None,
+    ) -> None:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
         # TensorBoard hides the step that it is given too; metrics.jsonl keeps it.
         purge = None if purge_step is None else purge_step + 1
-        self._events = EventFile(self.run_dir, purge_step=purge) if tensorboard else None
+        self._sinks = [*([EventFile(self.run_dir, purge_step=purge)] if tensorboard else []), *sinks]
         self._failed: set[str] = set()
         self._closed = False
         # When the queue is full, log_video waits: no video is lost, and memory stays bounded.
-        self._videos: queue.Queue[Callable[[Any], None] | None] = queue.Queue(maxsize=4)
+        self._videos: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(maxsize=4)
         self._encoder = threading.Thread(target=self._encode, name="video-encoder", daemon=True)
         self._encoder.start()
 
@@ -61,26 +82,26 @@ class RunLogger:
         row = axes | {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._guard("metrics.jsonl"):
             _append(self._rows, json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._tensorboard(lambda events: events.add_scalars(values, step))
+        self._each(lambda sink: sink.add_scalars(values, step))
 
     def log_video(self, name: str, video: Tensor, *, step: int, fps: float) -> None:
         """Show a video, uint8 ``(T, H, W, 3)``, as an animated GIF; returns once it is copied, before it is encoded."""
         check_video(video)
-        if self._events is not None and not self._closed:
+        if self._sinks and not self._closed:
             frames = video.detach().to("cpu", copy=True)
-            self._videos.put(lambda events: events.add_video(name, frames, step, fps))
+            self._videos.put(lambda sink: sink.add_video(name, frames, step, fps))
 
     def log_text(self, name: str, text: str, step: int = 0) -> None:
         """Show Markdown."""
-        self._tensorboard(lambda events: events.add_text(name, text, step))
+        self._each(lambda sink: sink.add_text(name, text, step))
 
     def log_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None:
         """Enter the run into TensorBoard's table of runs (see :func:`~sheeplike.monitor.dashboard.table_entry`)."""
-        self._tensorboard(lambda events: [events.add(part) for part in table_entry(columns, values)])
+        self._each(lambda sink: sink.add_hyperparameters(columns, values))
 
     def log_layout(self, metrics: Iterable[str]) -> None:
         """Arrange the curves of an agent that writes ``metrics`` in charts; once is enough."""
-        self._tensorboard(lambda events: events.add_layout(layout(metrics)))
+        self._each(lambda sink: sink.add_charts(metrics))
 
     def close(self) -> None:
         """Finish the videos that are waiting, and close all files."""
@@ -89,7 +110,7 @@ class RunLogger:
         self._closed = True
         self._videos.put(None)
         self._encoder.join()
-        self._tensorboard(lambda events: events.close())
+        self._each(lambda sink: sink.close())
         with self._guard("metrics.jsonl"):
             self._rows.close()
 
@@ -97,12 +118,12 @@ class RunLogger:
         while (write := self._videos.get()) is not None:
             # Under "python -W error" a warning would end the thread, and log_video would wait for ever.
             with contextlib.suppress(Warning):
-                self._tensorboard(write)
+                self._each(write)
 
-    def _tensorboard(self, write: Callable[[Any], object]) -> None:
-        if self._events is not None:
-            with self._guard("TensorBoard"):
-                write(self._events)
+    def _each(self, write: Callable[[Sink], object]) -> None:
+        for sink in self._sinks:
+            with self._guard(sink.name):
+                write(sink)
 
     @contextlib.contextmanager
     def _guard(self, writer: str) -> Iterator[None]:
@@ -122,6 +143,8 @@ class EventFile:
     would come any more. Here every method may raise OSError, and the next one may succeed. From ``purge_step`` on, the
     directory's other event files are hidden.
     """
+
+    name = "TensorBoard"
 
     def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:
         # This import takes seconds, which a run without TensorBoard need not pay.
@@ -147,10 +170,14 @@ class EventFile:
 
         self.add(summary(name, text), step)
 
-    def add_layout(self, layout: Mapping[str, Any]) -> None:
+    def add_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None:
+        for part in table_entry(columns, values):
+            self.add(part)
+
+    def add_charts(self, metrics: Iterable[str]) -> None:
         from torch.utils.tensorboard.summary import custom_scalars
 
-        self.add(custom_scalars(layout))
+        self.add(custom_scalars(layout(metrics)))
 
     def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None:
         self._add_image(name, encode_gif(video, fps), video.shape[2], video.shape[1], step)

@@ -292,3 +292,25 @@ def test_a_run_dir_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
     with pytest.raises(OSError, match="file"):
         RunLogger(tmp_path / "file" / "run")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_further_sink_gets_what_tensorboard_gets(tmp_path: Path) -> None:
+    calls: list[tuple[str, object]] = []
+
+    class Stub:
+        name = "stub"
+
+        def __getattr__(self, method: str) -> object:
+            return lambda *arguments: calls.append((method, arguments[0] if arguments else None))
+
+    run = RunLogger(tmp_path, tensorboard=False, sinks=[Stub()])
+    run.log({"loss/dyn": 1.0}, step=1, gradient_steps=0, seconds=0.0)
+    run.log_text("config", "seed: 0")
+    run.log_video("eval/front", video(), step=1, fps=10)
+    run.close()
+    assert calls == [
+        ("add_scalars", {"loss/dyn": 1.0}),
+        ("add_text", "config"),
+        ("add_video", "eval/front"),
+        ("close", None),
+    ]
