@@ -235,7 +235,7 @@ def test_a_full_disk_warns_once_and_rows_stay_whole(tmp_path, recwarn):
 
 def test_curves_go_on_when_a_full_disk_has_room_again(tmp_path):
     run = RunLogger(tmp_path)
-    run._events._file = disk = FullDisk(run._events._file)
+    run._sinks[0]._file = disk = FullDisk(run._sinks[0]._file)
     log(run, 1)
     disk.full = True
     with pytest.warns(RuntimeWarning, match="TensorBoard"):
@@ -253,7 +253,7 @@ def test_tensorboard_that_fails_warns_once_and_the_rows_go_on(tmp_path, monkeypa
     def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run._events, "_write", fail)
+    monkeypatch.setattr(run._sinks[0], "_write", fail)
     with pytest.warns(RuntimeWarning, match="device"):
         log(run, 1)
     log(run, 2)
