@@ -66,67 +66,83 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     Raises:
         CommandError: the configuration cannot be met.
     """
-    overrides = [parse(argument) for argument in arguments]
+    # Choices name files, changes set keys.
     chosen, changes = [], []
-    for override in overrides:
-        if override.key_or_group in GROUPS and not isinstance(override.value(), dict):
-            _check_choice(override, sources)
-            chosen.append(override)
-        else:
-            changes.append(override)
-    merged = Merged()
+    for override in map(parse, arguments):
+        is_choice = override.key_or_group in GROUPS and not isinstance(override.value(), dict)
+        (chosen if is_choice else changes).append(override)
+    for choice in chosen:
+        _check_choice(choice, sources)
     line = [one.input_line.lstrip("+") for one in chosen if (one.key_or_group, one.value()) != ("profile", "auto")]
     if not any(part.startswith("profile=") for part in line):
         line.append(f"profile={_profile(changes)}")
+
+    # Merge the files in order; a later one wins.
     files, choices = _list_files(line, sources)
-    chosen_files = {file.choice for file in files}  # an agent file that builds on dreamer_v3 counts as it too
-    agents = {name for file in files if (name := file.content.get("agent", {}).get("name"))}
-    with as_command_errors(ValueError):  # an agent whose options extend those of dreamer_v3 counts too
-        agents |= {base for name in agents & set(registry.list_agents()) for base in registry.lineage(name)}
-    chosen_files |= {f"agent/{name}" for name in agents}
-    for group in ("env", "agent"):  # the name defaults to the file's
-        if not isinstance(choices.get(group), str):
-            raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")
-        merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
-    for file in files:
-        _check_file(file, sources)
-        merged.add_file(file, chosen_files)
+    merged = _merge_files(files, choices, sources)
     with as_command_errors(ValueError):
         agent = registry.find(merged.data["agent"].get("name")).config
     known = {key.path: key for key in all_keys(*{*registry.built_in(), agent})}
     for file in files:
         _check_keys(file, known)
-    for override in changes:
-        check_key(override, known)
-        name, value = merged.data["agent"]["name"], override.value()
-        if override.key_or_group == "agent.name" and value != name and value in registry.list_agents():
-            group = "exp" if sources.find(f"exp/{value}") else "agent"
-            raise CommandError(f"agent.name={value}: expected {name}, as its options are; nearest: {group}={value}")
+    for change in changes:
+        _check_change(change, known, merged.data["agent"]["name"], sources)
     if _value_of("dry_run", changes, merged.data) is True:
         _add_dry_run(merged, agent)
+
+    # The command line comes last.
     before = merged.copy()
-    for override in changes:
-        merged.set(override.key_or_group, override.value(), COMMAND_LINE)
+    for change in changes:
+        merged.set(change.key_or_group, change.value(), COMMAND_LINE)
     try:
         data = merged.resolved({key.path: key.schema.get("default") for key in known.values()})
         config = validate(data | {"exp": choices["exp"], "profile": choices["profile"]})
     except InvalidOption as error:
         if error.nearest is None:
             error.nearest = _default(error, before, known)
-        source = merged.sources.get(error.key, "")
-        if source == f"env={error.value}" and sources.find(f"env/{error.value}"):
-            raise CommandError(
-                f"env/{error.value}.yaml: expected what it builds on, as in 'defaults: [franka_pick]', or env.name"
-            ) from None
-        if source.endswith(".yaml"):
-            raise CommandError(f"{error} (in {source})") from None
-        raise
+        raise _with_source(error, merged.sources.get(error.key, ""), sources) from None
     if config.run_dir is None:
         config = config.replace(run_dir=_run_dir(config, choices))
     if config.fabric.accelerator == "auto":
         found = config.fabric.replace(accelerator="cpu" if host.gpu_problem() else "cuda")
         config = config.replace(fabric=found)
     return Composed(config, merged.sources)
+
+
+def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: Sources) -> Merged:
+    """Merge files with their sections for the agents and machines that are chosen."""
+    merged = Merged()
+    for group in ("env", "agent"):  # the name defaults to the file's
+        if not isinstance(choices.get(group), str):
+            raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")
+        merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
+    # An agent counts as those that its file builds on, and as those whose options its own extend.
+    agents = {name for file in files if (name := file.content.get("agent", {}).get("name"))}
+    with as_command_errors(ValueError):
+        agents |= {base for name in agents & set(registry.list_agents()) for base in registry.lineage(name)}
+    chosen = {file.choice for file in files} | {f"agent/{name}" for name in agents}
+    for file in files:
+        _check_file(file, sources)
+        merged.add_file(file, chosen)
+    return merged
+
+
+def _check_change(change: Override, known: Mapping[str, Key], agent: str, sources: Sources) -> None:
+    """Raise for an unknown key, and for another agent by its name alone."""
+    check_key(change, known)
+    name = change.value()
+    if change.key_or_group == "agent.name" and name != agent and name in registry.list_agents():
+        group = "exp" if sources.find(f"exp/{name}") else "agent"
+        raise CommandError(f"agent.name={name}: expected {agent}, as its options are; nearest: {group}={name}")
+
+
+def _with_source(error: InvalidOption, source: str, sources: Sources) -> CommandError:
+    """Return an error that names the file of an invalid value."""
+    if source == f"env={error.value}" and sources.find(f"env/{error.value}"):
+        return CommandError(
+            f"env/{error.value}.yaml: expected what it builds on, as in 'defaults: [franka_pick]', or env.name"
+        )
+    return CommandError(f"{error} (in {source})") if source.endswith(".yaml") else error
 
 
 def load_options(cls: type[T], arguments: Iterable[str]) -> T:
