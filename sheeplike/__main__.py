@@ -73,11 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run the command that the arguments name, ``train`` by default; returns the exit status.
-
-    Raises:
-        CommandError: the command does not exist, or it refuses the arguments.
-    """
+    """Run the command that the arguments name, ``train`` by default; returns the exit status."""
     if arguments in (["--help"], ["-h"]):
         echo(overview())
         return 0
@@ -105,11 +101,7 @@ def list_commands() -> dict[str, str]:
 
 
 def parse(arguments: Iterable[str]) -> Request:
-    """Split flags from the rest.
-
-    Raises:
-        CommandError: an unknown flag, or one without its value.
-    """
+    """Split flags from the rest."""
     others: list[str] = []
     config_dirs: list[str] = []
     wants_help = False

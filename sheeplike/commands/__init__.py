@@ -11,17 +11,11 @@ from sheeplike.options import CommandError
 
 
 class Request(NamedTuple):
-    """The parsed arguments of a command.
+    """The parsed arguments of a command."""
 
-    Attributes:
-        arguments: overrides such as ``env.num_envs=8``, and bare words.
-        config_dirs: given with ``--config-dir``.
-        help: ``--help`` is among them.
-    """
-
-    arguments: list[str]
-    config_dirs: list[str]
-    help: bool
+    arguments: list[str]  # overrides such as `env.num_envs=8`, and bare words
+    config_dirs: list[str]  # given with `--config-dir`
+    help: bool  # `--help` is among them
 
     def module(self, command: str) -> str:
         """Return the file of a command that serves this request."""

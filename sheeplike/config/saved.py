@@ -35,11 +35,7 @@ def may_change(key: str) -> bool:
 
 
 def changes(before: Mapping[str, Any], after: Config) -> dict[str, tuple[Any, Any]]:
-    """Return dotted key to both values of what differs, except for ``run_dir``: a run may have been moved.
-
-    Args:
-        before: a configuration as :func:`~sheeplike.config.schema.to_data` has it.
-    """
+    """Return dotted key to both values of what differs; not ``run_dir``, since a run may have been moved."""
     old, new = (dict(flat({**data, "run_dir": None})) for data in (before, to_data(after)))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
@@ -52,11 +48,7 @@ def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def read_saved(path: Path) -> dict[str, Any]:
-    """Return the content of a saved configuration as plain data, not yet validated.
-
-    Raises:
-        CommandError: the file cannot be read, or holds anything that :func:`to_yaml` never writes.
-    """
+    """Return the content of a saved configuration as plain data, not yet validated."""
     try:
         data = read_yaml(path)
     except OSError as error:

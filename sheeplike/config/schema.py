@@ -41,7 +41,7 @@ class Worlds(Options):
 
     name: Annotated[str, HEADLINE] = Field(description="the task, or a family of environments")
     id: Annotated[str | None, HEADLINE] = Field(
-        None, description="which of a family, such as CheetahRun of playground; null: the name says it all"
+        None, description="environment of a family, such as CheetahRun of playground; null: env.name is no family"
     )
     num_envs: Annotated[int, HEADLINE, OWN_CHOICE] = Field(
         16, ge=1, le=2**20, description="worlds simulated side by side"
@@ -77,7 +77,7 @@ class Eval(Options):
         None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
     )
     sample: bool = Field(True, description="sample the policy's actions, as published scores do, or take its mode")
-    randomize: bool = Field(True, description="with the run's randomization, or without it")
+    randomize: bool = Field(True, description="apply the run's randomization")
     video: Annotated[bool, INCIDENTAL] = Field(True, description="log a video of each evaluation")
 
 
@@ -87,10 +87,10 @@ class Checkpoint(Options):
     )
     keep_last: int = Field(2, ge=1, le=10**12, description="newest checkpoints kept")
     keep_best: int = Field(
-        1, ge=0, le=10**12, description="checkpoints kept beside them for having the highest eval/return_mean"
+        1, ge=0, le=10**12, description="further checkpoints kept, those with the highest eval/return_mean"
     )
     replay: bool = Field(
-        True, description="save the replay or the rollout too; without it a resumed run starts with an empty one"
+        True, description="save the replay or the rollout too; otherwise a resumed run starts with an empty one"
     )
 
 
@@ -101,13 +101,13 @@ class Fabric(Options):
     precision: Annotated[Literal["32-true", "bf16-mixed"], HEADLINE] = Field(
         "32-true", description="floating-point precision of training"
     )
-    threads: int | None = Field(None, ge=1, le=2**12, description="torch's threads on a CPU; null: one for each core")
+    threads: int | None = Field(None, ge=1, le=2**12, description="threads of torch on a CPU; null: one per core")
     deterministic: bool = Field(
         False,
-        description="the same bits in every run of torch and JAX on a GPU too, at some cost; a CPU gives them anyway",
+        description="bit-identical runs of torch and JAX on a GPU too, at some cost; runs on a CPU always are",
     )
     deterministic_physics: bool = Field(
-        False, description="ask Warp, which steps and renders on a GPU, for the same; not all of its kernels can"
+        False, description="the same for Warp, which steps and renders on a GPU; not all of its kernels can"
     )
 
 
@@ -131,16 +131,14 @@ class Config(Options):
     run_dir: Annotated[str | None, INCIDENTAL] = Field(
         None,
         min_length=1,
-        description="where the run is kept; null: logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>",
+        description="directory of the run; null: logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>",
     )
     compile: Annotated[Literal["auto", "off", "inductor", "graph"], RESUMABLE, INCIDENTAL] = Field(
         "auto",
         description="off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
         "auto: the fastest that the machine can do",
     )
-    dry_run: Annotated[bool, INCIDENTAL] = Field(
-        False, description="pass through every stage once, in the shortest time"
-    )
+    dry_run: Annotated[bool, INCIDENTAL] = Field(False, description="short run through every stage")
     log_every: Annotated[int, RESUMABLE, INCIDENTAL] = Field(
         1_000, ge=1, le=10**12, description="policy steps between two rows of metrics"
     )
@@ -151,25 +149,23 @@ class Config(Options):
         10,
         ge=1,
         le=10**12,
-        description="updates in a row skipped for a non-finite loss or gradient, before the run stops",
+        description="skipped updates in a row, for a non-finite loss or gradient, after which the run stops",
     )
     watchdog: Annotated[float | None, RESUMABLE, INCIDENTAL] = Field(
         600,
         ge=1,
         le=10**7,
-        description="seconds without an iteration before all threads' stacks are printed; null: never",
+        description="seconds without an iteration before the stacks of all threads are printed; null: never",
     )
     env: Annotated[Env, CONDITION] = Field(description="the task and its worlds")
     randomization: Annotated[dict[str, Any], HEADLINE, CONDITION] = Field(
-        {}, description="what differs between worlds and episodes, line by line; randomization=none: nothing"
+        {}, description="quantities that differ between worlds and episodes, line by line; randomization=none: none"
     )
-    agent: SerializeAsAny[AgentConfig] = Field(description="the algorithm and its numbers")
-    eval: Annotated[Eval, RESUMABLE, CONDITION] = Field(Eval(), description="evaluation in worlds of its own")
+    agent: SerializeAsAny[AgentConfig] = Field(description="algorithm and hyperparameters")
+    eval: Annotated[Eval, RESUMABLE, CONDITION] = Field(Eval(), description="evaluation, in environments of its own")
     checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
-    logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(
-        Logger(), description="where metrics go beside metrics.jsonl"
-    )
+    logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(Logger(), description="loggers beside metrics.jsonl")
 
 
 class Start(Options):
@@ -177,18 +173,16 @@ class Start(Options):
 
     resume: str | None = Field(
         None,
-        description="a run directory to go on from, or auto: continue if run_dir holds this run already, else begin it",
+        description="run directory to resume, or auto: resume the run in run_dir if there is one, else begin it",
     )
     seeds: int | tuple[int, ...] | None = Field(
-        None, description="train once per seed: how many, counted from seed, or a list of them"
+        None, description="train once per seed: a number of seeds, counted from seed, or a list of them"
     )
-    show: Literal["config"] | None = Field(
-        None, description="config: print every value with the file that it comes from, and stop"
-    )
+    show: Literal["config"] | None = Field(None, description="config: print every value with its source, and stop")
 
 
 def all_keys(*agents: type[AgentConfig]) -> Iterator[Key]:
-    """Every key of a configuration, sections before what is below them, with those of ``agents`` under ``agent.*``."""
+    """Yield every key of a configuration, sections before their keys, with those of ``agents`` under ``agent.*``."""
     for key in keys_of(Config):
         if not key.path.startswith("agent."):
             yield key
@@ -198,13 +192,13 @@ def all_keys(*agents: type[AgentConfig]) -> Iterator[Key]:
 
 
 def validate(data: Mapping[str, Any]) -> Config:
-    """The configuration that ``data``, nested dictionaries of plain values, describes.
+    """Return the configuration that ``data``, nested dictionaries of plain values, describes.
 
     Options that follow from others are filled in: the agent's, ``eval.num_envs`` and ``fabric.accelerator=gpu``.
 
     Raises:
-        InvalidOption: a value of the wrong type, out of its range, or that does not go with the others.
-        CommandError: a key that is missing or unknown.
+        InvalidOption: a value of the wrong type, out of its range, or that contradicts another.
+        CommandError: a key is missing or unknown.
     """
     agent = data.get("agent")
     if isinstance(agent, Mapping):
@@ -230,7 +224,7 @@ def validate(data: Mapping[str, Any]) -> Config:
 
 
 def to_data(config: Config) -> dict[str, Any]:
-    """The configuration as nested dictionaries of plain values, every value in full."""
+    """Return the configuration as nested dictionaries of plain values."""
     return config.model_dump(mode="json", by_alias=True)
 
 
@@ -258,7 +252,7 @@ def _is_of_another_agent(name: str) -> bool:
 
 
 def _check_env(config: Config) -> None:
-    """Raise for what the environment cannot be, and for randomization that is no list of lines."""
+    """Raise for invalid options of the environment, and for malformed randomization."""
     env = config.env
     try:
         envs.check(
@@ -271,7 +265,7 @@ def _check_env(config: Config) -> None:
             simulation=env,
         )
     except InvalidOption as error:
-        if error.key == "options":  # its value is the name of an option that there is not
+        if error.key == "options":  # the error's value is the name of an unknown option
             hint = f"; nearest: env.options.{error.nearest}" if error.nearest else ""
             raise CommandError(f"unknown key 'env.options.{error.value}': expected {error.expected}{hint}") from None
         paths = {"randomization": "randomization", "randomize": "eval.randomize"}
@@ -281,7 +275,7 @@ def _check_env(config: Config) -> None:
 
 
 def _check_rendering(config: Config) -> None:
-    """Raise for sizes of other cameras than those rendered, and where nothing is rendered and images are asked for."""
+    """Raise for image sizes of cameras that are not rendered, and for images without a renderer."""
     env = config.env
     sizes, cameras = env.image_size, env.cameras
     if isinstance(sizes, dict) and cameras is not None and set(cameras) != set(sizes):

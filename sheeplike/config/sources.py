@@ -19,14 +19,7 @@ CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.par
 
 
 class Sources:
-    """The directories of configs, the package's own first.
-
-    Args:
-        config_dirs: directories given with ``--config-dir``.
-
-    Raises:
-        CommandError: a directory that does not exist, or a file that would hide behind one of the same name.
-    """
+    """Directories of configs, the package's own first; refuses a file that would hide behind one of the same name."""
 
     def __init__(self, config_dirs: Iterable[str] = ()) -> None:
         listed = os.environ.get("SHEEPLIKE_SEARCH_PATH", "").split(";")

@@ -23,13 +23,7 @@ def describe_run(
     step_seconds: float,
     files: Sequence[str],
 ) -> dict[str, str]:
-    """Return the lines of the banner, name to text.
-
-    Args:
-        start: policy steps made before.
-        step_seconds: duration of one step of all environments.
-        files: configs that changed a value.
-    """
+    """Return the lines of the banner, name to text; ``start`` counts the policy steps made before."""
     updates = config.agent.updates(start, config.total_steps, config.env.num_envs)
     updating = "" if updates is None else f", {updates:,} gradient steps"
     continued = f"continued from policy step {start:,}: " if start else ""

@@ -82,12 +82,7 @@ def build_envs(config: Config, num_envs: int, device: torch.device, **options: b
 def make_envs(
     config: Config, num_envs: int, device: torch.device, *, randomize: bool = True, stagger: bool = False
 ) -> VectorEnv:
-    """Return the environments that the configuration describes.
-
-    Args:
-        randomize: False ignores the configuration's randomization.
-        stagger: end first episodes at random times.
-    """
+    """Return the environments that the configuration describes."""
     env = config.env
     return envs.make(
         env.name,

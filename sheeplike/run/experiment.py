@@ -60,12 +60,11 @@ class Unsaved(CommandError):
 
 
 def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
-    """Begin a run, or resume one, as ``python -m sheeplike <overrides>`` does; nothing is learnt yet.
+    """Begin or resume a run as ``python -m sheeplike <overrides>`` does; nothing is learnt yet.
 
     Args:
-        overrides: such as ``"exp=ppo"``, ``"env=franka_pick"``, ``"total_steps=200_000"``; ``"resume=<run_dir>"``
-            resumes that run, and ``"resume=auto"`` the one in ``run_dir``, if there is any.
-        config_dirs: where to look for configs beside those of the package.
+        overrides: such as ``"exp=ppo"``, ``"total_steps=200_000"``, ``"resume=<run_dir>"``, ``"resume=auto"``.
+        config_dirs: further directories of configs.
 
     Raises:
         CommandError: the request cannot be met; nothing was created.
@@ -79,13 +78,8 @@ def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
 class Experiment:
     """A run that is under way; a context manager, at whose end it is saved and closed.
 
-    Signals that ask to stop (see :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the current step or update;
-    ``over`` is true from then on.
-
-    Attributes:
-        config, run_dir, envs, agent: what the run consists of.
-        state: where it stands.
-        stop: the request to stop, false until there is one.
+    It has ``config``, ``run_dir``, ``envs``, ``agent`` and ``state``. Signals that ask to stop (see
+    :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the current step or update; ``over`` is true from then on.
 
     Args:
         finished: build the run even if it has nothing left to do.
@@ -221,8 +215,6 @@ class Experiment:
     def iterate(self, every: int | None = None) -> dict[str, float]:
         """Interact and learn up to the next multiple of ``every`` policy steps, or to the end of the run.
 
-        A run that was stopped on the way comes to the same places when it is resumed.
-
         Returns:
             The newest value of every metric; there are new ones every ``log_every`` policy steps.
 
@@ -259,15 +251,7 @@ class Experiment:
             return self.recorder.evaluated(self.evaluator(), self.state)
 
     def save(self, *, wait: bool = True) -> None:
-        """Write a checkpoint of everything.
-
-        Args:
-            wait: until it is on the disk. Otherwise it is written while the run goes on, and a full disk is only
-                warned about.
-
-        Raises:
-            OSError: it cannot be written, with ``wait``.
-        """
+        """Write a checkpoint; without ``wait`` in the background, where a full disk is only warned about."""
         with self.recorder.pause("checkpoint"):
             parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
             finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again

@@ -26,14 +26,7 @@ class Halted(CommandError):
 
 
 class NonFiniteGuard:
-    """Counts the updates that were skipped, and halts the run when there are too many in a row.
-
-    Args:
-        resumed_from: policy step of the checkpoint that the run goes on from, or None.
-
-    Attributes:
-        problem: the tensor of the agent that cannot be saved, or None.
-    """
+    """Halts the run when too many updates in a row were skipped, or its agent cannot be saved (``problem``)."""
 
     def __init__(
         self, config: Config, run_dir: Path, agent: Agent, recorder: Recorder, writer: Writer, resumed_from: int | None
@@ -53,11 +46,7 @@ class NonFiniteGuard:
         return bool(self.problem) or self.recorder.skipped >= self.config.max_skipped
 
     def halt_if_confirmed(self, policy_steps: int) -> None:
-        """Halt if updates are still skipped, and save what the last one saw.
-
-        Raises:
-            Halted: ``max_skipped`` updates in a row were not finite, or the agent is not.
-        """
+        """Raise :class:`Halted` if updates are still skipped, and save the batch of the last one."""
         skipped = self.skipped_in_a_row
         if not self.problem and skipped < self.config.max_skipped:
             self.recorder.skipped = float(skipped)

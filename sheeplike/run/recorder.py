@@ -43,7 +43,7 @@ class Row:
 
 
 class Recorder:
-    """The observer of :func:`sheeplike.loop.train` and the functions that its hooks call.
+    """Observer of :func:`sheeplike.loop.train`, and the functions that its hooks call.
 
     ``logger`` must be set before anything is written.
 

@@ -46,20 +46,13 @@ from sheeplike.terminal import info
 
 
 class Plan(NamedTuple):
-    """A run that is about to begin, or to go on.
-
-    Attributes:
-        run_dir: of a new run, or of the one that goes on.
-        resume: it goes on from its newest checkpoint.
-        auto: ``resume=auto`` asked for that.
-        files: configs that changed a value, for the banner.
-    """
+    """A run that is about to begin, or to go on."""
 
     config: Config
     run_dir: Path
-    resume: bool = False
-    auto: bool = False
-    files: Sequence[str] = ()
+    resume: bool = False  # the run goes on from its newest checkpoint
+    auto: bool = False  # `resume=auto` asked for that
+    files: Sequence[str] = ()  # configs that changed a value, for the banner
 
 
 def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
@@ -139,11 +132,7 @@ def check(config: Config, run_dir: Path) -> Path:
 
 
 def claim(run_dir: Path, config: Config) -> BinaryIO:
-    """Create and lock the directory of a new run, and write its configuration; returns the lock.
-
-    Raises:
-        CommandError: another run took the directory meanwhile, or it cannot be written.
-    """
+    """Create and lock the directory of a new run, and write its configuration; returns the lock."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock_held = lock(run_dir)
@@ -184,9 +173,7 @@ def _clear(run_dir: Path, names: Iterable[str] = frozenset(OURS - {LOCK_FILE})) 
 
 
 def lock(run_dir: Path) -> BinaryIO:
-    """Lock a run directory until the file that is returned is closed, or the process ends.
-
-    Where the file system knows no locks, two processes are not kept apart.
+    """Lock a run directory until the returned file is closed, or the process ends.
 
     Raises:
         CommandError: another process has it, or it cannot be written.
@@ -220,21 +207,13 @@ def parts_to_read(config: Config) -> tuple[str, ...] | None:
 
 
 def update(run_dir: Path, config: Config) -> None:
-    """Save the configuration of a resumed run, so that the next one to resume it keeps the changes.
-
-    Raises:
-        CommandError: it cannot be written.
-    """
+    """Save the configuration of a resumed run, so that the next resume keeps the changes."""
     with as_command_errors(OSError):
         write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
 
 
 def open_run(run: str | None, command: str) -> tuple[Path, Config]:
-    """Return the directory of the run that ``run=`` names, and its configuration, to read its checkpoints.
-
-    Raises:
-        CommandError: there is no such run with a checkpoint.
-    """
+    """Return the directory of the run that ``run=`` names, and its configuration; refuses one without a checkpoint."""
     if run is None:
         raise CommandError(
             f"run= is missing: expected the directory of a run: python -m sheeplike {command} run=<run_dir>"

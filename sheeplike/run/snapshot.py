@@ -34,19 +34,12 @@ MISMATCH_ERRORS = (LookupError, TypeError, AttributeError, RuntimeError, Overflo
 
 
 class Saved(NamedTuple):
-    """A checkpoint that a run goes on from.
-
-    Attributes:
-        step: its policy steps.
-        parts: its states by name.
-        changed: keys whose values differ from those that it was made with.
-        compiled: compilation mode of the updates before it, or None.
-    """
+    """A checkpoint that a run goes on from."""
 
     step: int
     parts: dict[str, Any]
-    changed: Collection[str]
-    compiled: str | None
+    changed: Collection[str]  # keys whose values differ from those that it was made with
+    compiled: str | None  # compilation mode of the updates before it
 
     def is_finished(self, config: Config) -> bool:
         """Return True if ``total_steps`` are made, and all updates that are due after them."""
@@ -58,11 +51,7 @@ class Saved(NamedTuple):
 
 
 def read(run_dir: Path, config: Config) -> Saved:
-    """Read the newest whole checkpoint; says what has changed and why the resume may not be exact.
-
-    Raises:
-        CommandError: there is none, or ``config.yaml`` was edited since.
-    """
+    """Read the newest whole checkpoint; prints what has changed and why the resume may not be exact."""
     with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
         with phase("reading the checkpoint"):
             meta, parts = _read_newest(run_dir, config)
@@ -125,11 +114,8 @@ def checkpoint_mismatch(run_dir: Path) -> Iterator[None]:
 def take(
     agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState
 ) -> tuple[dict[str, Any], dict[str, Any], checkpoint.History | None]:
-    """Return a checkpoint: its parts by file name, its metadata, and the replay or None.
-
-    All rows up to here are written first, since a resumed run does not write them again.
-    """
-    recorder.flush()
+    """Return a checkpoint: its parts by file name, its metadata, and the replay or None."""
+    recorder.flush()  # a resumed run does not write these rows again
     step = {name: getattr(state.step, name) for name in STEP}
     counters = {name: getattr(state, name) for name in ("policy_steps", "gradient_steps", "due")}
     counters |= {"seconds": recorder.seconds, "pauses": dict(recorder.pauses)}
