@@ -13,7 +13,7 @@ from sheeplike.envs.gym.world import derive_seed
 
 SMALL = ["env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", "dry_run=true"]
 SMALL += ["logger.tensorboard=false", "video_every=null", "eval.every=null", "env.options.episode_length=200"]
-APPROXIMATE = "this resume is approximate: other people's environments cannot be saved, and new episodes begin in all"
+APPROXIMATE = "approximate"
 
 
 def cartpole(num_envs: int = 2, **options: object):
