@@ -120,7 +120,6 @@ def evaluate(
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
     Where ``info["restarted"]`` says that an environment failed and was replaced, the next episode counts.
     """
-    film: Callable[[], dict[str, Tensor]] = getattr(envs, "film", dict)  # one world, from a camera that no agent sees
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}
     for start in range(0, episodes, envs.num_envs):
@@ -133,7 +132,7 @@ def evaluate(
             if start == 0 and video_envs:
                 cameras = [key for key in step.obs if key.startswith("pixels/")]
                 seen = {key.removeprefix("pixels/"): step.obs[key][:video_envs].clone() for key in cameras}
-                for camera, frames in (seen | film()).items():
+                for camera, frames in (seen | envs.film()).items():
                     before = videos.setdefault(camera, [])
                     ended = over_before[: len(frames)].view(-1, 1, 1, 1)  # a world keeps the last frame of its episode
                     before.append(torch.where(ended, before[-1], frames) if before else frames)

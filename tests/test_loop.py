@@ -11,10 +11,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.agent import Step
+from sheeplike.envs.contract import OptionalMembers
 from sheeplike.loop import Every, LoopState, evaluate, first_step, train
 
 
-class Corridor(VectorEnv):
+class Corridor(OptionalMembers, VectorEnv):
     """World ``n`` plays episodes of ``lengths[n]`` steps; the last one terminates in even worlds, else is truncated.
 
     An observation tells episode, step and the action that led there, so that a test can tell what was seen when. The

@@ -80,11 +80,11 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
         points = None
-        if overlay.positions_of(world) and not overlay.is_taught(model):
+        if world.positions and not overlay.is_taught(model):
             many = make_envs(config, overlay.EPISODES, fabric.device)
             with closing(many), phase(f"a probe learns from {overlay.EPISODES} episodes where things are"):
                 points = overlay.points(overlay.probed(model, many), world)
-        elif overlay.positions_of(world):
+        elif world.positions:
             points = overlay.points(overlay.taught, world)
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
             session = Session(world, model, seed=asked.seed, points=points)

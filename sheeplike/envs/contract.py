@@ -5,7 +5,8 @@ Importing this module imports neither torch nor gymnasium.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sheeplike.options import CommandError
@@ -18,6 +19,30 @@ ImageSize = int | Sequence[int]
 ATTRIBUTES = ("name", "device", "episode_length", "single_action_space", "action_space", "observation_space")
 METHODS = ("reset", "step", "state_dict", "load_state_dict")
 IMAGES = {"pixels": ("uint8", 3), "depth": ("float32", 3), "segmentation": ("int32", 3)}
+
+
+class OptionalMembers:
+    """Defaults of members that an environment may have; :func:`check_vector_env` gives them to one that has none.
+
+    Attributes:
+        exact_resume: an environment that loads a state goes on exactly as the one that saved it would have.
+        counters: numbers of the run so far, by metric.
+        variation: of each line of randomization, what was drawn for each world: (N, ...) tensors by name.
+        simulator: the :class:`~sheeplike.envs.mjx.simulator.Simulator` of an environment that is simulated here.
+        positions: where in ``privileged_state`` the places of things stand, by name.
+        action_names: one for each entry of the action.
+    """
+
+    exact_resume: bool = True
+    counters: Mapping[str, float] = MappingProxyType({})
+    variation: Mapping[str, torch.Tensor] = MappingProxyType({})
+    simulator: Any = None
+    positions: Mapping[str, slice] = MappingProxyType({})
+    action_names: Sequence[str] = ()
+
+    def film(self) -> dict[str, torch.Tensor]:
+        """Return frames for videos alone, by camera, of the first worlds: uint8 (n, H, W, 3)."""
+        return {}
 
 
 class Unusable(ValueError):
@@ -94,7 +119,9 @@ def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun:
 
 
 def check_vector_env(env: Any, *, num_envs: int) -> None:
-    """Check what an environment of another package has, before its first step; see ``howto/add_an_environment.md``.
+    """Check an environment of another package before its first step, and fill in :class:`OptionalMembers`.
+
+    See ``howto/add_an_environment.md``.
 
     Raises:
         ValueError: it lacks something, in one line.
@@ -122,3 +149,7 @@ def check_vector_env(env: Any, *, num_envs: int) -> None:
         dtype, axes = IMAGES.get(key.partition("/")[0], ("float32", 1))
         if not isinstance(one, spaces.Box) or one.dtype != dtype or len(one.shape) != axes:
             raise ValueError(f"observes {key!r} as {one}: expected a Box of {dtype} with {axes} axes")
+    defaults = OptionalMembers()
+    for name in vars(OptionalMembers):
+        if not (name.startswith("_") or hasattr(env, name)):
+            setattr(env, name, getattr(defaults, name))

@@ -136,7 +136,7 @@ class Experiment:
             self.envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
             stack.callback(self.envs.close)
             self.agent = make_agent(config, self.envs, fabric)
-            if saved and not getattr(self.envs, "exact_resume", True):
+            if saved and not self.envs.exact_resume:
                 warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
             self._step_seconds = warm_up(config, self.envs, self.agent)
             self.evaluator = Evaluator(config, self.agent, fabric.device)

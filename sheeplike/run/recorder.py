@@ -100,7 +100,7 @@ class Recorder:
         }
         known = rates | {f"time/{name}_seconds": value for name, value in self.pauses.items()}
         known |= self.agent.counters(state.policy_steps, state.gradient_steps)
-        known |= getattr(self.envs, "counters", {}) | gpu_memory(self.envs)
+        known |= dict(self.envs.counters) | gpu_memory(self.envs)
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
         row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())
@@ -185,7 +185,7 @@ class Recorder:
 
     def _variation(self) -> list[PendingMetrics]:
         """Return mean and standard deviation over the worlds of each randomized quantity."""
-        drawn = getattr(self.envs, "variation", {})
+        drawn = self.envs.variation
         if not drawn:
             return []
         values = [value.flatten() for value in drawn.values()]
@@ -219,10 +219,10 @@ def gpu_memory(envs: VectorEnv) -> dict[str, float]:
         return {}
     free, total = torch.cuda.mem_get_info(envs.device)
     held = {"all": total - free, "torch": torch.cuda.memory_reserved(envs.device)}
-    if simulator := getattr(envs, "simulator", None):
+    if envs.simulator is not None:
         import warp
 
-        stats = simulator.device.memory_stats() or {}  # None for allocators without statistics
+        stats = envs.simulator.device.memory_stats() or {}  # None for allocators without statistics
         held["jax"] = stats.get("pool_bytes", stats.get("bytes_in_use", 0))
         held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
     return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}

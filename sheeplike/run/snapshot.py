@@ -169,7 +169,7 @@ def restore(
     player = agent.player(envs.num_envs)
     player.load_state_dict(loop["player"])
     step = _step(loop["step"], envs)
-    if not getattr(envs, "exact_resume", True):
+    if not envs.exact_resume:
         # These worlds begin new episodes at their next step: the episodes under way were cut after this one.
         step.is_last = torch.ones_like(step.is_last)
     set_random_state(parts["rng"])

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sheeplike.agents.agent import Agent, Player, Step
 from sheeplike.agents.ppo import PPO
+from sheeplike.envs.contract import OptionalMembers
 from sheeplike.nn.distributions import OneHotCategorical
 
 
@@ -51,7 +52,7 @@ def fill(play: Callable[..., list[Step]]) -> Callable[..., list[Step]]:
     return run
 
 
-class Drift(VectorEnv):
+class Drift(OptionalMembers, VectorEnv):
     """Worlds whose state drifts by the action; all on the device, next-step reset, episodes of different length."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012

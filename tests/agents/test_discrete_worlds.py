@@ -19,6 +19,7 @@ from torch import Tensor
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.agents.ppo import PPO, PPOConfig
+from sheeplike.envs.contract import OptionalMembers
 from sheeplike.loop import LoopState, evaluate, train
 
 LENGTH = 4
@@ -27,7 +28,7 @@ ONE = spaces.Discrete(4, start=2)
 SEVERAL = spaces.MultiDiscrete([3, 2], start=[0, -1])
 
 
-class Locks(VectorEnv):
+class Locks(OptionalMembers, VectorEnv):
     """A lock shows its code, another one in each episode, and pays 1 for the action that is the code, 0 for any other.
 
     Several choices have to be right together. It shows too whether it has just been opened. Episodes are truncated

@@ -25,7 +25,10 @@ def observing(**named: spaces.Space) -> spaces.Dict:
 
 
 def test_what_has_everything_is_let_through():
-    check_vector_env(Worlds(), num_envs=2)
+    worlds = Worlds()
+    worlds.exact_resume = False
+    check_vector_env(worlds, num_envs=2)
+    assert (worlds.exact_resume, worlds.simulator, worlds.film(), dict(worlds.counters)) == (False, None, {}, {})
     made = sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)
     check_vector_env(made, num_envs=2)
     made.close()

@@ -15,6 +15,7 @@ from torch import Tensor
 from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
+from sheeplike.envs.contract import OptionalMembers
 from sheeplike.inspection.episodes import Episodes, check_memory, play
 from sheeplike.options import CommandError, InvalidOption
 
@@ -71,7 +72,7 @@ def test_the_same_arguments_give_the_same_episodes_and_move_no_stream(
     assert one.action.shape != random.action.shape or not torch.equal(one.action, random.action)
 
 
-class Failing(VectorEnv):
+class Failing(OptionalMembers, VectorEnv):
     """Two worlds that count their steps, episodes of four; the second fails at its third step and begins again."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 from sheeplike.envs.contract import (
     GaveUp,
     ImageSize,
+    OptionalMembers,
     Unusable,
     check_actions,
     check_positive,
@@ -50,7 +51,7 @@ SCALARS = {
 STATE = ("seed", "generation", "restarts")
 
 
-class GymVectorEnv(gymnasium.vector.VectorEnv):
+class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     """Worlds of one Gymnasium environment, stepped on the host by gymnasium's own vector environments.
 
     Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, C), ``"state"`` and the

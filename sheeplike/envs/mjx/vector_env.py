@@ -16,7 +16,14 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from sheeplike.bridge import to_jax, to_torch
-from sheeplike.envs.contract import ImageSize, check_actions, check_positive, check_seed, resolve_device
+from sheeplike.envs.contract import (
+    ImageSize,
+    OptionalMembers,
+    check_actions,
+    check_positive,
+    check_seed,
+    resolve_device,
+)
 from sheeplike.envs.mjx.engines import RENDERERS
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
@@ -37,7 +44,7 @@ SETTING = "settings."
 """Of the names in a saved state, what those of settings begin with."""
 
 
-class MjxVectorEnv(gymnasium.vector.VectorEnv):
+class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     """Worlds of one MJX task, simulated and rendered in one jitted call per step.
 
     Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3), if asked for
@@ -87,9 +94,6 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
         ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
     """
 
-    exact_resume = True
-    """A state that is loaded goes on exactly as it would have."""
-
     def __init__(
         self,
         task: Task | SteppingTask,
@@ -121,6 +125,7 @@ class MjxVectorEnv(gymnasium.vector.VectorEnv):
             warnings.warn(warning, stacklevel=2)
         self.name, self.episode_length, self.single_action_space = task.name, task.episode_length, task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
+        self.positions, self.action_names = getattr(task, "positions", {}), getattr(task, "action_names", ())
         shapes = self.simulator.vector_shapes
         vectors = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
         self.single_observation_space = spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))

@@ -25,12 +25,6 @@ from sheeplike.inspection.model import Expected, States, TrainedModel
 EPISODES = 16  # a probe learns from so many
 
 
-def positions_of(envs: VectorEnv) -> dict[str, slice]:
-    """Return the names of things with the slices of ``privileged_state`` that hold their places; maybe none."""
-    task = getattr(getattr(envs, "simulator", None), "task", None)
-    return getattr(task, "positions", {})
-
-
 def is_taught(model: TrainedModel) -> bool:
     """Return True if the model predicts ``privileged_state``."""
     return PRIVILEGED_STATE in model.world.decoder.keys.spaces
@@ -58,7 +52,7 @@ def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
 
 def points(read: Reader, envs: VectorEnv) -> Points:
     """Make a function that projects the places that ``read`` finds into every camera fixed in the scene."""
-    positions, model = positions_of(envs), copy.copy(envs.simulator.task.model)
+    positions, model = envs.positions, copy.copy(envs.simulator.task.model)
     spaces = envs.single_observation_space.spaces
     sizes = {key: spaces[key].shape[:2] for key in spaces if key.startswith("pixels/")}
 

@@ -246,7 +246,6 @@ class Server:
 
     def _hello(self) -> dict[str, Any]:
         session, codec = self.session, self.session.model.codec
-        task = getattr(getattr(session.envs, "simulator", None), "task", None)
         return {
             "kind": "hello",
             "about": self.about,
@@ -255,7 +254,7 @@ class Server:
                 "classes": codec.classes,
                 "starts": codec.starts,
                 "joint": codec.joint,
-                "names": getattr(task, "action_names", ()),
+                "names": session.envs.action_names,
             },
             "groups": session.model.groups,
             "classes": session.model.classes,

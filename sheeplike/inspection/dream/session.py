@@ -116,7 +116,7 @@ class Session:
         check(envs, model)
         self._given: deque[Tensor] = deque(maxlen=2)  # two: a key that was down for less than a step counts too
         self._pressed = self.neutral()
-        self.exact: bool = getattr(envs, "exact_resume", False)
+        self.exact: bool = envs.exact_resume
         self.source: Source = "policy"
         self.version = 0
         self.start(seed)

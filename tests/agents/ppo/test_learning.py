@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Step
 from sheeplike.agents.ppo import PPO, PPOConfig
+from sheeplike.envs.contract import OptionalMembers
 from sheeplike.loop import LoopState, evaluate, train
 
 LENGTH, SPEED = 10, 0.4
 
 
-class Chase(VectorEnv):
+class Chase(OptionalMembers, VectorEnv):
     """A point on a line, moved by at most ``SPEED`` a step, is paid for being near a target: ``1 - |gap|``.
 
     Moving straight to the target and staying there is best. Episodes are truncated after ``LENGTH`` steps.

@@ -90,5 +90,5 @@ def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: Trained
 
 def test_tasks_without_places_have_none() -> None:
     made = envs.make("cartpole_balance", num_envs=1, renderer="none")
-    assert overlay.positions_of(made) == {}
+    assert made.positions == {}
     made.close()
