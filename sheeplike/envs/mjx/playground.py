@@ -18,10 +18,8 @@ Source: Zakka et al. 2025, "MuJoCo Playground".
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from unittest import mock
 
 import gymnasium
 import jax
@@ -32,7 +30,8 @@ from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
-from sheeplike.envs.mjx.quiet import quiet, start_warp
+from sheeplike.envs.mjx.playground_patches import adapt_scenes, refuse_download, use_model
+from sheeplike.envs.mjx.quiet import start_warp
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.options import InvalidOption, nearest
 
@@ -92,7 +91,7 @@ class PlaygroundTask:
         _check_overrides(id, self._overrides, _flat(config.to_dict()))
         impl = {"impl": "warp"} if "impl" in config else {}
         start_warp()
-        with _assets(id, self._library), _adapted():
+        with refuse_download(id, self._library), adapt_scenes():
             self._env = registry.load(id, config_overrides={**self._overrides, **impl})
         config = self._env._config
         steps = config.ctrl_dt / config.sim_dt
@@ -116,7 +115,7 @@ class PlaygroundTask:
         self.long_reset = _has_loop(self._env.reset)
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
-        with self._using(model, data):
+        with use_model(self._library, self._env, model, data):
             state = self._env.reset(jax.random.key_data(key))
         return state.data, _memory(state), _vectors(state.obs)
 
@@ -127,7 +126,7 @@ class PlaygroundTask:
         obs, info, metrics = jax.tree.map(lambda leaf: leaf, tuple(memory))
         zero = jnp.zeros((), jnp.float32)
         state = self._library.State(data, obs, reward=zero, done=zero, metrics=metrics, info=info)
-        with self._using(model, data):
+        with use_model(self._library, self._env, model, data):
             state = self._env.step(state, action)
         memory = _memory(state)
         reward = jnp.asarray(state.reward, jnp.float32)
@@ -146,21 +145,6 @@ class PlaygroundTask:
             return self
         overrides = {**self._overrides, "ctrl_dt": self._env._config.ctrl_dt * repeat}
         return PlaygroundTask(self._options.replace(episode_length=self.episode_length // repeat, overrides=overrides))
-
-    @contextmanager
-    def _using(self, model: mjx.Model, data: mjx.Data) -> Iterator[None]:
-        """What is traced inside uses this model, as Playground's own domain randomization does, and these data.
-
-        A reset of Playground's allocates data of its own, for as many contacts as its configuration has for all worlds.
-        """
-
-        def make_data(_: mujoco.MjModel, **options: Any) -> mjx.Data:
-            placed = ("qpos", "qvel", "ctrl", "act", "mocap_pos", "mocap_quat")
-            given = {name: value for name in placed if (value := options.get(name)) is not None}
-            return data.replace(**{name: value.reshape(getattr(data, name).shape) for name, value in given.items()})
-
-        with mock.patch.multiple(self._library, make_data=make_data), mock.patch.object(self._env, "_mjx_model", model):
-            yield
 
 
 def _import() -> tuple[Any, Any]:
@@ -204,57 +188,6 @@ def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str,
             raise ValueError(
                 f"env.options.overrides: {key}={value!r}: expected a value like Playground's own, {default!r}"
             )
-
-
-@contextmanager
-def _assets(id: str, library: Any) -> Iterator[None]:
-    """Raises ``Unusable`` where meshes are missing, where Playground would clone a repository of gigabytes."""
-    place = library.MENAGERIE_PATH
-
-    def refuse() -> None:
-        if not place.exists():
-            raise Unusable(
-                f"id={id!r}: its meshes are not part of MuJoCo Playground and are not on this machine. To fetch them "
-                f"(MuJoCo Menagerie, about 2 GB): git clone https://github.com/google-deepmind/mujoco_menagerie.git "
-                f"{place} && git -C {place} checkout {library.MENAGERIE_COMMIT_SHA}"
-            )
-
-    with mock.patch.object(library, "ensure_menagerie_exists", refuse):
-        yield
-
-
-@contextmanager
-def _adapted() -> Iterator[None]:
-    """What Playground's scenes need that are compiled inside.
-
-    - Playground 0.2 compares versions as texts, and asks MuJoCo 3.17 for what only those before 3.3 have.
-    - Sites are not rendered. A target that is one, as of ``FingerTurnHard``, becomes a geom that touches nothing.
-    - MuJoCo would write its warnings about these scenes to a file in the working directory.
-    """
-    spec_class = mujoco.MjSpec
-    compile_spec, find_body = spec_class.compile, getattr(spec_class, "find_body", spec_class.body)
-
-    def compile_with_targets(spec: mujoco.MjSpec) -> mujoco.MjModel:
-        _show_sites(spec)
-        return compile_spec(spec)
-
-    with (
-        quiet(),
-        mock.patch.object(spec_class, "compile", compile_with_targets),
-        mock.patch.object(spec_class, "find_body", find_body, create=True),
-    ):
-        yield
-
-
-def _show_sites(spec: mujoco.MjSpec) -> None:
-    """Gives sites that have a material, and are in a group that is shown, a geom of their form, without mass."""
-    for body in spec.bodies:
-        for site in body.sites:
-            if site.material and site.group <= 2:
-                body.add_geom(
-                    **{name: getattr(site, name) for name in ("type", "size", "pos", "quat", "material", "group")},
-                    **{"mass": 0.0, "contype": 0, "conaffinity": 0},
-                )
 
 
 def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
