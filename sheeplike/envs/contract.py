@@ -1,4 +1,4 @@
-"""The contract of a vector environment: the arguments that every one takes, and the attributes that every one has.
+"""Contract of vector environments: the arguments that every one takes, and the attributes that every one has.
 
 Importing this module imports neither torch nor gymnasium.
 """
@@ -46,7 +46,7 @@ class OptionalMembers:
 
 
 class Unusable(ValueError):
-    """The environment cannot be used here, whatever its options: something that it needs is missing."""
+    """The environment cannot be used here with any options: something that it needs is missing."""
 
 
 class GaveUp(CommandError, RuntimeError):
@@ -56,11 +56,7 @@ class GaveUp(CommandError, RuntimeError):
 
 
 def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:
-    """``64`` or ``(48, 64)`` to ``(height, width)``.
-
-    Raises:
-        ValueError: not one or two positive whole numbers.
-    """
+    """Turn ``64`` or ``(48, 64)`` into ``(height, width)``; raise ``ValueError`` for anything else."""
     one = isinstance(image_size, int)
     pair = (image_size, image_size) if one else tuple(image_size) if isinstance(image_size, Sequence) else ()
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
@@ -69,25 +65,21 @@ def resolve_image_size(image_size: ImageSize) -> tuple[int, int]:
 
 
 def check_seed(seed: int) -> int:
-    """Returns the seed; raises ``ValueError`` unless it is an int in [0, 2**32)."""
+    """Return the seed; raise ``ValueError`` unless it is an int in [0, 2**32)."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: expected an int in [0, 2**32), such as 0")
     return seed
 
 
 def check_positive(name: str, value: int, example: int) -> int:
-    """Returns the value of an argument; raises ``ValueError`` unless it is a positive int."""
+    """Return the value of an argument; raise ``ValueError`` unless it is a positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}={value!r}: expected a positive int, such as {example}")
     return value
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """The torch device, its index filled in.
-
-    Raises:
-        ValueError: torch has no such device here.
-    """
+    """Return the torch device with its index; raise ``ValueError`` where torch has no such device."""
     import torch
 
     try:
@@ -104,12 +96,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
 
 
 def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun: bool) -> None:
-    """Checks what ``step`` of a vector environment is given; ``begun``: there was a reset.
-
-    Raises:
-        RuntimeError: ``reset`` was never called, or the environment is closed.
-        ValueError: actions of another shape, dtype or device.
-    """
+    """Check the actions given to ``step``; ``begun``: there was a reset."""
     if not begun:
         raise RuntimeError("step() of a closed environment" if env.closed else "step() before the first reset()")
     shape = env.action_space.shape
@@ -121,10 +108,7 @@ def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun:
 def check_vector_env(env: Any, *, num_envs: int) -> None:
     """Check an environment of another package before its first step, and fill in :class:`OptionalMembers`.
 
-    See ``howto/add_an_environment.md``.
-
-    Raises:
-        ValueError: it lacks something, in one line.
+    See ``howto/add_an_environment.md``; raises ``ValueError`` for what it lacks, in one line.
     """
     import gymnasium
     from gymnasium import spaces
@@ -134,7 +118,7 @@ def check_vector_env(env: Any, *, num_envs: int) -> None:
         raise ValueError(f"is a {type(env).__name__}: expected a gymnasium.vector.VectorEnv")
     for attribute in (*ATTRIBUTES, *METHODS):
         if not hasattr(env, attribute):
-            raise ValueError(f"has no {attribute}{'()' * (attribute in METHODS)}")
+            raise ValueError(f"has no {attribute}{'()' if attribute in METHODS else ''}")
     if env.num_envs != num_envs:
         raise ValueError(f"has num_envs={env.num_envs}: expected {num_envs}, as it was told")
     mode = env.metadata.get("autoreset_mode")

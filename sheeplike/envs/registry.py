@@ -1,6 +1,6 @@
-"""What makes each environment, its options, and the check of both before anything heavy is imported.
+"""Environments by name: builders, options, and the check of both before anything heavy is imported.
 
-Every function that takes the name of an environment raises :class:`InvalidOption` where there is none of it.
+Functions that take the name of an environment raise :class:`InvalidOption` where there is none of it.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 
 
 def list_envs() -> list[str]:
-    """The names that ``make`` knows, sorted: built-in ones and those of installed packages."""
+    """Return the names that ``make`` knows, sorted: built-in ones and those of installed packages."""
     return sorted({*BUILT_IN, *entry_points.plugins(GROUP)})
 
 
 def list_ids(name: str) -> tuple[str, ...]:
-    """Playground's environments, as far as they can be used as soon as it is installed; of any other family none."""
+    """Return Playground's environments, as far as they need no download; none for any other family."""
     _find(name)
     return PLAYGROUND_IDS if name == "playground" else ()
 
 
 def origins(name: str) -> list[str]:
-    """The packages that have an environment of this name, such as ``my-worlds 0.1.0``; none for a built-in one."""
+    """Return the packages that announce an environment, such as ``my-worlds 0.1.0``; none if it is built in."""
     others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
-    return ["sheeplike"] * (bool(others) and name in BUILT_IN) + others
+    return ["sheeplike", *others] if others and name in BUILT_IN else others
 
 
 def task_options(name: str) -> dict[str, object]:
-    """The options of an environment and their defaults, such as ``{"episode_length": 125}``; its ``id`` apart."""
+    """Return the options of an environment but ``id``, and their defaults, such as ``{"episode_length": 125}``."""
     return {option: field.default for option, field in options_of(name).model_fields.items() if option != "id"}
 
 
 def options_of(name: str) -> type[Options]:
-    """The options of an environment, its ``id`` among them; those of a function are its keywords."""
+    """Return the options of an environment, its ``id`` among them; those of a function are its keywords."""
     builder = _find(name)
     if _is_options(builder):
         return builder
@@ -67,12 +67,12 @@ def options_of(name: str) -> type[Options]:
 
 
 def takes_id(name: str) -> bool:
-    """Whether an environment is a family of which ``id`` names one."""
+    """Return True if an environment is a family of which ``id`` names one."""
     return "id" in options_of(name).model_fields
 
 
 def simulated(name: str) -> bool:
-    """Whether our own simulator steps and renders an environment: cameras can be chosen, for example."""
+    """Return True if our own simulator steps and renders an environment: cameras can be chosen, for example."""
     builder = _find(name)
     if _is_options(builder):
         return issubclass(builder, TaskOptions)
@@ -89,11 +89,7 @@ def check(
     randomize: bool = True,
     simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
 ) -> Options:
-    """Checks all that can be checked without torch and JAX; the arguments are those of :func:`make`.
-
-    Args:
-        id: of an environment of the family ``name``.
-        options: of the environment, by name.
+    """Check all that can be checked without torch and JAX; the arguments are those of :func:`make`.
 
     Returns:
         the options, its ``id`` among them.
@@ -155,13 +151,11 @@ def make(
     """Build the vector environment ``name``.
 
     Args:
-        name: one of ``list_envs()``.
         action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
         stagger, randomization, randomize, simulation: of environments that are simulated here; see
             :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
-        **options: the environment's own, such as ``id`` of a family and ``episode_length``; see
-            :mod:`sheeplike.envs.mjx.options` and :mod:`sheeplike.envs.gym.options`. Options of ``simulation`` may be
-            given one by one too, such as ``cameras=["front"]``.
+        **options: the environment's own, such as ``id`` of a family and ``episode_length``. Options of ``simulation``
+            may be given one by one too, such as ``cameras=["front"]``.
 
     Raises:
         Unusable: a package that the environment needs is missing.
@@ -198,7 +192,7 @@ def make(
 
 
 def _find(name: str) -> Any:
-    """The options of an environment, or the builder of another package, which is imported."""
+    """Return the options of an environment, or the builder of another package, which is imported."""
     if name not in list_envs():
         raise InvalidOption("name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if name in BUILT_IN and name not in entry_points.plugins(GROUP):
@@ -210,7 +204,7 @@ def _find(name: str) -> Any:
 
 
 def _problem(builder: object) -> str:
-    """What is wrong with the form of a builder, or nothing."""
+    """Describe the fault in the form of a builder, if it has one."""
     try:
         parameters = inspect.signature(builder).parameters
     except (TypeError, ValueError):

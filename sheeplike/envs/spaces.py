@@ -1,4 +1,4 @@
-"""What one world shows and takes, as data that a checkpoint or an export holds."""
+"""Observation and action spaces of one world, as data that a checkpoint or an export holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Start = Annotated[int, Field(ge=-(2**31), le=2**31)]
 
 
 class Data(BaseModel):
-    """A part of a file that may come from anybody: nothing is converted, and sizes have limits."""
+    """A part of a file from an unknown source: nothing is converted, and sizes have limits."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -47,14 +47,14 @@ Space = Annotated[Box | Discrete | MultiDiscrete, Field(discriminator="type")]
 
 
 class Spaces(Data):
-    """What one world shows and takes, as each checkpoint of a run says it."""
+    """Spaces of one world, as each checkpoint of a run describes them."""
 
     observations: dict[str, Space]
     actions: Space
 
     @classmethod
     def of(cls, observations: spaces.Dict, actions: spaces.Space) -> Spaces | None:
-        """Of an environment: the observations that an agent can use, or None where nothing here acts as it wants."""
+        """Describe the observations that an agent can use; None where no agent here can act in ``actions``."""
         from gymnasium import spaces
 
         if not isinstance(actions, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
@@ -63,7 +63,7 @@ class Spaces(Data):
         return cls(observations={key: describe(one) for key, one in usable.items()}, actions=describe(actions))
 
     def build(self) -> tuple[spaces.Dict, spaces.Space]:
-        """The two as Gymnasium has them."""
+        """Return the two as Gymnasium has them."""
         from gymnasium import spaces
 
         return spaces.Dict({key: to_space(one) for key, one in self.observations.items()}), to_space(self.actions)
@@ -83,7 +83,7 @@ def to_space(data: Box | Discrete | MultiDiscrete) -> spaces.Space:
 
 
 def describe(space: spaces.Space) -> Box | Discrete | MultiDiscrete:
-    """The inverse of :func:`to_space`."""
+    """Describe a space; the inverse of :func:`to_space`."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):

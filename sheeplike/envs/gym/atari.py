@@ -10,10 +10,10 @@ from typing import Any
 import ale_py
 import gymnasium
 
-ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # or each game greets in two lines
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise each game greets in two lines
 
 FRAMES = 108_000
-"""Of an episode: half an hour."""
+"""Length of an episode: half an hour."""
 NOOP = 0
 
 
@@ -23,7 +23,6 @@ class Protocol(gymnasium.Wrapper):
     Args:
         env: a game in which every step is one frame.
         noops: frames of doing nothing, at most; their number is drawn anew for each episode.
-        terminal_on_life_loss: an episode ends with a life; the next one begins a new game.
     """
 
     def __init__(self, env: gymnasium.Env, *, noops: int, terminal_on_life_loss: bool) -> None:

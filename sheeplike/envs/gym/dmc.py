@@ -13,27 +13,21 @@ from gymnasium import spaces
 from sheeplike.envs.contract import Unusable
 
 CAMERAS = {"quadruped": 2}
-"""Of domains whose first camera is not the one to learn from."""
+"""Cameras of domains whose first one is not the one to learn from."""
 
 
 class ControlSuite(gymnasium.Env):
-    """One task of the suite.
+    """One task of the suite; observations are its vectors by their names, float64.
 
-    Observations are its vectors by their names, float64; ``render()`` is the camera's image, uint8 (H, W, 3). An
-    episode terminates where the task ends it with a discount of 0, and is truncated where its time is over.
+    An episode terminates where the task ends it with a discount of 0, and is truncated where its time is over.
 
     Args:
         id: ``<domain>-<task>``.
-        image_size: pixels, ``(H, W)``.
         camera: number of the camera; None: the one of :data:`CAMERAS`, or the first.
         shadow_map: see :class:`~sheeplike.envs.gym.options.DmcOptions`.
-        render_mode: ``rgb_array`` or None.
 
     Attributes:
         max_episode_steps: of an episode, or None without a limit.
-
-    Raises:
-        Unusable: it cannot render here.
     """
 
     def __init__(
@@ -101,7 +95,7 @@ class ControlSuite(gymnasium.Env):
         physics.model.vis.global_.offheight, physics.model.vis.global_.offwidth = size
         try:
             self._camera = Camera(physics, *size, camera_id=camera)
-            self._camera.render()  # before anything else takes long: there may be no OpenGL after all
+            self._camera.render()  # fails early if there is no OpenGL
         except Exception as error:  # each way to get a context fails in a way of its own
             raise Unusable(_cannot_render(error)) from error
 

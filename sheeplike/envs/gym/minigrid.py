@@ -15,7 +15,7 @@ UPWARDS = 3  # the agent's direction in its own view
 
 
 def tile_size(image_size: tuple[int, int], view: int = 7) -> int:
-    """The largest even number of pixels a cell with which the view fits: 8 for 7 x 7 cells in 64 x 64 pixels."""
+    """Return the largest even number of pixels a cell with which the view fits: 8 for 7 x 7 cells in 64 x 64 pixels."""
     fits = min(image_size) // view
     return max(fits - fits % 2, 2)
 
@@ -23,18 +23,12 @@ def tile_size(image_size: tuple[int, int], view: int = 7) -> int:
 class PartialView(gymnasium.Wrapper):
     """The agent's view in RGB, and the direction that it faces; the mission, a text, is left out.
 
-    The frames are those of ``minigrid.wrappers.RGBImgPartialObsWrapper``. That one works out a second time what can be
-    seen and draws every cell; here the symbols that ``step`` returns choose from a table of drawn cells.
-
-    ``info["is_success"]`` says at the end of an episode whether it ended with a reward.
+    The frames are those of ``minigrid.wrappers.RGBImgPartialObsWrapper``, which draws every cell again: here the
+    symbols that ``step`` returns choose from a table of drawn cells. ``info["is_success"]`` at the end of an episode
+    tells whether it ended with a reward.
 
     Args:
-        env: of MiniGrid.
-        tile: pixels a side of a cell; None: the largest even number with which the view fits.
-        image_size: that it has to fit into, ``(H, W)``.
-
-    Raises:
-        InvalidOption: ``tile``, with which it does not.
+        tile: pixels a side of a cell; None: the largest even number with which the view fits into ``image_size``.
     """
 
     def __init__(self, env: gymnasium.Env, *, tile: int | None, image_size: tuple[int, int]) -> None:
@@ -68,7 +62,7 @@ class PartialView(gymnasium.Wrapper):
         return {"direction": observation["direction"], "image": self._draw(observation["image"])}
 
     def _draw(self, symbols: np.ndarray) -> np.ndarray:
-        """Symbols (columns, rows, 3) of object, colour and state as an image."""
+        """Draw symbols (columns, rows, 3) of object, colour and state."""
         if not self._drawable:
             return self.env.unwrapped.get_frame(tile_size=self._tile, agent_pov=True)
         codes = (symbols.reshape(-1, 3).astype(np.int64) @ (1, 1 << 8, 1 << 16)).tolist()

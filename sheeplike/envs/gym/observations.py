@@ -1,4 +1,4 @@
-"""From an environment's spaces to ours and back: frames of one size, vectors by name, actions in [-1, 1]."""
+"""Translation between an environment's spaces and ours: frames of one size, vectors by name, actions in [-1, 1]."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -33,14 +33,14 @@ class Part(NamedTuple):
     space: spaces.Space
 
     def of(self, observation: Any) -> Any:
-        """Its value in an observation."""
+        """Return its value in an observation."""
         for key in self.path:
             observation = observation[key]
         return observation
 
 
 def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
-    """The arrays of an observation space, in the order of its entries: images, vectors, and those that are neither."""
+    """Return the arrays of an observation space, in the order of its entries: images, vectors, and all others."""
     found = list(_walk(space, (), ()))
     images = [part for part in found if _is_image(part.space)]
     vectors = [part for part in found if part not in images and isinstance(part.space, VECTORS)]
@@ -48,10 +48,7 @@ def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
 
 
 def choose_frames(frames: str, env: gymnasium.Env) -> str:
-    """Where frames of an environment come from: ``observation``, ``render`` or ``none``.
-
-    Args:
-        frames: one of those, or ``auto``: the first that the environment can serve.
+    """Resolve ``auto`` among ``observation``, ``render`` and ``none`` to the first that the environment can serve.
 
     Raises:
         ValueError: the environment cannot serve ``frames``.
@@ -70,7 +67,7 @@ def choose_frames(frames: str, env: gymnasium.Env) -> str:
 
 
 class Observer:
-    """Turns what one world observes and renders into the flat dict that agents see.
+    """Turns observations and frames of one world into the flat dict that agents see.
 
     ``pixels/<entry>`` are images among the observations (``pixels/observation`` where there is nothing else), or
     ``pixels/render``. Vectors have their entries' names; ``state`` is all of them together, in the order of their
@@ -79,13 +76,9 @@ class Observer:
     Args:
         space: of the environment.
         options: ``frames`` is decided.
-        image_size: of all images, ``(H, W)``.
 
     Attributes:
         space: of the result; uint8 (H, W, C) and float32 (D,).
-
-    Raises:
-        ValueError: neither an image nor a vector remains.
     """
 
     def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
@@ -112,16 +105,12 @@ class Observer:
     def __call__(
         self, observation: Any, render: Callable[[], Any], *, first: bool, earlier: Any = None
     ) -> dict[str, np.ndarray]:
-        """The flat dict.
+        """Return the flat dict.
 
         Args:
-            observation: of the environment.
             render: called where frames come from it.
             first: an episode begins.
             earlier: an observation of which, pixel by pixel, the brighter is taken, or None.
-
-        Raises:
-            ValueError: something is not what the space says.
         """
         seen: dict[str, np.ndarray] = {}
         for camera, part in self._cameras.items():
@@ -155,7 +144,7 @@ def _is_image(space: spaces.Space) -> bool:
 
 
 def _channels_first(space: spaces.Box) -> bool:
-    """Whether the shape can only mean (C, H, W)."""
+    """Return True if the shape can only mean (C, H, W)."""
     return len(space.shape) == 3 and space.shape[0] <= 4 and space.shape[2] > MOST_CHANNELS
 
 
@@ -195,15 +184,11 @@ class Images:
         self._image: np.ndarray | None = None
 
     def channels(self, frame_channels: int) -> int:
-        """Channels of the result."""
+        """Count the channels of the result."""
         return (1 if self._options.grayscale and frame_channels == 3 else frame_channels) * self._options.frame_stack
 
     def __call__(self, frame: np.ndarray, *, first: bool) -> np.ndarray:
-        """The image after ``frame`` (H', W', C), the ``first`` of which in an episode fills the whole stack.
-
-        Raises:
-            InvalidOption: the frame does not fit.
-        """
+        """Return the image after ``frame`` (H', W', C), the ``first`` of which in an episode fills the whole stack."""
         image, stack = _fit(frame, self._size, self._options.resize), self._options.frame_stack
         if self._options.grayscale and image.shape[-1] == 3:
             image = (image @ GREY).astype(np.uint8)[..., None]
@@ -215,7 +200,7 @@ class Images:
 
 
 def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
-    """A frame (H', W', C) as an image of ``size``; see :class:`~sheeplike.envs.gym.options.GymOptions`."""
+    """Fit a frame (H', W', C) into ``size``; see :class:`~sheeplike.envs.gym.options.GymOptions`."""
     height, width, channels = frame.shape
     if (height, width) == size:
         return frame
@@ -236,14 +221,11 @@ def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
 
 
 def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
-    """The space in which agents act, and what turns their action into one of ``space``.
+    """Return the space in which agents act, and a function that turns their action into one of ``space``.
 
     - ``Discrete(n)``: itself, counted from 0; ``MultiDiscrete``: likewise, flat; ``MultiBinary(n)`` becomes
       ``MultiDiscrete([2] * n)``.
     - ``Box`` with finite bounds: a ``Box`` (A,) float32 in [-1, 1], of which -1 is the lower bound and 1 the upper.
-
-    Raises:
-        ValueError: any other space, or a Box without bounds.
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)

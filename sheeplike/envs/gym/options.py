@@ -1,8 +1,7 @@
-"""``env=gym`` and the families ``minigrid``, ``atari`` and ``dmc``: their options, ids, and what makes them.
+"""``env=gym`` and the families ``minigrid``, ``atari`` and ``dmc``: their options, ids, and functions that make them.
 
 Importing this module imports neither torch nor gymnasium, and no environment: ids are read from the files of the
-family's package. Where a package looks otherwise than expected no id is known here, and whoever makes the environment
-finds out.
+family's package. Where a package looks otherwise than expected no id is known here, and making the environment decides.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
 FROM_A_TABLE = "MiniGrid-WFC-"
-"""How the ids begin that only MiniGrid itself can list."""
+"""Prefix of the ids that only MiniGrid itself can list."""
 OURS = {
     "id": "that is env.id",
     "max_episode_steps": "that is env.options.episode_length",
@@ -59,24 +58,14 @@ class CommonOptions(Options):
     max_restarts: int = Field(10, ge=0, description="how often in a row a world may fail before the run ends")
 
     pool_frames: ClassVar[bool] = False
-    """Of the last two frames of a held action take, pixel by pixel, the brighter: screens flicker."""
+    """Take the brighter of the last two frames of a held action, pixel by pixel: screens flicker."""
 
     def check(self) -> None:
-        """Checks the id before the environment, torch or JAX is imported.
-
-        Raises:
-            Unusable: a package is missing.
-            InvalidOption: there is no such environment.
-        """
+        """Check the id before the environment, torch or JAX is imported; raises ``Unusable`` or ``InvalidOption``."""
         raise NotImplementedError
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
-        """What makes one environment, given ``render_mode``; and these options with what the family decides.
-
-        Raises:
-            Unusable: the environment cannot be used here.
-            InvalidOption: there is no such environment.
-        """
+        """Return a function that makes one environment, given ``render_mode``, and these options, completed."""
         raise NotImplementedError
 
 
@@ -120,12 +109,9 @@ class GymOptions(CommonOptions):
 
 
 class FamilyOptions(CommonOptions):
-    """Options of the environments of one package.
+    """Options of the environments of one package; ``kind`` names them in words.
 
-    Class attributes:
-        family, package: names of both.
-        kind: of environments, in words.
-        any_spelling: of an id will do: ``pong``, ``walker_walk``.
+    ``any_spelling`` of an id will do: ``pong``, ``walker_walk``.
     """
 
     family: ClassVar[str]
@@ -135,11 +121,7 @@ class FamilyOptions(CommonOptions):
 
     @classmethod
     def list_ids(cls) -> tuple[str, ...]:
-        """The ids that the files of the package tell.
-
-        Raises:
-            Unusable: the package is not installed.
-        """
+        """Return the ids that the files of the package tell, or raise ``Unusable`` where it is not installed."""
         spec = find_module(cls.package)
         if spec is None or not spec.submodule_search_locations:
             raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
@@ -149,12 +131,7 @@ class FamilyOptions(CommonOptions):
         self.resolve()
 
     def resolve(self) -> Self:
-        """These options, with the id as the package has it.
-
-        Raises:
-            Unusable: the package is not installed.
-            InvalidOption: it has no such environment.
-        """
+        """Return these options, with the id as the package has it."""
         known, key = self.list_ids(), _key(self.id)
         if not known or self.id in known or self.id.startswith(FROM_A_TABLE):
             return self
@@ -260,7 +237,7 @@ FAMILIES: dict[str, type[CommonOptions]] = {
 
 
 def find_module(module: str) -> ModuleSpec | None:
-    """As :func:`importlib.util.find_spec`, and None also where that raises."""
+    """Return the module's spec, or None also where :func:`importlib.util.find_spec` raises."""
     try:
         return importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -288,18 +265,14 @@ def _read_ids(family: str, package: Path) -> tuple[str, ...]:
 
 
 def _key(id: str) -> str:
-    """What all spellings of an id have in common; DreamerV3 calls the domain ``ball_in_cup`` ``cup``."""
+    """Return what all spellings of an id have in common; DreamerV3 calls the domain ``ball_in_cup`` ``cup``."""
     return re.sub(r"^ale/|-v\d+$|[-_]", "", re.sub(r"^cup[-_]", "ball_in_cup-", id.lower()))
 
 
 def find(id: str) -> EnvSpec:
-    """The registered environment ``Name-v1`` or ``namespace/Name-v1``.
+    """Return the registered environment ``Name-v1`` or ``namespace/Name-v1``.
 
     Without a version it is the newest one; a ``module:`` in front is imported first.
-
-    Raises:
-        Unusable: the module cannot be imported.
-        InvalidOption: there is no such environment.
     """
     import gymnasium
     from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
@@ -327,7 +300,7 @@ def find(id: str) -> EnvSpec:
 def _make(
     spec: EnvSpec, arguments: Mapping[str, Any], wrap: Callable[..., gymnasium.Env] | None, render_mode: str | None
 ) -> gymnasium.Env:
-    """Makes a registered environment; ``spec`` goes along to processes of their own, where it may not be registered."""
+    """Make a registered environment; ``spec`` goes along to other processes, where it may not be registered."""
     import gymnasium
 
     # -1: no wrapper that truncates; the world counts.
@@ -338,17 +311,12 @@ def _make(
 def choose_backend(*, required: bool) -> None:
     """Set ``MUJOCO_GL`` where it is not set and there is no screen: ``egl``, or else ``osmesa``.
 
-    The libraries read it when they are first imported, or when they first render.
-
-    Args:
-        required: raise where there is none; an environment that does not render can do without.
-
-    Raises:
-        Unusable: there is none.
+    The libraries read it when they are first imported, or when they first render. ``required``: raise ``Unusable``
+    where there is neither; an environment that does not render can do without.
     """
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # of pygame, which would look for a screen and complain
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen and complain
     if os.environ.get("MUJOCO_GL"):
         return
     for backend, library in BACKENDS.items():

@@ -54,37 +54,26 @@ STATE = ("seed", "generation", "restarts")
 class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     """Worlds of one Gymnasium environment, stepped on the host by gymnasium's own vector environments.
 
-    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, C), ``"state"`` and the
-    environment's other vectors float32 (N, D), from :class:`~sheeplike.envs.gym.observations.Observer`; actions are
-    those of :func:`~sheeplike.envs.gym.observations.translate`. Resets follow ``AutoresetMode.NEXT_STEP``.
-
-    ``info`` has the same keys at every call, tensors on ``device``:
+    Observations are those of :class:`~sheeplike.envs.gym.observations.Observer`, actions those of
+    :func:`~sheeplike.envs.gym.observations.translate`, ``info`` that of
+    :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`, but for:
 
     - ``success`` (N,) float32: 1 if ``info["is_success"]`` or ``info["success"]`` was true in this episode, else 0; NaN
       until the environment has said one of them: most define no success;
     - ``reward_terms``: empty;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32 in policy steps, ``success``,
-      ``reward_terms``}: running totals, final where the episode ends;
-    - ``nonfinite`` (N,) bool: a vector or the reward was not finite. Vectors and reward are zeros, the world is
-      truncated, and the next step resets it;
+    - ``nonfinite`` (N,) bool: a vector or the reward was not finite, and the world is truncated;
     - ``restarted`` (N,) bool: the environment failed, or a process died, and a new one replaces it, as a line on stderr
       says. The world is truncated, shows its last good observation and has reward 0; its episode does not count.
 
-    World ``i`` draws from seeds that follow from ``seed`` and ``i``, whatever the number of worlds. Other people's
-    environments cannot be saved: a loaded state begins new episodes in all worlds, from seeds that no episode had.
+    World ``i`` draws from seeds that follow from ``seed`` and ``i`` alone. Gymnasium's environments cannot be saved: a
+    loaded state begins new episodes in all worlds, from seeds that no episode had.
 
     Args:
         make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
         options: of the worlds; its ``id`` is the name of the environment.
-        num_envs: worlds.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
         image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
         action_repeat: steps of the environment for which an action is held; rewards are summed.
         seed: of the first ``reset()``.
-
-    Attributes:
-        episode_length: policy steps of an episode, at most.
-        counters: ``env/restarts`` since the run began.
 
     Raises:
         Unusable: the environment cannot be made here.
@@ -121,33 +110,28 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         sent |= {f":{key}": ((num_envs,), dtype) for key, dtype in SCALARS.items()}
         self._staging = Staging(sent, self.device)
         self._host = {key: np.zeros(num_envs, dtype) for key, dtype in SCALARS.items()}
-        self._buffer: Mapping[str, np.ndarray] = {}  # of the worlds, which write into it at every step
-        self._observations: Observations = {}  # the last that were given out
-        self._reached = np.zeros(num_envs, bool)  # success, in this episode
-        self._defines_success = False  # as far as anybody knows
-        self._running = False  # a first reset has been made
-        self._anew = False  # the next step begins an episode in all worlds, whatever they did
-        self._generation = 0  # of seeds: how often all worlds had to begin anew
+        self._buffer: Mapping[str, np.ndarray] = {}  # the worlds write into it at every step
+        self._observations: Observations = {}  # the last ones given out
+        self._reached = np.zeros(num_envs, bool)  # success in this episode
+        self._defines_success = False  # no environment has reported a success yet
+        self._running = False  # a first reset was made
+        self._anew = False  # the next step begins an episode in all worlds
+        self._generation = 0  # derives new seeds each time that all worlds begin anew
         self._restarts = 0
-        self._deaths = 0  # of processes, in a row
+        self._deaths = 0  # processes that died in a row
         self._since_death = 0  # steps
 
     @property
     def counters(self) -> dict[str, float]:
-        """Numbers of the run so far, for its record."""
+        """Count of restarts so far."""
         return {"env/restarts": float(self._restarts)}
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begins a new episode in every world; with a ``seed`` as if none had been before.
+        """Begin a new episode in every world; with a ``seed`` as if none had been before.
 
         Without one, the first call uses that of the constructor; later calls go on in each world's random stream.
-
-        Raises:
-            ValueError: an impossible seed, or ``options``, of which there are none.
-            RuntimeError: the environment is closed, or it failed for good.
-            Unusable: it cannot be used here.
         """
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
@@ -163,18 +147,13 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def step(
         self, actions: torch.Tensor
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """One action in every world. Waits for the device, which has to say what was chosen.
+        """Take one action in every world; waits for the device.
 
         Args:
-            actions: float32 (N, A), clipped to [-1, 1]; int64 (N,) or (N, K) where they are discrete; on the env's
-                device.
-
-        Returns:
-            observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
+            actions: float32 (N, A), clipped to [-1, 1]; int64 (N,) or (N, K) where they are discrete.
 
         Raises:
             GaveUp: the environment failed for good.
-            RuntimeError, ValueError: see :func:`~sheeplike.envs.contract.check_actions`.
         """
         dtype = torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
         check_actions(self, actions, dtype, begun=self._running)
@@ -195,28 +174,20 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return self._deliver()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Closes all environments, and ends their processes."""
+        """Close all environments, and end their processes."""
         self._running, self._observations = False, {}
         with suppress(Exception):
             self._worlds.close(timeout=CLOSING)
         self._end_processes()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What a continuation needs to begin episodes that were not there before.
-
-        Raises:
-            RuntimeError: ``reset`` was never called.
-        """
+        """Return the numbers from which a continuation derives seeds that no episode had."""
         if not self._running:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
         return {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Has the next step begin a new episode in every world, with seeds that the run before did not use.
-
-        Raises:
-            ValueError: the state is that of another kind of environment.
-        """
+        """Have the next step begin a new episode in every world, with seeds that the run before did not use."""
         if set(state) != set(STATE):
             odd = sorted(set(state) ^ set(STATE))[0]
             raise ValueError(f"state has {len(state)} entries, this environment {len(STATE)}: {odd!r} is in one only")
@@ -244,7 +215,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
     def _begin(self) -> None:
-        """New episodes in all worlds, from seeds or in their own streams, with totals from zero."""
+        """Begin episodes in all worlds, from seeds or in their own streams, with totals from zero."""
         while True:
             worlds = range(self.num_envs)
             seeds = [derive_seed(self._seed, world, self._generation) if self._anew else None for world in worlds]
@@ -257,7 +228,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._count(0, False, False, info, began=np.ones(self.num_envs, bool))
 
     def _count(self, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any], *, began: np.ndarray) -> None:
-        """Totals of the episodes, and what the worlds' ``info`` says; ``began`` (N,) bool: an episode begins."""
+        """Update the totals of the episodes from what the worlds return; ``began`` (N,) bool: an episode begins."""
         host, none = self._host, np.zeros(self.num_envs, bool)
         host["reward"][:], host["terminated"][:], host["truncated"][:] = reward, terminated, truncated
         for total in (self._reached, host["return"], host["length"]):
@@ -276,7 +247,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def _deliver(
         self, observations: Observations | None = None
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What a call returns; with ``observations`` in place of the worlds' own."""
+        """Return the results of a call, with ``observations`` in place of the worlds' own if they are given."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
         self._observations = observations or {key: sent[key] for key in self.single_observation_space}
         scalars = {key: sent[f":{key}"] for key in SCALARS}
@@ -286,12 +257,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return dict(self._observations), scalars["reward"], scalars["terminated"], scalars["truncated"], info
 
     def _replace_processes(self, error: Exception) -> None:
-        """Makes all worlds anew after a process has died; the next step begins their episodes, from new seeds.
-
-        Raises:
-            Exception: ``error``, where no process has died.
-            GaveUp: it has happened too often, with less than the length of an episode between.
-        """
+        """Make all worlds anew after a process has died; raise ``error`` if none has."""
         processes = getattr(self._worlds, "processes", [])
         multiprocessing.connection.wait([process.sentinel for process in processes], DYING)
         dead = {world: process.exitcode for world, process in enumerate(processes) if process.exitcode is not None}
@@ -313,15 +279,14 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         for process in getattr(self._worlds, "processes", ()):
             process.kill()
             process.join()
-        self._worlds.closed = True  # or it would wait for answers when it is collected
+        self._worlds.closed = True  # otherwise it would wait for answers when it is collected
 
 
 class Staging:
     """Sends the same named arrays (shape and dtype) again and again, from the host to the device.
 
-    On a GPU, each call packs all of them into one pinned buffer, from which one copy is queued that nobody waits for.
-    The buffer is a new one while the last is still being read: torch's allocator of pinned memory hands out none whose
-    copies have not finished. On a CPU, each array is copied once, out of the memory that its owner writes again.
+    On a GPU, each call packs all of them into one pinned buffer, from which one asynchronous copy is queued. Torch's
+    allocator reuses a pinned buffer only after its copies have finished. On a CPU, each array is copied once.
     """
 
     def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:
@@ -336,7 +301,7 @@ class Staging:
         self._size = size
 
     def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Tensors of the arrays as they are now; they share nothing with them."""
+        """Return tensors of the arrays as they are now; they share no memory with them."""
         if self.device.type == "cpu":
             return {
                 name: torch.from_numpy(np.array(arrays[name], dtype).reshape(shape))
@@ -351,7 +316,7 @@ class Staging:
 
 
 def _frame_rate(metadata: Any) -> float:
-    """``render_fps``, or what stands for it where it says nothing that a film could be shown at."""
+    """Return ``render_fps``, or a default where no video could be shown at it."""
     try:
         rate = float(metadata["render_fps"])
     except (TypeError, KeyError, ValueError, OverflowError):
@@ -362,13 +327,7 @@ def _frame_rate(metadata: Any) -> float:
 def _inspect(
     make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
 ) -> tuple[MakeWorld, float]:
-    """What makes the worlds, as one environment made here tells; and that environment's steps a second.
-
-    Raises:
-        Unusable: it cannot be made.
-        ValueError: it has no such frames.
-        InvalidOption: it has no limit of its own and none is given: an evaluation of it might never end.
-    """
+    """Return what makes the worlds, and the environment's frame rate, by making one environment here."""
     with by_name(options.id):
         env = make(render_mode=None)
     try:

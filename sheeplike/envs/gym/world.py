@@ -1,4 +1,4 @@
-"""One world: an environment that somebody else made, with our observations and actions, restarted when it fails.
+"""One world: an environment of Gymnasium, with our observations and actions, restarted when it fails.
 
 No torch and no JAX: with ``vectorization=async`` this runs in processes of their own.
 """
@@ -29,20 +29,12 @@ IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 PATIENCE = 5.0
 """Seconds for which an environment may close after the run has ended."""
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
-"""How the names of variables begin that say how environments render."""
+"""Prefixes of the environment variables that choose how environments render."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeWorld:
-    """Makes a world, in this process or, unpickled, in another one.
-
-    Attributes:
-        make: makes the environment; takes ``render_mode``.
-        options: ``frames`` and ``episode_length`` are decided.
-        observation_space, action_space: of the environment.
-        image_size: pixels, ``(H, W)``.
-        action_repeat: steps of the environment for which an action is held; rewards are summed.
-    """
+    """Makes a world, in this process or, unpickled, in another one; ``frames`` and ``episode_length`` are decided."""
 
     make: MakeEnv
     options: CommonOptions
@@ -99,21 +91,21 @@ class World(gymnasium.Env):
         self._env: gymnasium.Env | None = None
         self._last: dict[str, np.ndarray] = {}
         self._steps = 0
-        self._seed, self._restarts = 0, 0  # of the stream of random numbers; environments replaced since it began
+        # Environments that were replaced since the stream of this seed began.
+        self._seed, self._restarts = 0, 0
         self._unseeded = True
-        self._failures: list[str] = []  # since the last info
+        self._failures: list[str] = []  # failures since the last info
         self._in_a_row = 0  # failures, without an episode that ended by itself between them
 
     def open(self) -> None:
-        """Makes the environment, which renders if frames come from there."""
+        """Make the environment, which renders if frames come from there."""
         self._env = self._made.make(render_mode="rgb_array" if self._options.frames == "render" else None)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begins an episode; with a ``seed`` a new stream of random numbers too.
+        """Begin an episode; with a ``seed`` a new stream of random numbers too.
 
         Raises:
-            Unusable: the environment cannot be used here.
-            GaveUp: it failed more than ``max_restarts`` times in a row.
+            GaveUp: the environment failed more than ``max_restarts`` times in a row.
         """
         if seed is not None:
             self._seed, self._restarts, self._unseeded = seed, 0, True
@@ -136,7 +128,7 @@ class World(gymnasium.Env):
             return observation, self._with_failures({})
 
     def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """One action, held for ``action_repeat`` steps or until the episode ends; raises as :meth:`reset` does."""
+        """Hold one action for ``action_repeat`` steps or until the episode ends; raises as :meth:`reset` does."""
         try:
             outcome = self._advance(self._to_env(action))
         except KeyboardInterrupt:
@@ -166,7 +158,7 @@ class World(gymnasium.Env):
                 truncated = bool(truncated) or not terminated
                 break
         with np.errstate(over="ignore"):
-            reward = float(np.float32(reward))  # as it is delivered: more than 3.4e38 is infinite there
+            reward = float(np.float32(reward))  # more than 3.4e38 is infinite as it is delivered
         observation = self._observe(raw, env.render, first=False, earlier=earlier if options.pool_frames else None)
         if not (self._finite(observation) and np.isfinite(reward)):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
@@ -180,7 +172,7 @@ class World(gymnasium.Env):
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
-        """Whether all vectors are finite; if not, all of them become zeros."""
+        """Return True if all vectors are finite; if not, set all of them to zeros."""
         if all(np.isfinite(observation[key]).all() for key in self._vectors):
             return True
         for key in self._vectors:
@@ -188,14 +180,14 @@ class World(gymnasium.Env):
         return False
 
     def _discard(self, error: BaseException) -> None:
-        """Closes the environment that raised ``error``, so that a reset makes another one; raises as reset does."""
+        """Close the environment that raised ``error``, so that a reset makes another one; raises as reset does."""
         # What is not installed, or does not fit, will not the next time either.
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error
         self._in_a_row += 1
         self._failures.append(f"{type(error).__name__}: {first_line(error)}")
         if self._in_a_row > self._options.max_restarts:
-            # Whatever else it is may not survive the way out of another process, where OSError says that one has died.
+            # Other types may not survive the way out of a process, where OSError means that one has died.
             row = f"the environment failed {self._in_a_row} times in a row (max_restarts)"
             raise GaveUp(f"{self._failures[-1]}; {row}") from error
         self.close()
@@ -209,11 +201,7 @@ class World(gymnasium.Env):
 
 @contextmanager
 def by_name(id: str) -> Iterator[None]:
-    """Have errors say of which environment they are.
-
-    Raises:
-        Unusable: instead of whatever somebody else's code raises within it.
-    """
+    """Raise errors of the environment's own code as ``Unusable``, with its name."""
     try:
         yield
     except (Unusable, InvalidOption):
@@ -223,7 +211,7 @@ def by_name(id: str) -> Iterator[None]:
 
 
 def close(env: gymnasium.Env, id: str) -> None:
-    """Close an environment; that it fails at that harms nobody."""
+    """Close an environment; a failure to do so is only a warning."""
     try:
         env.close()
     except KeyboardInterrupt:
@@ -233,10 +221,10 @@ def close(env: gymnasium.Env, id: str) -> None:
 
 
 def derive_seed(*numbers: int) -> int:
-    """A seed in [0, 2**31) that other numbers do not have; 31 bits, which every environment takes."""
+    """Derive a seed in [0, 2**31) that other numbers do not have; 31 bits, which every environment takes."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text."""
+    """Return the first line of an exception's text."""
     return one_line(next((line for line in text_of(error).splitlines() if line.strip()), ""))

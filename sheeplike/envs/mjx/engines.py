@@ -1,11 +1,5 @@
 """Physics engines and renderers by name: those of this package, and entry points of others.
 
-An engine of another package is a subclass of :class:`~sheeplike.envs.mjx.physics.physics.Physics` or
-:class:`~sheeplike.envs.mjx.rendering.renderer.Renderer`, announced in its ``pyproject.toml``::
-
-    [project.entry-points."sheeplike.renderers"]
-    toy = "toy:ToyRenderer"
-
 Importing this module imports neither JAX nor MuJoCo.
 """
 
@@ -41,11 +35,7 @@ class Engines(NamedTuple):
             raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
 
     def load(self, name: str, base: type[T]) -> type[T]:
-        """Import the engine of this name, which must be a subclass of ``base``.
-
-        Raises:
-            ValueError: no engine, or no working one, has this name.
-        """
+        """Import the engine of this name, a subclass of ``base``; raise ``ValueError`` if none can be had."""
         self.check(name)
         if name in self.built_in and name not in entry_points.plugins(self.group):
             return pkgutil.resolve_name(self.built_in[name])

@@ -32,14 +32,13 @@ def call_for_all(
     *,
     num_envs: int,
 ) -> tuple[jax.Array, ...]:
-    """What ``method`` computes for one world; traced inside a ``vmap`` over all, and called once for them.
+    """Compute ``method`` for one world; traced inside a ``vmap`` over all, and called once for them.
 
     Args:
         method: bound; called as ``method(argument, *inputs, *outputs)`` with arrays (N, ...), of which it fills the
             outputs. JAX keeps what is registered for ever, so that its object is held weakly.
-        argument: the same in every call.
         inputs: of one world, none of them empty; float32, int32, uint32 or bool.
-        outputs: shapes and dtypes of what comes back, of one world.
+        outputs: shapes and dtypes of the results, of one world.
     """
 
     def call_once(size: int, batched: list[bool], *inputs: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
@@ -71,7 +70,7 @@ def call_for_all(
 
 
 def _with_signature(method: Callable[..., None], argument: object, types: dict[str, wp.array]) -> Callable[..., None]:
-    """The function that Warp registers, and whose arguments it reads from the signature."""
+    """Return the function that Warp registers, and whose arguments it reads from the signature."""
     weak, name = weakref.WeakMethod(method), method.__name__
 
     def call(*arrays: wp.array) -> None:

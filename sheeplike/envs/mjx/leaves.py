@@ -9,12 +9,12 @@ from mujoco import mjx
 
 
 def leaf(holder: mjx.Model | mjx.Option | mjx.Data, name: str) -> jax.Array:
-    """A field, wherever it stands: some are Warp's own, in ``_impl``."""
+    """Return a field, wherever it stands: some are Warp's own, in ``_impl``."""
     return getattr(holder if name in {field.name for field in type(holder).fields()} else holder._impl, name)
 
 
 def leaves_read(function: Callable[..., Any], tree: Any, *arguments: Any) -> Iterator[str]:
-    """Names, such as ``qpos``, of the leaves of ``tree`` on which a result of ``function(tree, *arguments)`` rests."""
+    """Yield names, such as ``qpos``, of the leaves of ``tree`` on which ``function(tree, *arguments)`` depends."""
     traced = jax.make_jaxpr(function)(tree, *arguments).jaxpr
     _, used = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]

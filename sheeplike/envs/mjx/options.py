@@ -22,7 +22,7 @@ PLAYGROUND_IDS = (
 
 
 class SimulationOptions(Options):
-    """How worlds are simulated and rendered here; each option is a key ``env.<name>`` of a run.
+    """Options of simulation and rendering, each a key ``env.<name>`` of a run.
 
     An image option is written here, and read by the renderers that serve it as ``self.options.<name>``. ``stagger`` and
     ``randomize`` are not among these options: evaluations in the same simulation change them.
@@ -46,11 +46,7 @@ class SimulationOptions(Options):
     textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
 
     def check(self) -> None:
-        """Check the names of the engines, and that nothing is asked of a renderer that renders nothing.
-
-        Raises:
-            InvalidOption: the first option that is not valid.
-        """
+        """Check the names of the engines, and that nothing is asked of a renderer that renders nothing."""
         PHYSICS.check(self.physics)
         RENDERERS.check(self.renderer)
         of_images = SimulationOptions.model_fields.keys() - {"cameras", "physics", "renderer"}
@@ -72,7 +68,7 @@ class TaskOptions(Options):
 
     @classmethod
     def read_scene(cls) -> str:
-        """The scene, as XML."""
+        """Return the scene, as XML."""
         return files(f"{__package__}.tasks").joinpath(cls.scene).read_text(encoding="utf-8")
 
     @classmethod
@@ -136,7 +132,7 @@ class PlaygroundOptions(TaskOptions):
     )
 
     def check(self) -> None:
-        """Raises ``Unusable`` where Playground is missing."""
+        """Raise ``Unusable`` where Playground is missing."""
         if importlib.util.find_spec("mujoco_playground") is None:
             raise Unusable("env=playground needs MuJoCo Playground: pip install 'sheeplike[playground]'")
 

@@ -1,4 +1,4 @@
-"""What ``reset(options=...)`` takes: values for chosen worlds in place of those that they would draw."""
+"""Options of ``reset``: values for chosen worlds in place of those that they would draw."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from sheeplike.options import one_of
 OPTIONS = ("variation", "memory", "worlds")
 
 Choices = dict[str, tuple[jax.Array, jax.Array]]
-"""By name: which worlds take a value, (N,) bool, and the values, (N, ...)."""
+"""Masks (N,) bool of the worlds that take a value, and the values (N, ...), by name."""
 
 
 class Overrides(NamedTuple):
-    """What worlds that begin an episode take instead of what they would draw."""
+    """Values that worlds that begin an episode take in place of what they would draw."""
 
     drawn: Choices
     """Draws of lines, (N, R, C)."""
@@ -39,19 +39,16 @@ def parse_options(
     num_envs: int,
     device: jax.Device,
 ) -> Overrides:
-    """Checks the options of a reset against what the worlds have.
+    """Check the options of a reset against what the worlds have.
 
     Args:
         options: ``variation``: values by name of line; ``memory``: values by name of field of the task's memory, of
             dictionaries within it as ``info.target``; ``worlds``: indices of the worlds that take them, or (N,) bool;
             all if left out. A value is one for all these worlds, or one for each, in their order.
-        randomization: of the simulator.
         variation, memory: of all worlds, whose shapes tell what fits.
-        device: where the overrides are put.
 
     Raises:
-        ValueError: an unknown name, a value of a wrong shape or one that its line could not draw at all, or worlds
-            that do not exist.
+        ValueError: an unknown name, a value that its line could not draw at all, or worlds that do not exist.
     """
     for option in options:
         if option not in OPTIONS:
@@ -68,7 +65,7 @@ def parse_options(
 
 
 def replace_fields(memory: Memory, choices: Choices) -> Memory:
-    """The memory of one world, its chosen fields replaced."""
+    """Replace the chosen fields of the memory of one world."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: jnp.where(*choices[_name(path)], leaf) if _name(path) in choices else leaf, memory
     )
@@ -79,7 +76,7 @@ def _name(path: jax.tree_util.KeyPath) -> str:
 
 
 def _indices(given: Any, num_envs: int) -> np.ndarray:
-    """Indices of worlds, ascending where they were given as a mask."""
+    """Return indices of worlds, ascending where they were given as a mask."""
     if given is None:
         return np.arange(num_envs)
     listed = _array(given)
@@ -98,7 +95,7 @@ def _array(given: Any) -> np.ndarray:
 def _choices(
     options: Mapping[str, Any], section: str, known: Mapping[str, jax.Array], chosen: np.ndarray, none: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By name: which worlds take a value (N,), and the value of every world, with the shape and dtype of ``known``."""
+    """Return masks (N,) of the worlds that take a value, and values for all worlds like those of ``known``, by name."""
     found = {}
     given = options.get(section, {})
     if not isinstance(given, Mapping):

@@ -1,5 +1,7 @@
-"""The numbers of a step, each one of its own per world, in two arrays: to hand an array over to torch costs the host
-some 15 µs, whatever its size, and a view of what torch has about two."""
+"""The numbers of a step, each one of its own per world, in two arrays.
+
+To hand an array over to torch costs the host some 15 µs, and a view of what torch has about two.
+"""
 
 import dataclasses
 from typing import Any
@@ -23,21 +25,17 @@ class Packed:
     """bool (L, N)."""
     structure: jax.tree_util.PyTreeDef = dataclasses.field(metadata={"static": True})
     places: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
-    """Of each leaf: dtype and row."""
+    """Dtype and row of each leaf."""
 
     def unpack(self) -> Any:
-        """The tree with torch tensors for leaves, all views of this memory."""
+        """Return the tree with torch tensors for leaves, all views of this memory."""
         words, flags = to_torch(self.words), to_torch(self.flags)
         rows = {"float32": words.view(torch.float32).unbind(), "int32": words.unbind(), "bool": flags.unbind()}
         return self.structure.unflatten([rows[dtype][row] for dtype, row in self.places])
 
 
 def pack(tree: Any) -> Packed:
-    """Traced inside a compiled step, whose result :class:`Packed` may be.
-
-    Args:
-        tree: of arrays (N,): at least one bool, and one that is float32 or int32.
-    """
+    """Pack a tree of arrays (N,), at least one of them bool and one float32 or int32; traced inside a compiled step."""
     leaves, structure = jax.tree.flatten(tree)
     words: list[jax.Array] = []
     flags: list[jax.Array] = []

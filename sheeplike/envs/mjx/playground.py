@@ -1,17 +1,14 @@
 """Every task of MuJoCo Playground, from pixels, whether or not it has a vision mode of its own.
 
-Playground's reset and step place, control, simulate and judge; our simulator does the rest as for any other task:
-episodes of ``episode_length`` steps that are cut by truncation, a fresh draw for each, true last frames, and frames
-from any camera of the scene. Playground's own wrappers, its automatic reset and its renderer take no part.
+Playground's reset and step place, control, simulate and judge; our simulator does the rest as for any other task.
+Playground's own wrappers, its automatic reset and its renderer take no part.
 
-Observations: Playground's vector as ``state``, or its vectors by their names (``state``, ``privileged_state``). The
-reward terms are its metrics of the step, ``reward/upright`` as ``upright``; they need not sum to the reward, which is
-often their product. A task without metrics has the one term ``reward``. Nothing counts as success: Playground has no
-common notion of it.
+Observations are Playground's vector as ``state``, or its vectors by their names. The reward terms are its metrics of
+the step, ``reward/upright`` as ``upright``; they need not sum to the reward, which is often their product.
 
-Two things are as in Playground: the vectors come from the last physics step's positions, one physics step before what
-the frame shows, and a target that is moved by a reset (in reaching and swimming) is in the vectors one step later. One
-is not: a world whose numbers diverge is truncated, as everywhere in our simulator, and not terminated.
+As in Playground, the vectors come from the last physics step's positions, one physics step before what the frame shows,
+and a target that a reset moves (in reaching and swimming) is in the vectors one step later. Unlike there, a world whose
+numbers diverge is truncated, not terminated.
 
 Source: Zakka et al. 2025, "MuJoCo Playground".
 """
@@ -48,7 +45,7 @@ OURS = {
 """Keys of Playground's configurations that are not its own here, and what takes their place."""
 
 HIDDEN = {"FishSwim": ("ground",)}
-"""Geoms that are not drawn: the fish begins each episode halfway in a floor that stops nobody, and swims below it."""
+"""Geoms that are not drawn: the fish begins each episode halfway in a floor without contacts, and swims below it."""
 HIDDEN_GROUP = 3
 
 CAMERAS = {"FishSwim": "fixed_top"}
@@ -56,7 +53,7 @@ CAMERAS = {"FishSwim": "fixed_top"}
 
 
 class Memory(NamedTuple):
-    """What an episode remembers: of Playground's state all but the physics, made afresh by each reset."""
+    """State of an episode: of Playground's state all but the physics, made afresh by each reset."""
 
     obs: Any
     info: dict[str, Any]
@@ -72,11 +69,6 @@ class PlaygroundTask:
         textures: drawn unless that is refused: the floor's squares show that a robot moves, and the floor is white
             without them. They cost a fifth to a third of the renderer's speed.
         default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
-
-    Raises:
-        Unusable: Playground, or meshes of the task, are missing.
-        InvalidOption: there is no such task.
-        ValueError: an override that the task does not have or cannot serve.
     """
 
     def __init__(self, options: PlaygroundOptions) -> None:
@@ -140,7 +132,7 @@ class PlaygroundTask:
         return state.data, outcome, _vectors(state.obs)
 
     def repeated(self, repeat: int) -> "PlaygroundTask":
-        """The task at a lower control rate: some of Playground's rewards and clocks depend on it."""
+        """Return the task at a lower control rate: some of Playground's rewards and clocks depend on it."""
         if repeat == 1:
             return self
         overrides = {**self._overrides, "ctrl_dt": self._env._config.ctrl_dt * repeat}
@@ -148,7 +140,7 @@ class PlaygroundTask:
 
 
 def _import() -> tuple[Any, Any]:
-    """Playground's registry, and its module of what all tasks share."""
+    """Return Playground's registry, and its module of what all tasks share."""
     try:
         with warnings.catch_warnings():
             # Brax imports it.
@@ -163,7 +155,7 @@ def _import() -> tuple[Any, Any]:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots."""
+    """Join nested keys by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -191,7 +183,7 @@ def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str,
 
 
 def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
-    """Whether a function of a PRNG key has a loop when it is traced; a reset has one only if it runs physics."""
+    """Return True if a function of a PRNG key has a loop when traced; a reset has one only if it runs physics."""
     traced = str(jax.make_jaxpr(function)(jax.random.PRNGKey(0)))
     return "scan[" in traced or "while[" in traced
 

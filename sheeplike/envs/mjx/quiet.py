@@ -1,4 +1,4 @@
-"""What libraries would write: MuJoCo its warnings into the working directory, and Warp that there is no GPU."""
+"""Silence libraries: MuJoCo's log file in the working directory, Warp's "no GPU" notice."""
 
 import os
 import threading
@@ -16,8 +16,7 @@ _before: Callable[[str], None] | None = None
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drops them, of the whole process: environments may step at the same time, and the last to leave restores what
-    was there before."""
+    """Drop MuJoCo's warnings in the whole process; the last of the threads inside restores the handler from before."""
     global _inside, _before
     with _lock:
         if not _inside:
@@ -34,7 +33,7 @@ def quiet() -> Iterator[None]:
 
 
 def start_warp() -> None:
-    """Start Warp, which tells of nothing but problems; that there is no GPU is none on a machine without one."""
+    """Start Warp, silent about anything but problems; on a machine without a GPU its absence is none."""
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
     with nullcontext() if torch.cuda.is_available() else _stderr_is_lost():
         warp.init()
@@ -42,7 +41,7 @@ def start_warp() -> None:
 
 @contextmanager
 def _stderr_is_lost() -> Iterator[None]:
-    """What is written to the descriptor of stderr, by whatever language, is lost."""
+    """Discard all writes to the descriptor of stderr."""
     try:
         kept = os.dup(2)
     except OSError:  # it is closed

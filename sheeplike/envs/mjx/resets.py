@@ -17,11 +17,9 @@ class Resets:
     """Begins episodes of a stepping task.
 
     ``begin`` runs a forward pass, and some tasks let their robot fall to rest in it: 200 physics steps, for a control
-    step of one. Made in every step, that would be most of the work. So it is made for all worlds in those steps alone
-    in which some world begins an episode: a branch in the compiled step, which no world takes on its own.
-
-    On a CPU the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that
-    only a reset that is worth it is branched around; the others are made in every step.
+    step of one. So it is made only in steps in which some world begins an episode, and then for all worlds. On a CPU
+    the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that only a
+    long reset is branched around; the others are made in every step.
 
     Attributes:
         outcome, vectors: shapes of what ``advance`` returns.
@@ -55,7 +53,7 @@ class Resets:
         """
         if self._branch:
             inputs, memory, vectors = jax.lax.cond(
-                jax.lax.pmax(due.astype(jnp.int32), ENVS) > 0,  # of all worlds, so that the branch stays one
+                jax.lax.pmax(due.astype(jnp.int32), ENVS) > 0,  # one flag for all worlds, or both branches would run
                 lambda: self._begin(model, clean, key),
                 lambda: jax.tree.map(_zeros, self._first),
             )

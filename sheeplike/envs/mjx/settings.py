@@ -1,6 +1,5 @@
 """Numbers of a task that may change while it runs, such as the difficulty of a curriculum.
 
-A task declares them with their defaults, ``settings = {"box_range": 0.05}``, and its ``reset`` takes them as keywords.
 They enter the simulator's compiled step as arguments, one value per world: to change one compiles nothing, and each
 world's next reset is the first to see it.
 """
@@ -21,7 +20,7 @@ Values = float | Sequence[float] | np.ndarray | torch.Tensor
 
 
 def declared(task: Task) -> dict[str, float]:
-    """The settings of a task and their defaults; none if it has no ``settings``.
+    """Return the settings of a task and their defaults.
 
     Raises:
         TypeError: they are not what ``reset`` takes, or a default is no number that float32 can hold.
@@ -43,12 +42,7 @@ def declared(task: Task) -> dict[str, float]:
 
 
 class Settings:
-    """The settings of all worlds: on the host to be read and changed, on the device for the simulator.
-
-    Args:
-        defaults: by name; every world begins with these.
-        num_envs: worlds.
-        device: where the simulator reads them.
+    """Settings of all worlds: on the host to be read and changed, on the device for the simulator.
 
     Attributes:
         on_device: float32 (N,) by name. The same arrays from step to step until they are written anew.
@@ -61,11 +55,7 @@ class Settings:
         self.write(defaults)
 
     def write(self, values: Mapping[str, Values]) -> None:
-        """Changes those that are named: all of them, or none.
-
-        Raises:
-            ValueError: an unknown name, neither one number nor one per world, or a number that is not finite.
-        """
+        """Change those that are named: all of them, or none."""
         written = {name: self._checked(name, value) for name, value in values.items()}
         self._on_host |= written
         # Always an array of its own that is never changed: on a CPU the device may read the host's memory. Committed to
@@ -73,15 +63,11 @@ class Settings:
         self.on_device |= {name: jax.device_put(value, self._device) for name, value in written.items()}
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Copies: float32 (N,) CPU tensors by name."""
+        """Return copies: float32 (N,) CPU tensors by name."""
         return {name: torch.from_numpy(value.copy()) for name, value in self._on_host.items()}
 
     def check_name(self, name: str) -> str:
-        """Returns the name.
-
-        Raises:
-            ValueError: there is no such setting.
-        """
+        """Return the name, or raise ``ValueError`` where there is no such setting."""
         if name not in self._on_host:
             known = one_of(name, sorted(self._on_host)) if self._on_host else "none, as this task has no settings"
             raise ValueError(f"there is no setting {name!r}: expected {known}")

@@ -4,19 +4,11 @@ Order inside ``step``, for every world at once:
 
     1 control and substeps        also in worlds that ended: their result is thrown away, which costs less than a branch
     2 reset merge                 worlds that ended at the previous call get a new variation and a fresh episode
-    3 kinematics                  so that whatever reads positions sees the merged state
+    3 kinematics                  so that all positions are those of the merged state
     4 evaluate, observe           reward, termination, truncation, statistics, vectors
     5 one batch render
 
 A task that steps the physics itself does 1 and 4 in one call, before the merge; its resets deliver the first vectors.
-
-    call              t          t+1           t+2
-    world ends        yes        -             -
-    delivered         last       first frame   second frame
-    reward            r_T        0             r_1
-    terminated |      True       False         False
-      truncated
-    action            used       ignored       used
 """
 
 import atexit
@@ -83,7 +75,7 @@ class State(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a step comes to, apart from observations: () each of one world."""
+    """Results of a step apart from observations: () each of one world."""
 
     reward: jax.Array
     terminated: jax.Array
@@ -94,7 +86,7 @@ class Results(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a step delivers, always in memory of its own, so that torch may hold it while the state moves on."""
+    """Results of a step, always in memory of their own, so that torch may hold them while the state moves on."""
 
     frames: dict[str, jax.Array]
     vectors: dict[str, jax.Array]
@@ -106,24 +98,19 @@ class Simulator:
     """Steps all worlds of ``task``.
 
     Args:
-        task: one world.
         renderer: built for as many worlds; its options are those of the simulation.
-        device: where everything lives.
-        randomization: what differs between worlds, drawn anew for each episode; see
-            :mod:`sheeplike.envs.mjx.randomization.spec`; or one that has been bound to this task's scene.
+        randomization: lines, see :mod:`sheeplike.envs.mjx.randomization.spec`, or one that is bound to this scene.
         randomize: False: every world is the compiled scene all the same.
         stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Attributes:
         randomization: bound to the scene.
         settings: the task's, of all worlds; each step reads them where an episode begins.
-        physics: the engine that steps the worlds.
         warnings: for the user.
         vector_shapes: of the vectors of one world, by name.
 
     Raises:
-        ValueError: too few contacts or constraints allocated for the scene, or a variation that cannot be simulated or
-            seen.
+        ValueError: too few contacts or constraints allocated, or a variation that cannot be simulated or seen.
         TypeError: a task that takes or returns something other than the protocol says.
     """
 
@@ -192,9 +179,9 @@ class Simulator:
         yield from leaves_read(judge, self._template, memory)
 
     def start(self, seed: int) -> tuple[Variation, State]:
-        """Worlds of which every one is due for a reset: the next ``step`` delivers first frames.
+        """Return worlds that are all due for a reset: the next ``step`` delivers first frames.
 
-        World ``i`` draws from ``fold_in(key(seed), i)``, whatever the number of worlds.
+        World ``i`` draws from ``fold_in(key(seed), i)``.
         """
         self.renderer.open()
         # Committed to the device like every state that a step returns: step would otherwise compile once for this state
@@ -205,12 +192,10 @@ class Simulator:
     def step(
         self, variation: Variation, state: State, actions: jax.Array, overrides: Overrides = NO_OVERRIDES
     ) -> tuple[Variation, State, Output]:
-        """One control step of all worlds, in one compiled call.
+        """Take one control step in all worlds, in one compiled call.
 
         Args:
-            variation: what differs between worlds, (N, ...) each; replaced where an episode begins. Donated, gone after
-                the call.
-            state: donated, gone after the call.
+            variation, state: donated, gone after the call.
             actions: float32 (N, A), or flat (N * A,); clipped to the action space.
             overrides: what worlds that begin an episode take instead of what they would draw.
         """
@@ -221,7 +206,7 @@ class Simulator:
 
     @property
     def compilations(self) -> int:
-        """How often ``step`` was compiled: once, and once more for each set of names in ``overrides``."""
+        """Number of times that ``step`` was compiled: once, and once more for each set of names in ``overrides``."""
         return self._compiled._cache_size()
 
     def film(self, camera: str, size: tuple[int, int]) -> Callable[[Variation, State], jax.Array]:
@@ -274,7 +259,7 @@ class Simulator:
     def _step(
         self, variation: Variation, state: State, action: jax.Array, settings: Scalars, overrides: Overrides
     ) -> tuple[Variation, State, dict[str, jax.Array], dict[str, jax.Array], Results]:
-        """One control step of one world, with its frames and vectors; see the module's docstring for the order."""
+        """Take one control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
         action, waiting = delay_action(action, state.waiting, variation)
@@ -352,40 +337,34 @@ class Simulator:
         return variation, state, frames, vectors, results
 
     def _longest(self, key: jax.Array, episode: jax.Array) -> jax.Array | int:
-        """Control steps after which an episode is truncated."""
+        """Return the number of control steps after which an episode is truncated."""
         if not self.stagger:
             return self.task.episode_length
         first = jax.random.randint(jax.random.wrap_key_data(key), (), 1, self.task.episode_length + 1)
         return jnp.where(episode <= 1, first, self.task.episode_length)
 
     def _varied(self, variation: Variation) -> mjx.Model:
-        """The model of a world."""
+        """Return the model of a world."""
         return self._model.tree_replace(self.randomization.placed(variation.model))
 
     def _vary(self, key: jax.Array, overrides: Overrides) -> Variation:
-        """The variation of a new episode."""
+        """Return the variation of a new episode."""
         drawn = self.randomization.draw(key)
         drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
         return self.randomization.apply(drawn)
 
     def _no_actions(self) -> dict[str, jax.Array]:
-        """As if nothing had been done for as long as an action can wait."""
+        """Return zeros for all the time that an action can wait."""
         depth = self.randomization.max_delay
         return {DELAY: jnp.zeros((depth, *self.task.action_space.shape), jnp.float32)} if depth else {}
 
     def _clean(self, data: mjx.Data, model: mjx.Model) -> mjx.Data:
-        """``data`` with its inputs at the model's defaults."""
+        """Return ``data`` with its inputs at the model's defaults."""
         defaults = {name: getattr(self._template, name) for name in INPUTS}
         return data.replace(**{**defaults, "qpos": model.qpos0})
 
     def _check_task(self) -> tuple[Memory, dict[str, tuple[int, ...]], Outcome]:
-        """Shapes of the memory, of the vectors, by name, and of the outcome of a step.
-
-        Traces the task on one world without compiling.
-
-        Raises:
-            TypeError: the task breaks the protocol.
-        """
+        """Check the task by tracing one world; returns shapes of its memory, vectors by name, and outcome."""
         changed: list[str] = []
         action = jnp.zeros(self.task.action_space.shape, jnp.float32)
 
@@ -419,17 +398,17 @@ class Simulator:
 
 
 def _finish(newest: list[jax.Array]) -> None:
-    with contextlib.suppress(Exception):  # of a device that failed, and has said so
+    with contextlib.suppress(Exception):  # a device that failed has reported it
         jax.block_until_ready(newest)
 
 
 def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
-    """Leaf-wise choice between two trees of one world. Not for ``mjx.Data``."""
+    """Choose leaf by leaf between two trees of one world. Not for ``mjx.Data``."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
 
 
 def _zero_statistics(outcome: Outcome) -> Statistics:
-    """Of an episode that begins, whose steps have such outcomes."""
+    """Return the statistics of an episode that begins, whose steps have such outcomes."""
     return Statistics(
         returns=jnp.zeros((), jnp.float32),
         length=jnp.zeros((), jnp.int32),

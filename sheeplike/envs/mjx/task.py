@@ -1,7 +1,6 @@
-"""What a task is: one world, written in pure JAX.
+"""Protocol of tasks: one world, written in pure JAX.
 
-A task never batches, never renders and never resets itself. The simulator maps it over all worlds, decides when an
-episode is cut, and hands every episode a clean slate. One control step of one world runs in this order:
+A task never batches, never renders and never resets itself. One control step of one world runs in this order:
 
     control(data, memory, action)     actuator targets
     substeps x physics
@@ -29,7 +28,7 @@ Vectors = Mapping[str, jax.Array]
 
 
 class Outcome(NamedTuple):
-    """What one control step led to, in one world."""
+    """Result of one control step in one world."""
 
     reward: jax.Array
     """float32 (), the sum of ``reward_terms``."""
@@ -43,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class World(Protocol):
-    """What every task has."""
+    """Members of every task."""
 
     name: str
     model: mujoco.MjModel
@@ -66,31 +65,27 @@ class Task(World, Protocol):
     ``reset`` gets data whose inputs (positions, velocities, controls, mocap poses, ...) stand at the model's defaults
     and may change these alone; the simulator runs the kinematics afterwards.
 
-    A task may have ``settings: Mapping[str, float]``, numbers by name and with their defaults that may change while it
-    runs, for a curriculum. ``reset`` then takes each as a keyword, a traced float32 () of its world::
+    Optional attributes:
 
-        settings = {"box_range": 0.05}
-
-        def reset(self, key, data, *, box_range): ...
-
-    It may also say how it is rendered if nothing else is asked for: ``default_cameras``, names of cameras in place of
-    all; ``textures``, True to draw those of the scene's materials; and ``film_camera``, one that is rendered for films
-    alone, larger and with shadows. ``positions`` names places in the world, in metres, by where in
-    ``privileged_state`` they are: ``{"box": slice(7, 10)}``; ``dream`` draws where the model believes them to be, and
-    labels its sliders with ``action_names``, one for each entry of the action.
+    - ``settings``, numbers by name and with their defaults that may change while it runs, for a curriculum, such as
+      ``{"box_range": 0.05}``; ``reset`` then takes each as a keyword, a traced float32 ();
+    - ``default_cameras``, names of cameras in place of all; ``textures``, True to draw those of the scene's materials;
+    - ``film_camera``, one that is rendered for videos alone, larger and with shadows;
+    - ``positions``, where in ``privileged_state`` the places of things are, such as ``{"box": slice(7, 10)}``, and
+      ``action_names``, one for each entry of the action: ``dream`` shows both.
     """
 
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:
-        """Places things for a new episode; ``key`` is a typed PRNG key."""
+        """Place things for a new episode; ``key`` is a typed PRNG key."""
 
     def control(self, data: mjx.Data, memory: Memory, action: jax.Array) -> tuple[mjx.Data, Memory]:
-        """Turns an action float32 (A,) into actuator targets (``data.ctrl``)."""
+        """Turn an action float32 (A,) into actuator targets (``data.ctrl``)."""
 
     def evaluate(self, data: mjx.Data, memory: Memory, action: jax.Array) -> Outcome:
-        """Judges the state arrived at."""
+        """Judge the state arrived at."""
 
     def observe(self, data: mjx.Data, memory: Memory) -> Vectors:
-        """The vectors to observe, float32 (D,) each."""
+        """Return the vectors to observe, float32 (D,) each."""
 
 
 class SteppingTask(World, Protocol):
@@ -103,34 +98,30 @@ class SteppingTask(World, Protocol):
     """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.simulator.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
-        """Begins an episode, from data whose inputs stand at the model's defaults.
+        """Begin an episode, from data whose inputs stand at the model's defaults.
 
-        Of the data returned only the inputs are kept; the simulator runs the kinematics afterwards.
+        Only the inputs of the data returned are used; the simulator runs the kinematics afterwards.
         """
 
     def advance(
         self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
     ) -> tuple[mjx.Data, Outcome, Vectors]:
-        """One control step: control, ``substeps`` of physics, judgement and vectors of where that led."""
+        """Take one control step; returns data, and the outcome and vectors of where it led."""
 
     def repeated(self, repeat: int) -> "SteppingTask":
-        """The same task with each action held ``repeat`` times as long; ``repeat`` divides ``episode_length``."""
+        """Return the task with each action held ``repeat`` times as long; ``repeat`` divides ``episode_length``."""
 
 
 def steps_itself(task: Task | SteppingTask) -> TypeGuard[SteppingTask]:
-    """Whether a task steps the physics itself."""
+    """Return True if a task steps the physics itself."""
     return hasattr(task, "advance")
 
 
 def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTask:
-    """The same task with each action held for ``repeat`` control steps, of which only the last is judged and rendered.
+    """Return the task with each action held for ``repeat`` control steps, of which only the last is judged.
 
-    There are ``repeat`` times as many substeps and ``repeat`` times fewer steps in an episode, whose simulated time
-    stays the same. The task's ``control`` runs once per action, so what it moves per action (the tip of an arm by 5 mm,
-    say) it moves once; rewards are judged, not summed. Settings are the task's own.
-
-    Raises:
-        ValueError: ``repeat`` is not positive, or does not divide the episode's length.
+    There are ``repeat`` times as many substeps and ``repeat`` times fewer steps in an episode. ``control`` runs once
+    per action; rewards are not summed.
     """
     if repeat < 1:
         raise ValueError(f"action_repeat={repeat}: expected a positive number of control steps, such as 1")
@@ -148,13 +139,9 @@ def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTas
 
 
 def check_capacity(task: Task | SteppingTask) -> None:
-    """Compares the contacts and constraints allocated with what the scene makes in its default pose and keyframes.
+    """Compare the contacts and constraints allocated with those of the scene in its default pose and keyframes.
 
-    The worst moment of an episode cannot be known beforehand; Warp drops what exceeds the allocation and prints a
-    warning, so a task should allocate well above this floor.
-
-    Raises:
-        ValueError: fewer allocated than a known pose needs.
+    Warp drops what exceeds the allocation and prints a warning, so a task should allocate well above this floor.
     """
     for name, needed in zip(("contacts_per_world", "constraints_per_world"), least_capacity(task.model), strict=True):
         if (allocated := getattr(task, name)) < needed:
@@ -162,7 +149,7 @@ def check_capacity(task: Task | SteppingTask) -> None:
 
 
 def least_capacity(model: mujoco.MjModel) -> tuple[int, int]:
-    """Contacts and constraints of a scene in its default pose and keyframes, at least one of each."""
+    """Count contacts and constraints of a scene in its default pose and keyframes, at least one of each."""
     data = mujoco.MjData(model)
     contacts = constraints = 1
     for key in range(-1, model.nkey):

@@ -41,51 +41,35 @@ Observations = dict[str, torch.Tensor]
 FILM_SIZE = 180, 240
 
 SETTING = "settings."
-"""Of the names in a saved state, what those of settings begin with."""
+"""Prefix of settings in a saved state."""
 
 
 class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     """Worlds of one MJX task, simulated and rendered in one jitted call per step.
 
-    Observations are a flat dict of tensors on ``device``: ``"pixels/<camera>"`` uint8 (N, H, W, 3), if asked for
-    ``"depth/<camera>"`` float32 (N, H, W, 1) (metres along the optical axis, 0 where nothing is hit) and
-    ``"segmentation/<camera>"`` int32 (N, H, W, 1) (geom ids, -1 where nothing is hit), ``"state"``,
-    ``"privileged_state"`` and the task's other vectors float32 (N, D). Resets follow
-    ``AutoresetMode.NEXT_STEP``: the last frame of an episode comes with ``terminated`` or ``truncated``; the next call
-    ignores that world's action and delivers the first frame of a new episode, with reward 0.
-
-    ``info`` has the same keys at every call, tensors on ``device``:
+    Observations are a flat dict of tensors on ``device``: the frames of
+    :class:`~sheeplike.envs.mjx.rendering.renderer.Renderer`, ``"state"``, ``"privileged_state"`` and the task's other
+    vectors float32 (N, D). Resets follow ``AutoresetMode.NEXT_STEP``. ``info`` has the same keys at every call:
 
     - ``success`` (N,) bool: reached in this episode so far; float32 NaN where the task defines none;
     - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success`` as above, ``reward_terms`` {name:
-      (N,) float32}}: running totals, final where the episode ends;
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success``, ``reward_terms``}: running totals, final
+      where the episode ends;
     - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
       scene's default pose, it is truncated, and the next step resets it.
-
-    The task's settings, numbers that may change while it runs, are read by ``settings`` and ``get_attr`` and changed by
-    ``set_attr``, each world's on its own.
-
-    Worlds may differ (``randomization``): each draws its variation anew for every episode. What was drawn is read by
-    ``variation``, is observed as ``"variation"`` float32 (N, D), and stands at the end of ``"privileged_state"``.
 
     Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
 
     Args:
         task: one world.
-        num_envs: worlds.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``; where the worlds live and the observations appear.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
         seed: of the first ``reset()``.
-        randomization: what differs between worlds, drawn anew for each episode, as lines by name; see
-            :mod:`sheeplike.envs.mjx.randomization.spec`.
-        randomize: False: every world is the compiled scene, with the same observations: for evaluation.
+        randomization: lines by name; see :mod:`sheeplike.envs.mjx.randomization.spec`. Each world draws its variation
+            anew for every episode, observes it as ``"variation"``, and has it at the end of ``"privileged_state"``.
+        randomize: False: every world is the compiled scene, with the same observations.
         stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
         simulation: engines, cameras and images.
-
-    Warns:
-        UserWarning: MuJoCo's own engine cannot step the task, or randomization leaves constants of the model at their
-            nominal values.
 
     Attributes:
         film_pixels: of the longer side of what :meth:`film` renders by the agent's cameras too; None: it does not.
@@ -140,27 +124,21 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._state: State | None = None
         self.film_pixels: int | None = None
         self._films: dict[str, Callable[[Variation, State], jax.Array]] = {}
-        # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: whatever crossed
-        # the bridge in the last two steps stays alive, by when the next hand-over has fenced those reads.
+        # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: all that crossed
+        # the bridge in the last two steps stays alive until the next hand-over has fenced those reads.
         self._in_flight: deque[list[Any]] = deque([[]], maxlen=2)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begins a new episode in every world.
+        """Begin a new episode in every world.
 
         With a ``seed`` everything restarts from it. Without one, the first call uses the seed given at construction and
         later calls go on in each world's own random stream.
 
         Args:
-            seed: an int in [0, 2**32).
-            options: what worlds take for this episode instead of what they would draw: ``{"variation": {...},
-                "memory": {...}, "worlds": [...]}``; see
+            options: values for worlds to take in place of what they would draw; see
                 :func:`sheeplike.envs.mjx.overrides.parse_options`. The first use of other names compiles once more.
-
-        Raises:
-            ValueError: an impossible seed, or options that do not fit.
-            RuntimeError: the environment is closed.
         """
         if self.closed:
             raise RuntimeError("reset() of a closed environment")
@@ -180,29 +158,20 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def step(
         self, actions: torch.Tensor
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """One control step in every world.
+        """Take one control step in every world.
 
         Args:
             actions: float32 (N, A) on the env's device; clipped to the action space.
-
-        Returns:
-            observations, reward (N,) float32, terminated (N,) bool, truncated (N,) bool, info; see the class.
-
-        Raises:
-            RuntimeError, ValueError: see :func:`~sheeplike.envs.contract.check_actions`.
         """
         check_actions(self, actions, torch.float32, begun=self._state is not None)
-        # Clamping also makes the copy that nobody else can write to while JAX reads it.
+        # Clamping also makes a copy that no caller can write to while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
 
     def film(self) -> dict[str, torch.Tensor]:
-        """What the task's ``film_camera`` sees of the first world: uint8 (1, H, W, 3) by its name, on the device.
+        """Render the first world by the task's ``film_camera``: uint8 (1, H, W, 3) by its name, on the device.
 
-        With ``film_pixels`` also what the agent's cameras see, larger. Nothing with ``renderer="none"``. The first call
+        With ``film_pixels`` also by the agent's cameras, larger. Nothing with ``renderer="none"``. The first call
         compiles a renderer for each camera.
-
-        Raises:
-            RuntimeError: ``reset`` was never called.
         """
         camera = getattr(self.simulator.task, "film_camera", None)
         seen = self.simulator.renderer.image_sizes
@@ -219,53 +188,38 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     @property
     def variation(self) -> dict[str, torch.Tensor]:
-        """What is in force in each world, by name of line: float32 (N, R, C), a copy, on the device.
+        """Values in force in each world by name of line: float32 (N, R, C), a copy, on the device.
 
-        For R elements, or 1 for all, and C components, or 1 for all; before the first reset there is nothing.
+        R and C are elements and components, or 1 where one number serves all; before the first reset there is nothing.
         """
         return self._copies(self._variation.drawn)
 
     @property
     def varied_fields(self) -> dict[str, torch.Tensor]:
-        """The fields of the model that differ between worlds, by path: (N, ...), copies, on the device."""
+        """Fields of the model that differ between worlds, by path: (N, ...), copies, on the device."""
         return self._copies(self._variation.model)
 
     @property
     def settings(self) -> dict[str, torch.Tensor]:
-        """The task's settings: float32 (N,) CPU tensors by name, a copy."""
+        """Settings of the task: float32 (N,) CPU tensors by name, a copy."""
         return self.simulator.settings.read()
 
     def set_attr(self, name: str, values: Values) -> None:
-        """Changes a setting: one number for all worlds, or (N,) numbers, one per world.
+        """Change a setting: one number for all worlds, or (N,) numbers, one per world.
 
-        Each world takes it at its next reset; the episodes under way go on as they were. Nothing is compiled and nobody
-        waits. A value only has to be finite: what it can sensibly be is for the task's documentation to say.
-
-        Raises:
-            ValueError: no such setting, another count of values, values that are not finite or not on the host.
+        Each world takes it at its next reset. Nothing is compiled, and nothing waits for the device.
         """
         self.simulator.settings.write({name: values})
 
     def get_attr(self, name: str) -> tuple[float, ...]:
-        """A setting of every world, as float32 holds it.
-
-        Raises:
-            ValueError: no such setting.
-        """
+        """Return a setting of every world, as float32 holds it."""
         return tuple(self.settings[self.simulator.settings.check_name(name)].tolist())
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Lets go of the worlds and of all that crossed the bridge."""
         self._state, self._variation, self._in_flight = None, NOMINAL, deque()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All worlds as CPU tensors, by name: a copy, from which stepping goes on exactly as it would have.
-
-        Waits for the device.
-
-        Raises:
-            RuntimeError: ``reset`` was never called.
-        """
+        """Return all worlds as CPU tensors, by name: a copy, from which stepping goes on exactly as it would have."""
         if self._state is None:
             raise RuntimeError("state_dict() before reset(): there is no state yet")
         leaves = self._named_leaves((self._variation, self._state)).items()
@@ -274,7 +228,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return state | {f"{SETTING}{name}": values for name, values in self.settings.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes the worlds up where ``state_dict`` left them, for the same task, worlds and versions.
+        """Restore worlds that ``state_dict`` of the same task, number of worlds and versions returned.
 
         Raises:
             ValueError: names, shapes or dtypes differ from this environment's.
@@ -301,7 +255,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         )
 
     def _named_leaves(self, tree: tuple[Variation, State]) -> dict[str, jax.Array]:
-        """All that goes on; what only Warp has is empty with another engine."""
+        """Return the leaves that belong into a checkpoint, by name."""
         named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         return {name: leaf for name, leaf in named.items() if self.simulator.physics.saves(name)}
 
@@ -335,7 +289,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
 
 def _enlarged(size: tuple[int, int], pixels: int) -> tuple[int, int]:
-    """Height and width in the same proportion, the longer one ``pixels``."""
+    """Return height and width in the same proportion, the longer one ``pixels``."""
     height, width = size
     return round(height * pixels / max(size)), round(width * pixels / max(size))
 
@@ -345,12 +299,12 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _raw(leaf: jax.Array) -> jax.Array:
-    """The numbers of a leaf: a typed PRNG key's words, everything else as it is."""
+    """Return the numbers of a leaf: a typed PRNG key's words, everything else as it is."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def jax_device_of(device: torch.device) -> jax.Device:
-    """JAX's device for the same hardware.
+    """Return JAX's device for the same hardware.
 
     Raises:
         ValueError: JAX does not have it here.

@@ -1,8 +1,7 @@
 """MuJoCo's own engine, on all cores of a CPU: some forty times as fast there as kernels made for a GPU.
 
-The state of the worlds stays what it is with any engine, float32 arrays of JAX: before each call the engine takes the
-inputs of the next step from them, and afterwards what it has computed is written to new ones. So a step depends on
-nothing that a checkpoint does not hold, and its result not on the number of threads.
+Before each call the engine takes the inputs of the step from JAX's float32 arrays, and afterwards its results are
+written to new ones. So a step depends on nothing that a checkpoint does not hold, nor on the number of threads.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -28,20 +27,17 @@ STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 _OWN_NAMES = {"opt.impratio_invsqrt": "opt.impratio"}
 _WARPS_NAMES = {own: name for name, own in _OWN_NAMES.items()}
 _CONVERTED = {"opt.impratio": lambda inverse_root: inverse_root**-2.0}
-"""Where Warp keeps another number than MuJoCo."""
+"""Numbers that Warp keeps in another form than MuJoCo."""
 
 DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQPOS", "BADQVEL", "BADQACC", "INERTIA")]
 """Warnings after which MuJoCo begins anew from the model's defaults, without a word to the caller."""
 
 
 class NativePhysics(Physics):
-    """Steps worlds by ``mujoco.batch``.
+    """Steps worlds by ``mujoco.batch``, with ``threads`` side by side.
 
     Every field of ``mjx.Data`` is delivered but those of Warp's own (``data._impl``: contacts, constraints), which stay
     empty.
-
-    Args:
-        threads: that step worlds side by side; None: one for each core.
     """
 
     name = "native"
@@ -78,10 +74,11 @@ class NativePhysics(Physics):
 
     def vary(self, fields: Collection[str]) -> None:
         own_names = {_OWN_NAMES.get(path, path) for path in fields}
-        self._varied = tuple(sorted((MODEL_FIELDS & own_names) - DERIVED.keys()))  # which MuJoCo derives itself
+        self._varied = tuple(sorted((MODEL_FIELDS & own_names) - DERIVED.keys()))  # MuJoCo derives those itself
         self._batch = Batch(self._scene, self.num_envs, self._threads)
         self._expanded = {name: self._batch.expand(name) for name in self._varied}
-        for name in self._derived:  # what is bound after a call would be zeros until the next one
+        # An array that is bound after a call would be zeros until the next one.
+        for name in self._derived:
             self._batch.bind(name)
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
@@ -96,7 +93,7 @@ class NativePhysics(Physics):
     def _compute(
         self, method: Callable[..., None], outputs: tuple[str, ...], model: mjx.Model, data: mjx.Data, number: int = 0
     ) -> mjx.Data:
-        """``data`` with those fields replaced by what ``method(number, *inputs, *fields, *outputs)`` computes."""
+        """Replace those fields of ``data`` by the outputs of ``method(number, *inputs, *fields, *outputs)``."""
         inputs = [getattr(data, name) for name in self._inputs] + [_field(model, path) for path in self._varied]
         shapes = [getattr(self.template, name) for name in outputs]
         computed = call_for_all(method, number, inputs, shapes, num_envs=self.num_envs)
@@ -113,8 +110,8 @@ class NativePhysics(Physics):
         except SimulationError as error:  # the other worlds have been stepped
             failed[error.ids] = True
         self._deliver(self._stepped, outputs)
-        # Not a number, as anywhere else: the simulator ends the episode of such a world.
-        failed |= batch.warning[:, DIVERGED, 1].any(1)  # how often
+        # NaN, as from any engine: the simulator ends the episode of such a world. Entry 1 counts a warning.
+        failed |= batch.warning[:, DIVERGED, 1].any(1)
         outputs[0][failed] = np.nan
 
     def _forward_all(self, _: int, *arrays: np.ndarray) -> None:
@@ -130,7 +127,7 @@ class NativePhysics(Physics):
         self._deliver(self._poses, outputs)
 
     def _load(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        """Gives the inputs and the fields that vary to the engine; returns the rest."""
+        """Give the inputs and the fields that vary to the engine; returns the rest."""
         batch, inputs = self._batch, len(self._inputs)
         for name, values in zip(self._inputs, arrays, strict=False):
             batch.bind(name)[...] = values
@@ -151,7 +148,7 @@ class NativePhysics(Physics):
 
 
 def _field(model: mjx.Model, path: str) -> jax.Array:
-    """A field by the name that MuJoCo has for it."""
+    """Return a field by the name that MuJoCo has for it."""
     path = _WARPS_NAMES.get(path, path)
     owner, _, name = path.rpartition(".")
     return leaf(model.opt if owner else model, name)

@@ -65,8 +65,7 @@ class Physics:
         """Take the paths of the model's fields that differ between worlds; called before anything is traced."""
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
-        """Take ``substeps`` physics steps. As after ``mj_step``, what follows from the state is of the last one's
-        beginning."""
+        """Take ``substeps`` physics steps; as after ``mj_step``, derived fields are of the last one's beginning."""
         raise NotImplementedError
 
     def forward(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
@@ -79,11 +78,7 @@ class Physics:
 
 
 def make_physics(name: str, task: World, *, num_envs: int, device: jax.Device) -> Physics:
-    """Build the engine of this name; ``auto``: MuJoCo's own on a CPU, and Warp's on a GPU.
-
-    Raises:
-        ValueError: the engine is not installed, or is not for this device.
-    """
+    """Build the engine of this name; ``auto``: MuJoCo's own on a CPU, and Warp's on a GPU."""
     if name == "auto":
         name = "native" if device.platform == "cpu" else "warp"
     return PHYSICS.load(name, Physics)(task, num_envs=num_envs, device=device)

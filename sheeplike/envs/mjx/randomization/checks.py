@@ -1,4 +1,4 @@
-"""What lines may do to the fields of a scene: refused before anything is compiled or drawn."""
+"""Checks of what lines may do to the fields of a scene, before anything is compiled or drawn."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,14 +14,14 @@ NOT_NEGATIVE = frozenset(
     | {"opt.density", "opt.viscosity"}
 )
 POSITIVE = frozenset({"body_mass", "body_inertia", "geom_size"})
-"""Where the compiled scene has some of it, there must be some."""
+"""Quantities that may not vanish where the compiled scene has some of them."""
 
 DEVIATIONS = 3.0
 """A normal distribution ends so many deviations from its mean: no draw, however rare, leaves what was checked."""
 
 
 class Reach(NamedTuple):
-    """What a line can draw for its targets: the least and the most, float32, both of a shape that fits (R, C)."""
+    """Range of a line's draws for its targets: the least and the most, float32, both of a shape that fits (R, C)."""
 
     line: Line
     targets: tuple[Target, ...]
@@ -30,11 +30,7 @@ class Reach(NamedTuple):
 
 
 def check_operation(line: Line, target: Target) -> None:
-    """Refuses an operation that has no meaning for the field.
-
-    Raises:
-        InvalidOption: which key of the line does not fit.
-    """
+    """Refuse an operation that has no meaning for the field."""
     path, kind = target.field.path, np.dtype(target.field.nominal.dtype).kind
     if kind != "f" and (line.operation != "set" or line.kind not in ("choice", "bernoulli")):
         raise line.invalid("operation", line.operation, f"set by choice or bernoulli, since {path} is no real number")
@@ -47,8 +43,7 @@ def check_operation(line: Line, target: Target) -> None:
 
 
 def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the most that a distribution draws, float32 (C,), from its parameters: ``first`` (C,), or
-    (choices, C) of a choice, and ``second`` (C,)."""
+    """Return the least and the most of a distribution, float32 (C,), from its parameters (C,) or (choices, C)."""
     if distribution == "normal":
         return first - np.float32(DEVIATIONS) * second, first + np.float32(DEVIATIONS) * second
     if distribution == "choice":
@@ -57,12 +52,12 @@ def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np
 
 
 def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjModel) -> tuple[float, str] | None:
-    """The first value that is no index of what there is, and what was expected: Warp would read beyond its arrays."""
+    """Return the first value that is no valid index, and what was expected: Warp would read beyond its arrays."""
     for target in targets:
         path = target.field.path
         if np.dtype(target.field.nominal.dtype).kind not in "iu":
             continue
-        least, count = 0, scene.nmat  # of geom_matid
+        least, count = 0, scene.nmat
         if path == "light_type":
             count = len(mujoco.mjtLightType.__members__) - 1  # all but that of images
             if not (scene.light_type == mujoco.mjtLightType.mjLIGHT_SPOT).any():
@@ -74,10 +69,9 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
 
 
 def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
-    """The line after which something can be negative that must not be, and what was expected.
+    """Return the line after which something can be negative that must not be, and what was expected.
 
-    Lines act one after the other, so that what each can reach depends on those before. A negative mass, or a body that
-    has lost its mass, makes the physics of its world NaN.
+    Lines act one after the other. A negative mass, or a body that has lost its mass, makes its world's physics NaN.
     """
     spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
@@ -110,11 +104,7 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
 
 
 def number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
-    """A number, or the index of the material of this name.
-
-    Raises:
-        InvalidOption: no material has this name, or the line wants none.
-    """
+    """Return a number, or the index of the material of this name."""
     if not isinstance(value, str):
         return value
     names = [scene.material(i).name for i in range(scene.nmat)]

@@ -9,17 +9,13 @@ import mujoco
 import numpy as np
 
 INERTIAL = frozenset({"body_mass", "body_inertia", "dof_armature"})
-"""What the inertia at ``qpos0`` rests on, and with it the inverse weights by which constraints are softened."""
+"""Fields that decide the inertia at ``qpos0``, and with it the inverse weights by which constraints are softened."""
 
 Fields = dict[str, jax.Array]
 
 
 class Inertia:
-    """The inertia of a scene in its reference pose, as a function of masses, inertias and armatures.
-
-    Args:
-        scene: the compiled scene; its Jacobians in ``qpos0`` are computed here, once.
-    """
+    """The inertia of a scene in its reference pose, as a function of masses, inertias and armatures."""
 
     def __init__(self, scene: mujoco.MjModel) -> None:
         data = mujoco.MjData(scene)
@@ -43,8 +39,7 @@ class Inertia:
         self._tendon_armature = np.float32(scene.tendon_armature)
 
     def constants(self, fields: Fields) -> Fields:
-        """``body_subtreemass``, ``body_invweight0``, ``dof_invweight0`` and, where there are such, those of tendons and
-        actuators, of one world with these ``fields``; those that are not given are nominal."""
+        """Return the constants of one world that follow from ``fields``; those not given are nominal."""
         mass, inertia, armature = (
             jnp.asarray(fields.get(name, self._nominal[name])) for name in ("body_mass", "body_inertia", "dof_armature")
         )
@@ -76,7 +71,7 @@ class Inertia:
 
 
 def bounds(scene: mujoco.MjModel, sizes: jax.Array) -> Fields:
-    """``geom_rbound`` and ``geom_aabb`` of geoms of these sizes, (ngeom, 3); meshes and planes keep theirs."""
+    """Return ``geom_rbound`` and ``geom_aabb`` of geoms of these sizes, (ngeom, 3); meshes and planes keep theirs."""
     shapes, first, second = mujoco.mjtGeom, sizes[:, 0], sizes[:, 1]
     rbound = jnp.asarray(scene.geom_rbound, jnp.float32)
     aabb = jnp.asarray(scene.geom_aabb, jnp.float32).reshape(-1, 2, 3)
@@ -94,7 +89,7 @@ def bounds(scene: mujoco.MjModel, sizes: jax.Array) -> Fields:
 
 
 def subtrees(parents: np.ndarray) -> np.ndarray:
-    """float32 (nbody, nbody): 1 where the second body is the first or below it."""
+    """Return float32 (nbody, nbody): 1 where the second body is the first or below it."""
     within = np.eye(len(parents), dtype=np.float32)
     for body in range(len(parents) - 1, 0, -1):
         within[parents[body]] += within[body]
@@ -102,7 +97,7 @@ def subtrees(parents: np.ndarray) -> np.ndarray:
 
 
 def _averages(scene: mujoco.MjModel) -> np.ndarray:
-    """float32 (nv, nv): the degrees of freedom of a ball have one weight, those of a free joint two."""
+    """Return float32 (nv, nv): the degrees of freedom of a ball have one weight, those of a free joint two."""
     groups = np.arange(scene.nv)
     for kind, first in zip(scene.jnt_type, scene.jnt_dofadr, strict=True):
         if kind == mujoco.mjtJoint.mjJNT_FREE:
@@ -114,7 +109,7 @@ def _averages(scene: mujoco.MjModel) -> np.ndarray:
 
 
 def _dense(rows: int, scene: mujoco.MjModel, *sparse: np.ndarray) -> np.ndarray:
-    """float32 (rows, nv), from MuJoCo's sparse values, entries per row, their addresses and columns."""
+    """Return float32 (rows, nv), from MuJoCo's sparse values, entries per row, their addresses and columns."""
     dense = np.zeros((rows, scene.nv))
     if rows:
         mujoco.mju_sparse2dense(dense, *sparse)

@@ -26,16 +26,16 @@ from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, Line, Lines, pa
 
 
 class Variation(NamedTuple):
-    """What differs between worlds. Of one world; of all, every array has N in front."""
+    """Differences between worlds. Of one world; of all, every array has N in front."""
 
     model: dict[str, jax.Array]
     """Fields of the model by path, whole: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``."""
     frames: dict[str, jax.Array]
-    """Of a camera, float32 (2, 3): the factor and the offset of its colours, which are in [0, 1]."""
+    """Factor and offset of each camera's colours, float32 (2, 3); colours are in [0, 1]."""
     delay: dict[str, jax.Array]
     """``{"action.delay": int32 ()}`` control steps, or nothing."""
     drawn: dict[str, jax.Array]
-    """What was drawn, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
+    """Draws, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
 
 
 NOMINAL = Variation({}, {}, {}, {})
@@ -60,15 +60,12 @@ class Randomization:
 
     Args:
         lines: as :mod:`~sheeplike.envs.mjx.randomization.spec` describes them.
-        scene: the compiled scene.
-        model: the same on the device.
-        cameras: that are rendered.
+        cameras: those that are rendered.
         randomize: False: draw nothing and vary nothing; every world is the compiled scene, described in the same terms.
 
     Attributes:
         shapes: ``(R, C)`` of what each line draws, by name, in their order.
         max_delay: the longest that an action can wait, in control steps.
-        randomize: as given.
         warnings: constants that keep their nominal values.
 
     Raises:
@@ -102,16 +99,16 @@ class Randomization:
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
     def rows(self, *paths: str) -> set[int]:
-        """Rows of these fields of the model that differ between worlds."""
+        """Return the rows of these fields of the model that differ between worlds."""
         targets = [target for bound in self._lines if self.randomize for target in bound.targets]
         return {int(row) for target in targets if target.field.path in paths for row in target.rows}
 
     def sample(self, key: jax.Array) -> Variation:
-        """The variation of a new episode, from a typed PRNG key."""
+        """Return the variation of a new episode, from a typed PRNG key."""
         return self.apply(self.draw(key))
 
     def draw(self, key: jax.Array) -> dict[str, jax.Array]:
-        """What each line draws, float32 (R, C). A line's numbers do not depend on which other lines there are."""
+        """Draw float32 (R, C) for each line. A line's numbers do not depend on which other lines there are."""
         if not self.randomize:
             return {bound.line.name: jnp.asarray(bound.neutral) for bound in self._lines}
         return {
@@ -120,7 +117,7 @@ class Randomization:
         }
 
     def apply(self, drawn: Mapping[str, jax.Array]) -> Variation:
-        """The variation that follows from these numbers; nominal worlds take the model as it is."""
+        """Return the variation that follows from these numbers; nominal worlds take the model as it is."""
         if not self.randomize:
             return NOMINAL._replace(drawn=dict(drawn))
         model = {path: field.nominal for path, field in self._fields.items()}
@@ -144,7 +141,7 @@ class Randomization:
         return Variation(model, frames, delay, dict(drawn))
 
     def placed(self, model: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Fields by where ``mjx.Model.tree_replace`` finds them."""
+        """Name fields as ``mjx.Model.tree_replace`` finds them."""
         return {self._fields[path].place if path in self._fields else path: value for path, value in model.items()}
 
     def _adjust(self, frames: dict[str, jax.Array], bound: _Bound, numbers: jax.Array) -> None:
@@ -153,19 +150,15 @@ class Randomization:
         for index, camera in enumerate(bound.targets[0].rows):
             name = self._cameras[camera]
             before = frames.get(name, jnp.stack([jnp.ones(3), jnp.zeros(3)]))
-            if bound.line.operation == "scale":  # of what has been added before, too
+            if bound.line.operation == "scale":  # scales earlier offsets too
                 frames[name] = before.at[:, components].multiply(numbers[index])
             else:
                 frames[name] = before.at[1, components].add(numbers[index])
 
     def check(self, overrides: Mapping[str, np.ndarray]) -> tuple[str, str] | None:
-        """What is wrong with values that lines are to take instead of drawing.
+        """Check values float32 (M, R, C), by name of line, that lines are to take in M worlds in place of drawing.
 
-        Args:
-            overrides: float32 (M, R, C) by name of line, in the same M worlds.
-
-        Returns:
-            A line's name and what was expected of it, or None: the values are as good as drawn.
+        Returns a line's name and what was expected of it, or None: the values are as good as drawn.
         """
         for bound in self._lines:
             name, values = bound.line.name, overrides.get(bound.line.name)
@@ -183,7 +176,7 @@ class Randomization:
         return None
 
     def _unfit_sign(self, overrides: Mapping[str, np.ndarray]) -> tuple[Line, str] | None:
-        """As :func:`unfit_sign`, with values (R, C) that some lines take instead of drawing."""
+        """Check signs by :func:`unfit_sign`, with values (R, C) that some lines take in place of drawing."""
         reaches = []
         for line, targets, _, low, high, _ in self._lines:
             value = overrides.get(line.name)
@@ -206,7 +199,7 @@ class Randomization:
         return _bound(line, targets, self._scene)
 
     def _start_from_materials(self, lines: Sequence[Line]) -> None:
-        """Colours that a line changes begin as they look: MuJoCo marks a geom that has its material's by a grey."""
+        """Start colours from how they look: MuJoCo marks a geom that has its material's colour by a grey."""
         material = self._scene.geom_matid
         marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1)
         if field := self._fields.get("geom_rgba"):
@@ -217,7 +210,7 @@ class Randomization:
             marked &= ~changed
         self._shown = set(material[marked].tolist())
         if any("geom_matid" in line.field for line in lines):
-            self._shown = set(range(self._scene.nmat))  # which may be anybody's
+            self._shown = set(range(self._scene.nmat))  # any geom may take any material
 
     def _target(self, line: Line, field: Field) -> Target:
         components = np.arange(field.shape[1]) if line.component is None else np.array(line.component)
@@ -244,7 +237,7 @@ class Randomization:
 
 
 def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _Bound:
-    """The shape of a line's draw, and its parameters as arrays."""
+    """Bind a line: the shape of its draw, and its parameters as arrays."""
     counts = {len(target.rows) for target in targets} or {1}
     if len(counts) > 1 and not line.shares("elements"):
         raise line.invalid("field", list(line.field), "fields of as many elements each, or shared: elements")
@@ -283,7 +276,7 @@ def _neutral(line: Line, targets: tuple[Target, ...], shape: tuple[int, int]) ->
 
 
 def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
-    """float32 (R, C)."""
+    """Draw float32 (R, C)."""
     r, c = bound.shape
     c = 1 if bound.line.operation == "rotate" else c
     first, second = jax.random.split(key)

@@ -59,7 +59,7 @@ _KINDS = {
     **{"jnt": "JOINT", "cam": "CAMERA", "mat": "MATERIAL", "eq": "EQUALITY"},
     **{name: name.upper() for name in ("geom", "body", "light", "site", "actuator", "tendon", "pair", "sensor")},
 }
-"""What the names of fields begin with, and MuJoCo's kind of object."""
+"""Prefixes of fields' names, and MuJoCo's kind of object."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Field:
     Attributes:
         path: as a user writes it, such as ``geom_rgba`` or ``opt.gravity``.
         place: as ``mjx.Model.tree_replace`` takes it.
-        nominal: its value in the compiled scene.
-        elements: what each row belongs to, by name; None for a field of the whole scene.
+        elements: the name of each row's owner; None for a field of the whole scene.
     """
 
     path: str
@@ -80,13 +79,13 @@ class Field:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Elements and components, of each at least one: what the field is reshaped to, to change parts of it."""
+        """Elements and components, of each at least one: the shape in which parts of the field are changed."""
         rows = 1 if self.elements is None else len(self.elements)
         return rows, self.nominal.shape[-1] if self.nominal.ndim > (self.elements is not None) else 1
 
 
 class Target(NamedTuple):
-    """What a line changes of a field: rows and components by index."""
+    """Part of a field that a line changes: rows and components by index."""
 
     field: Field
     rows: np.ndarray
@@ -94,21 +93,12 @@ class Target(NamedTuple):
 
     @property
     def at(self) -> tuple[np.ndarray, ...]:
-        """Where that is in the field, reshaped."""
+        """Index of the part in the field, reshaped."""
         return np.ix_(self.rows, self.components)
 
 
 def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field:
-    """The field at ``path``.
-
-    Args:
-        line: name of the line that asks, for errors.
-        scene: the compiled scene.
-        model: the same on the device.
-
-    Raises:
-        InvalidOption: there is no such field, or it cannot differ between worlds.
-    """
+    """Return the field at ``path``; errors name the ``line`` that asks for it."""
     if path in DERIVED:
         raise invalid(line, "field", path, f"{DERIVED[path]}, from which it follows", [DERIVED[path]])
     if path not in OFFERED:
@@ -129,11 +119,7 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
 
 
 def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
-    """Indices of the elements that the patterns choose, in their order in the model; 0 of a field of the whole scene.
-
-    Raises:
-        InvalidOption: a pattern fits nothing, or nothing is left.
-    """
+    """Return indices of the elements that the patterns choose, in the model's order; 0 for the whole scene."""
     if field.elements is None:
         if tuple(patterns) != ("*",):
             raise invalid(line, "of", list(patterns), f"nothing, since {field.path} is the whole scene's")
@@ -154,7 +140,7 @@ def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
 
 
 def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
-    """Of each row of a field: the element's name, or ``<body>/<index among the unnamed of its kind on that body>``."""
+    """Name the element of each row, or call it ``<body>/<index among the unnamed of its kind on that body>``."""
     prefix = name.partition("_")[0]
     objects = "jnt" if prefix in ("dof", "qpos", "qpos0") else prefix
     kind = getattr(mujoco.mjtObj, f"mjOBJ_{_KINDS[objects]}")
@@ -176,6 +162,6 @@ def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
 
 
 def fixed_to_world(field: Field, scene: mujoco.MjModel) -> np.ndarray:
-    """bool, one per row: the place of this geom or body never changes, and physics has computed it once."""
+    """Return bool, one per row: the place of this geom or body never changes, and physics has computed it once."""
     bodies = np.arange(scene.nbody) if field.path.startswith("body_") else scene.geom_bodyid
     return scene.body_weldid[bodies] == 0

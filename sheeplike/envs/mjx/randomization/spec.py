@@ -1,4 +1,4 @@
-"""What differs between worlds, as it is written down: a mapping of named lines, read here without JAX or MuJoCo.
+"""Lines of randomization as they are written down: named mappings, read here without JAX or MuJoCo.
 
     box_colour:
       field: geom_rgba                        or several that share a draw, such as [body_mass, body_inertia]
@@ -37,7 +37,7 @@ Numbers = Number | tuple[Number, ...]
 Lines = Mapping[str, Mapping[str, Any]]
 
 
-class Written(Options):
+class LineConfig(Options):
     """A line as it is written; see the module's docstring."""
 
     field: tuple[str, ...] = Field(min_length=1)
@@ -48,13 +48,10 @@ class Written(Options):
     shared: tuple[Literal["elements", "components"], ...] | None = None
 
 
-class Line(Written):
-    """One line: what is drawn, and what becomes of it.
+class Line(LineConfig):
+    """One line, its distribution read: one of ``DISTRIBUTIONS`` and its parameters, of ``choice`` one for each value.
 
-    Attributes:
-        name: tells it apart from the others, in logs and in ``envs.variation``.
-        kind: of the distribution, one of ``DISTRIBUTIONS``.
-        parameters: of the distribution; for ``choice`` one entry per value. A string names a material.
+    A parameter that is a string names a material.
     """
 
     name: str
@@ -62,21 +59,21 @@ class Line(Written):
     parameters: Any
 
     def shares(self, axis: str) -> bool:
-        """Whether one draw serves all ``elements``, or all ``components``."""
+        """Return True if one draw serves all ``elements``, or all ``components``."""
         return axis in (self.shared or ())
 
     def invalid(self, key: str, value: Any, expected: str, choices: Iterable[str] = ()) -> InvalidOption:
-        """The error for a key of this line; ``key="numbers"`` means those of its distribution."""
+        """Return the error for a key of this line; ``key="numbers"`` means those of its distribution."""
         return invalid(self.name, f"distribution.{self.kind}" if key == "numbers" else key, value, expected, choices)
 
 
 def invalid(name: str, key: str, value: Any, expected: str, choices: Iterable[str] = ()) -> InvalidOption:
-    """The error for a key of the line ``name``, with the nearest of ``choices``."""
+    """Return the error for a key of the line ``name``, with the nearest of ``choices``."""
     return InvalidOption(".".join(filter(None, ("randomization", name, key))), value, expected, nearest(value, choices))
 
 
 def parse(lines: Lines) -> tuple[Line, ...]:
-    """Reads the lines and checks all that can be checked without a model.
+    """Read the lines and check all that can be checked without a model.
 
     Raises:
         InvalidOption: its key is the path of what is not valid, from ``randomization`` on.
@@ -93,10 +90,10 @@ def parse(lines: Lines) -> tuple[Line, ...]:
 
 def _line(name: str, line: Any) -> Line:
     if not isinstance(line, Mapping):
-        raise invalid(name, "", line, f"a section with {', '.join(Written.model_fields)}")
+        raise invalid(name, "", line, f"a section with {', '.join(LineConfig.model_fields)}")
     if "/" in name or "." in name or not name:
         raise invalid(name, "", dict(line), "a name without dots and slashes")
-    written = build(Written, line, f"randomization.{name}.")
+    written = build(LineConfig, line, f"randomization.{name}.")
     kind, parameters = _distribution(name, written.distribution)
     if written.component and len(set(written.component)) != len(written.component):
         raise invalid(name, "component", list(written.component), "each index once")
@@ -141,7 +138,7 @@ def _distribution(name: str, given: Any) -> tuple[str, tuple[Numbers, ...]]:
 
 
 def _numbers(name: str, key: str, value: Any, expected: str, *, choice: bool) -> Numbers:
-    """A number, or several as a tuple; of a choice also a name, or a truth value as a number."""
+    """Return a number, or several as a tuple; of a choice also a name, or a truth value as a number."""
     if choice and isinstance(value, str):
         return value
     if _is_number(value) or (choice and isinstance(value, bool)):

@@ -1,4 +1,4 @@
-"""Which cameras are rendered, how large their images are, and where they and the lights stand."""
+"""Choice of cameras, sizes of their images, and poses of cameras and lights."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,11 +14,7 @@ from sheeplike.options import nearest
 
 
 def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tuple[str, ...]:
-    """The cameras asked for, or all that the scene has.
-
-    Raises:
-        ValueError: no camera at all, one that the scene lacks, or one named twice.
-    """
+    """Return the cameras asked for, or all that the scene has; raise ``ValueError`` for what it lacks."""
     known = [model.camera(i).name for i in range(model.ncam)]
     chosen = tuple(known if cameras is None else cameras)
     if not chosen:
@@ -35,11 +31,7 @@ def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tup
 def resolve_image_sizes(
     image_size: ImageSize | Mapping[str, ImageSize], cameras: Sequence[str]
 ) -> dict[str, tuple[int, int]]:
-    """``(height, width)`` of each camera, from one size for all or from one for each by name.
-
-    Raises:
-        ValueError: an impossible size, a camera without one, or one for a camera that is not rendered.
-    """
+    """Return ``(height, width)`` of each camera, from one size for all or from one for each by name."""
     if not isinstance(image_size, Mapping):
         return dict.fromkeys(cameras, resolve_image_size(image_size))
     for name in image_size:
@@ -59,11 +51,10 @@ def resolve_image_sizes(
 
 
 def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
-    """Poses of cameras and lights from the poses of the bodies that carry them, or that they track or look at.
+    """Compute poses of cameras and lights from the bodies that carry them, or that they track or look at.
 
-    Warp does this inside a full ``forward`` only; after a reset merge nothing but the kinematics is run, and a camera
-    on a moving body would otherwise film from where its body stood one episode ago. A camera that tracks keeps the
-    orientation, and the offset from its body, of the scene as it was compiled.
+    Warp does this inside a full ``forward`` only; after a reset merge nothing but the kinematics is run. A camera that
+    tracks keeps the orientation, and the offset from its body, of the scene as it was compiled.
 
     Source: MuJoCo's ``mj_camlight``.
     """
@@ -82,13 +73,7 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
 def _mounted(
     model: mjx.Model, data: mjx.Data, kind: str
 ) -> tuple[jax.Array, jax.Array, np.ndarray, np.ndarray, jax.Array]:
-    """How the K cameras (``cam``) or lights (``light``) of a scene stand on their bodies.
-
-    Returns:
-        positions float32 (K, 3), metres; rotations (K, 3, 3) of their bodies; indices of those that move with their
-        body, or its centre of mass, without turning; indices of those that look at a body, or at its centre of mass;
-        and where that is, (len(indices), 3).
-    """
+    """Return poses (K, 3), (K, 3, 3) of cameras or lights, who tracks, who looks at a body, and where that is."""
     mode, offset, offset_body, offset_centre = (
         getattr(model, f"{kind}_{name}") for name in ("mode", "pos", "pos0", "poscom0")
     )
@@ -110,10 +95,7 @@ def _mounted(
 
 
 def _centres(model: mjx.Model, data: mjx.Data, bodies: np.ndarray) -> jax.Array:
-    """Centres of mass of bodies (K,) with all that they carry, float32 (K, 3), metres.
-
-    Made of this moment's kinematics: the data's own ``subtree_com`` is as old as the last physics step.
-    """
+    """Return centres of mass of bodies (K,) with all that they carry, float32 (K, 3), of this moment's kinematics."""
     carried = subtrees(model.body_parentid)[bodies]
     mass = carried @ model.body_mass
     weighted = carried @ (model.body_mass[:, None] * data.xipos)
@@ -126,21 +108,21 @@ def _replace(array: jax.Array, index: np.ndarray, values: jax.Array) -> jax.Arra
 
 
 def _looking(backwards: jax.Array) -> jax.Array:
-    """Rotations (K, 3, 3) of cameras that look along ``-backwards`` (K, 3), with the horizon level."""
+    """Return rotations (K, 3, 3) of cameras that look along ``-backwards`` (K, 3), with the horizon level."""
     z = _unit(backwards)
     x = _unit(jnp.cross(jnp.array([0.0, 0.0, 1.0]), z))
     return jnp.stack([x, _unit(jnp.cross(z, x)), z], axis=-1)
 
 
 def _unit(vector: jax.Array) -> jax.Array:
-    """Vectors (K, 3) of length one; the x axis where there is no direction, as in MuJoCo."""
+    """Scale vectors (K, 3) to length one; the x axis where there is no direction, as in MuJoCo."""
     length = jnp.linalg.norm(vector, axis=-1, keepdims=True)
     short = length < mujoco.mjMINVAL
     return jnp.where(short, jnp.array([1.0, 0.0, 0.0]), vector / jnp.where(short, 1.0, length))
 
 
 def _quaternion_to_matrix(quat: jax.Array) -> jax.Array:
-    """Unit quaternions (..., 4), w first, to rotation matrices (..., 3, 3)."""
+    """Turn unit quaternions (..., 4), w first, into rotation matrices (..., 3, 3)."""
     w, x, y, z = jnp.moveaxis(quat, -1, 0)
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],

@@ -19,7 +19,7 @@ ENVS = "envs"
 """The name of the axis over which the simulator maps its worlds."""
 
 GEOM_GROUPS = (0, 1, 2)
-"""Which geoms are drawn; collision shapes are in the groups above."""
+"""Groups of geoms that are drawn; collision shapes are in the groups above."""
 
 
 class Renderer:
@@ -29,13 +29,9 @@ class Renderer:
     ``"pixels/<camera>"`` uint8 (H, W, 3), and if asked for
 
     - ``"depth/<camera>"`` float32 (H, W, 1): metres along the optical axis, not along the ray; 0 where nothing is hit;
-    - ``"segmentation/<camera>"`` int32 (H, W, 1): the id of the geom that is hit, as ``model.geom(id)`` takes it, and
-      -1 where nothing is.
+    - ``"segmentation/<camera>"`` int32 (H, W, 1): the id of the geom that is hit, and -1 where nothing is.
 
     Args:
-        model: the scene. Geom groups 0, 1 and 2 are drawn; 3 and above (collision shapes) are not.
-        options: what is rendered, and how.
-        num_envs: worlds. Warp allocates for exactly this many.
         image_size: ``(H, W)`` or one number, in pixels, for all cameras; or a size for each of them, by name.
         device: Warp's name of the device, such as ``"cpu"`` or ``"cuda:0"``.
 
@@ -43,9 +39,6 @@ class Renderer:
         cameras: names, in the order in which they are rendered.
         image_sizes: ``(H, W)`` of each camera, in that order.
         spaces: of what ``render`` delivers of one world, by name.
-
-    Raises:
-        ValueError: a camera that the scene lacks, an impossible size, or what this renderer cannot do.
     """
 
     def __init__(
@@ -73,11 +66,7 @@ class Renderer:
         """Raise ``ValueError`` for what this renderer cannot do; allocates nothing."""
 
     def vary(self, fields: Collection[str]) -> None:
-        """Take the paths of the model's fields that differ between worlds; called before ``open``.
-
-        Raises:
-            ValueError: a field whose differences would not be seen.
-        """
+        """Take the paths of the model's fields that differ between worlds, or refuse them; called before ``open``."""
 
     def open(self) -> None:
         """Allocate and compile what rendering needs; called before the first ``render``, and again to no effect."""

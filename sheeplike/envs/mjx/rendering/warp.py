@@ -29,9 +29,6 @@ class WarpRenderer(Renderer):
 
     Attributes:
         by_threads: the cores of a CPU share the worlds. If not, MJX's own functions cast the rays, as on a GPU.
-
-    Raises:
-        ValueError: also for segmentation of a scene with flexes.
     """
 
     def prepare(self) -> None:
@@ -92,7 +89,7 @@ class WarpRenderer(Renderer):
         return frames, data
 
     def _cast(self, model: mjx.Model, data: mjx.Data) -> tuple[dict[str, jax.Array], mjx.Data]:
-        """What all rays of one world meet, by Warp's name of the buffer; and the data to go on with."""
+        """Return what all rays of one world hit, by Warp's name of the buffer, and the data with which to go on."""
         if isinstance(self._context, _Shares):
             return self._context.cast(model, data), data
         with hide_side_effects():
@@ -106,16 +103,10 @@ class WarpRenderer(Renderer):
 
 
 class _Shares:
-    """Rays of the worlds of a CPU, each thread casting those of its share of them.
+    """Casts rays of the worlds of a CPU, each thread those of its share of them.
 
     MJX's functions keep what they work on in globals of a module, so that no two threads can use them: here are Warp's
     own functions, with a context for each share.
-
-    Args:
-        num_envs: worlds.
-        threads: shares.
-        varied: names of the model's fields that differ between worlds.
-        options: of Warp's render context.
     """
 
     DATA = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "flexvert_xpos")
@@ -143,8 +134,7 @@ class _Shares:
         self._outputs = {name: shape for name, shape in self._outputs.items() if shape.size}
 
     def cast(self, model: mjx.Model, data: mjx.Data) -> dict[str, jax.Array]:
-        """Colours ``rgb_data`` uint32 (R,), and where asked for ``depth_data`` float32 (R,) and ``seg_data`` int32
-        (R, 2), of the rays of one world; traced inside a ``vmap``."""
+        """Return ``rgb_data`` uint32 (R,), and on demand ``depth_data`` float32 (R,) and ``seg_data`` int32 (R, 2)."""
         inputs = {name: leaf(data if name in self.DATA else model, name) for name in (*self.DATA, *self._fields)}
         inputs = {name: value for name, value in inputs.items() if value.size}
         shapes = self._outputs.values()

@@ -1,12 +1,9 @@
 """Cart-pole from the DM Control suite, balance and swing-up, at 12.5 Hz.
 
 A cart of 1 kg on a rail of +-1.8 m carries a pole of 0.1 kg and 1 m; the action, in [-1, 1], pushes the cart with up to
-10 N. The reward is the suite's smooth one, a product of four factors, so it lies in [0, 1] and an episode of 125 steps
-(10 s) returns at most 125:
+10 N. The reward is the suite's smooth one, in [0, 1], so that an episode of 125 steps (10 s) returns at most 125:
 
     upright (1 + cos angle) / 2  x  centred in [1/2, 1]  x  small control in [4/5, 1]  x  small velocity in [1/2, 1]
-
-A product has no additive terms: it is logged as the single term ``balance`` or ``swingup``.
 
 Source: Tassa et al. 2018, "DeepMind Control Suite", and its published ``cartpole`` domain and ``rewards.tolerance``.
 """
@@ -30,31 +27,24 @@ SUCCESS_SECONDS = 1.0
 
 
 class Memory(NamedTuple):
-    """What an episode of cart-pole remembers."""
+    """State of an episode of cart-pole."""
 
     held_steps: jax.Array
     """int32 (), control steps in a row with the pole upright and the cart centred."""
 
 
 def tolerance(value: jax.Array, margin: float, value_at_margin: float = 0.1) -> jax.Array:
-    """1 at zero, falling like a Gaussian to ``value_at_margin`` at distance ``margin``."""
+    """Return 1 at zero, falling like a Gaussian to ``value_at_margin`` at distance ``margin``."""
     scale = np.sqrt(-2.0 * np.log(value_at_margin))
     return jnp.exp(-0.5 * jnp.square(value / margin * scale))
 
 
 class Cartpole:
-    """Cart-pole; see the module's docstring.
-
-    Observations: ``state`` float32 (5,) = cart position (m), cos and sin of the pole's angle from upright, cart
-    velocity (m/s), angular velocity (rad/s); ``privileged_state`` (7,) = ``state``, the fraction of the episode left,
-    and the fraction of the success time held so far.
+    """Cart-pole; see the module's docstring, and ``howto/tasks.md`` for its observations.
 
     Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (13 steps) in a row.
     A balanced pole that falls below the horizontal terminates its episode, as in MuJoCo Playground's cart-pole from
-    pixels: what follows would be another task, the swing-up, which nothing terminates. With ``fall_ends=False`` nothing
-    terminates a balance either, as in the control suite.
-
-    ``options`` say whether it starts near upright or has to be swung up.
+    pixels, unless ``fall_ends=False``. The type of ``options`` decides whether it starts near upright or hanging.
     """
 
     # An action repeat of eight, as in PlaNet (Hafner et al. 2019): fifteen imagined steps then span the pole's fall.

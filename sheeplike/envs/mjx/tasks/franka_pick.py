@@ -1,10 +1,9 @@
 """Pick up a box with a Franka Emika Panda, controlled in a vertical plane, at 20 Hz.
 
-The box starts at rest on a strip on the floor, at a place drawn anew for every episode; the arm has to grasp it and
-lift it to the height of the green rod. The tip moves in the plane above the strip; joint targets come from damped
-least-squares inverse kinematics.
+The box starts at rest on a strip on the floor; the arm has to grasp it and lift it to the height of the green rod. The
+tip moves in the plane above the strip; joint targets come from damped least-squares inverse kinematics.
 
-Reward. Five weighted terms measure how far along the pick is, 14.75 at most:
+Five weighted terms measure how far along the pick is, 14.75 at most:
 
     gripper_box          4     1 - tanh(5 distance of tip and box)
     box_target           8     1 - tanh(5 (0.9 position error + 0.1 rotation error)), once the tip has reached the box
@@ -12,11 +11,9 @@ Reward. Five weighted terms measure how far along the pick is, 14.75 at most:
     lifted               0.5   box centre above 5 cm
     success              2
 
-What is paid is progress: the amount by which their sum exceeds the best sum of the episode so far, and nothing at the
-first step, which sets the mark. The return therefore telescopes to (best sum - first sum) and cannot exceed 14.75, and
-no posture can be farmed. ``reward_terms`` splits each payment by what each term contributed to it: its value now minus
-its value when the mark was last raised. One of them can be negative; they sum to the reward, and over an episode each
-sums to that term's part of the best sum minus its part of the first.
+The reward is progress: the amount by which their sum exceeds the best sum of the episode so far, the first step's being
+the first. The return is therefore (best sum - first sum), and no posture can be farmed. ``reward_terms`` splits each
+reward by term; one of them can be negative.
 
 Source of the task, its weights and its limits: MuJoCo Playground's ``PandaPickCubeCartesian`` (Zakka et al. 2025). Here
 the box does not start inside the floor, is placed anew in every episode, and terms that can never fire are left out.
@@ -51,7 +48,7 @@ SUCCESS_TOLERANCE = 0.05
 
 
 class Memory(NamedTuple):
-    """What an episode of pick remembers."""
+    """State of an episode of pick."""
 
     tip: jax.Array
     """float32 (3,), where the tip is told to be, metres."""
@@ -67,17 +64,10 @@ class FrankaPick:
     """Franka pick; see the module's docstring.
 
     Action, each in [-1, 1]: move of the tip in y and in z, 5 mm per step at full scale, and the gripper, which closes
-    by 2 cm per step when negative and opens by as much when not.
-
-    Observations, metres in the base frame: ``state`` float32 (22,) = tip (3), commanded minus actual tip y and z (2),
-    finger opening and its command (2), box (3), box minus tip (3), target minus box (3), first two columns of the box's
-    rotation (6); ``privileged_state`` (52,) = ``state``, arm joints (7), all velocities (15), the weighted terms at the
-    best moment so far (5), reached, begun, and the fraction of the episode left.
+    by 2 cm per step when negative and opens by as much when not. ``howto/tasks.md`` lists the observations.
 
     Success: the box's centre within 5 cm of the target height and within 3 cm of the tip. It terminates the episode, as
     does a box that leaves the scene (more than 1 m away along an axis, or below the floor).
-
-    ``box_range`` is a setting, whose default is that of the options.
     """
 
     name = "franka_pick"
@@ -108,7 +98,7 @@ class FrankaPick:
         self._capsule = model.geom("hand_capsule").id
 
     def _keyframe(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions (16,), controls (8,) and where these controls tell the tip to be (3,)."""
+        """Return positions (16,), controls (8,) and where these controls tell the tip to be (3,)."""
         key = self.model.keyframe(name)
         data = mujoco.MjData(self.model)
         data.qpos[:7] = key.ctrl[:7]
@@ -176,7 +166,7 @@ class FrankaPick:
         )
 
     def _above_floor(self, data: mjx.Data) -> jax.Array:
-        """bool (): by geometry and not by contacts, which physics computes before its last move."""
+        """Return a bool (): by geometry and not by contacts, which physics computes before its last move."""
         pad_reach = jnp.abs(data.geom_xmat[self._pads, 2]) * self.model.geom_size[self._pads]
         pads = data.geom_xpos[self._pads, 2] - pad_reach.sum(-1)
         radius, half_length, _ = self.model.geom_size[self._capsule]

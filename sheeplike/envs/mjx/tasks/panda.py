@@ -32,14 +32,9 @@ _TIP_OFFSET = 0.2104
 
 
 def forward(joints: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Pose and Jacobian of the tip.
+    """Return position float32 (3,), metres, and rotation (3, 3) of the tip in the base frame, and its Jacobian (6, 7).
 
-    Args:
-        joints: float32 (7,), radians.
-
-    Returns:
-        position float32 (3,) in the base frame, metres; rotation (3, 3); Jacobian (6, 7), its first three rows m/rad,
-        its last three the rotation vector in the base frame.
+    The Jacobian's first three rows are m/rad, its last three the rotation vector. ``joints`` are (7,), radians.
     """
     position, rotation = jnp.zeros(3, joints.dtype), jnp.eye(3, dtype=joints.dtype)
     axes, origins = [], []
@@ -66,20 +61,16 @@ def forward(joints: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def inverse_step(joints: jax.Array, position: jax.Array, rotation: jax.Array, rest: jax.Array) -> jax.Array:
-    """One damped least-squares step towards a tip pose.
+    """Take one damped least-squares step towards a tip pose.
 
-    A closed loop on the target pose: called once per control step with targets that move by millimetres it follows to
-    fractions of a millimetre, without case analysis and without ever failing. What the task leaves free is pulled
-    towards ``rest``.
+    Called once per control step with targets that move by millimetres, it follows to fractions of a millimetre.
+    Redundant motion is pulled towards ``rest``.
 
     Args:
-        joints: float32 (7,), where the joints are told to be now, radians.
+        joints: float32 (7,), commanded joints, radians.
         position: float32 (3,), tip target in the base frame, metres.
         rotation: float32 (3, 3), tip target; at most a small turn away.
         rest: float32 (7,), preferred joints.
-
-    Returns:
-        float32 (7,), within the joint limits.
     """
     tip, turn, jacobian = forward(joints)
     difference = rotation @ turn.T
