@@ -156,10 +156,6 @@ def make(
             :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
         **options: the environment's own, such as ``id`` of a family and ``episode_length``. Options of ``simulation``
             may be given one by one too, such as ``cameras=["front"]``.
-
-    Raises:
-        Unusable: a package that the environment needs is missing.
-        ValueError: an unknown environment, option or camera, or a value that cannot be served.
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
     id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)

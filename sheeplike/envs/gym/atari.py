@@ -18,12 +18,7 @@ NOOP = 0
 
 
 class Protocol(gymnasium.Wrapper):
-    """Begins episodes by doing nothing for a random time, and ends them with a life if asked to.
-
-    Args:
-        env: a game in which every step is one frame.
-        noops: frames of doing nothing, at most; their number is drawn anew for each episode.
-    """
+    """Begins episodes with up to ``noops`` frames of doing nothing, and ends them with a life if asked to."""
 
     def __init__(self, env: gymnasium.Env, *, noops: int, terminal_on_life_loss: bool) -> None:
         super().__init__(env)

@@ -20,14 +20,7 @@ class ControlSuite(gymnasium.Env):
     """One task of the suite; observations are its vectors by their names, float64.
 
     An episode terminates where the task ends it with a discount of 0, and is truncated where its time is over.
-
-    Args:
-        id: ``<domain>-<task>``.
-        camera: number of the camera; None: the one of :data:`CAMERAS`, or the first.
-        shadow_map: see :class:`~sheeplike.envs.gym.options.DmcOptions`.
-
-    Attributes:
-        max_episode_steps: of an episode, or None without a limit.
+    ``camera=None`` is the one of :data:`CAMERAS`, or the first.
     """
 
     def __init__(

@@ -26,9 +26,6 @@ class PartialView(gymnasium.Wrapper):
     The frames are those of ``minigrid.wrappers.RGBImgPartialObsWrapper``, which draws every cell again: here the
     symbols that ``step`` returns choose from a table of drawn cells. ``info["is_success"]`` at the end of an episode
     tells whether it ended with a reward.
-
-    Args:
-        tile: pixels a side of a cell; None: the largest even number with which the view fits into ``image_size``.
     """
 
     def __init__(self, env: gymnasium.Env, *, tile: int | None, image_size: tuple[int, int]) -> None:

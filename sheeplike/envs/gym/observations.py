@@ -48,11 +48,7 @@ def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
 
 
 def choose_frames(frames: str, env: gymnasium.Env) -> str:
-    """Resolve ``auto`` among ``observation``, ``render`` and ``none`` to the first that the environment can serve.
-
-    Raises:
-        ValueError: the environment cannot serve ``frames``.
-    """
+    """Resolve ``auto`` among ``observation``, ``render`` and ``none`` to the first that the environment can serve."""
     space, render_modes = env.observation_space, list(env.metadata.get("render_modes", []))
     can = {"observation": bool(parts_of(space)[0]), "render": "rgb_array" in render_modes, "none": True}
     if frames == "auto":
@@ -71,14 +67,8 @@ class Observer:
 
     ``pixels/<entry>`` are images among the observations (``pixels/observation`` where there is nothing else), or
     ``pixels/render``. Vectors have their entries' names; ``state`` is all of them together, in the order of their
-    names, unless an entry is called that. Discrete values are one-hot. Texts are left out.
-
-    Args:
-        space: of the environment.
-        options: ``frames`` is decided.
-
-    Attributes:
-        space: of the result; uint8 (H, W, C) and float32 (D,).
+    names, unless an entry is called that. Discrete values are one-hot. Texts are left out. ``space`` is that of the
+    result, uint8 (H, W, C) and float32 (D,).
     """
 
     def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
@@ -105,12 +95,9 @@ class Observer:
     def __call__(
         self, observation: Any, render: Callable[[], Any], *, first: bool, earlier: Any = None
     ) -> dict[str, np.ndarray]:
-        """Return the flat dict.
+        """Return the flat dict; of an ``earlier`` observation, pixel by pixel, the brighter is taken.
 
-        Args:
-            render: called where frames come from it.
-            first: an episode begins.
-            earlier: an observation of which, pixel by pixel, the brighter is taken, or None.
+        ``render`` is called where frames come from it; ``first``: an episode begins.
         """
         seen: dict[str, np.ndarray] = {}
         for camera, part in self._cameras.items():

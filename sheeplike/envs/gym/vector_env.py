@@ -60,8 +60,6 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     - ``success`` (N,) float32: 1 if ``info["is_success"]`` or ``info["success"]`` was true in this episode, else 0; NaN
       until the environment has said one of them: most define no success;
-    - ``reward_terms``: empty;
-    - ``nonfinite`` (N,) bool: a vector or the reward was not finite, and the world is truncated;
     - ``restarted`` (N,) bool: the environment failed, or a process died, and a new one replaces it, as a line on stderr
       says. The world is truncated, shows its last good observation and has reward 0; its episode does not count.
 
@@ -71,13 +69,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     Args:
         make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
         options: of the worlds; its ``id`` is the name of the environment.
-        image_size: pixels, ``(H, W)`` or one number; the same for all cameras.
         action_repeat: steps of the environment for which an action is held; rewards are summed.
-        seed: of the first ``reset()``.
-
-    Raises:
-        Unusable: the environment cannot be made here.
-        ValueError: a value that it cannot serve.
     """
 
     exact_resume = False
@@ -129,10 +121,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin a new episode in every world; with a ``seed`` as if none had been before.
-
-        Without one, the first call uses that of the constructor; later calls go on in each world's random stream.
-        """
+        """Begin a new episode in every world; with a ``seed`` as if none had been before."""
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
         if self.closed:
@@ -149,11 +138,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Take one action in every world; waits for the device.
 
-        Args:
-            actions: float32 (N, A), clipped to [-1, 1]; int64 (N,) or (N, K) where they are discrete.
-
-        Raises:
-            GaveUp: the environment failed for good.
+        Actions are float32 (N, A), clipped to [-1, 1], or int64 (N,) or (N, K). Raises ``GaveUp``.
         """
         dtype = torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
         check_actions(self, actions, dtype, begun=self._running)

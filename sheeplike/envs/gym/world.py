@@ -102,11 +102,7 @@ class World(gymnasium.Env):
         self._env = self._made.make(render_mode="rgb_array" if self._options.frames == "render" else None)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin an episode; with a ``seed`` a new stream of random numbers too.
-
-        Raises:
-            GaveUp: the environment failed more than ``max_restarts`` times in a row.
-        """
+        """Begin an episode; with a ``seed`` a new stream of random numbers too. May raise ``GaveUp``."""
         if seed is not None:
             self._seed, self._restarts, self._unseeded = seed, 0, True
         while True:

@@ -16,14 +16,10 @@ T = TypeVar("T")
 class Engines(NamedTuple):
     """Engines of one kind."""
 
-    option: str
-    """The key that chooses one."""
-    group: str
-    """Entry points of other packages."""
-    built_in: Mapping[str, str]
-    """Each engine's ``<module>:<class>``."""
-    automatic: tuple[str, ...] = ()
-    """Values of the key that leave the choice to the simulator."""
+    option: str  # The key that chooses one
+    group: str  # Entry points of other packages
+    built_in: Mapping[str, str]  # Each engine's `<module>:<class>`
+    automatic: tuple[str, ...] = ()  # Values of the key that leave the choice to the simulator
 
     def names(self) -> list[str]:
         """Return the values that the key takes here, those of installed packages last."""

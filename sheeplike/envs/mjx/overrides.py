@@ -21,10 +21,8 @@ Choices = dict[str, tuple[jax.Array, jax.Array]]
 class Overrides(NamedTuple):
     """Values that worlds that begin an episode take in place of what they would draw."""
 
-    drawn: Choices
-    """Draws of lines, (N, R, C)."""
-    memory: Choices
-    """Fields of the task's memory, as the reset leaves it."""
+    drawn: Choices  # Draws of lines, (N, R, C)
+    memory: Choices  # Fields of the task's memory, as the reset leaves it
 
 
 NO_OVERRIDES = Overrides({}, {})
@@ -46,9 +44,6 @@ def parse_options(
             dictionaries within it as ``info.target``; ``worlds``: indices of the worlds that take them, or (N,) bool;
             all if left out. A value is one for all these worlds, or one for each, in their order.
         variation, memory: of all worlds, whose shapes tell what fits.
-
-    Raises:
-        ValueError: an unknown name, a value that its line could not draw at all, or worlds that do not exist.
     """
     for option in options:
         if option not in OPTIONS:

@@ -21,8 +21,7 @@ class Packed:
     words: jax.Array
     """int32 (K, N), the bits of the numbers. As integers, because nothing alters those on their way, as a float's NaN
     may be."""
-    flags: jax.Array
-    """bool (L, N)."""
+    flags: jax.Array  # bool (L, N)
     structure: jax.tree_util.PyTreeDef = dataclasses.field(metadata={"static": True})
     places: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
     """Dtype and row of each leaf."""

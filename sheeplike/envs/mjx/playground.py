@@ -61,13 +61,11 @@ class Memory(NamedTuple):
 
 
 class PlaygroundTask:
-    """One world of a task of MuJoCo Playground; see the module's docstring.
-
-    Actions lie in [-1, 1], which is what Playground's own training gives its tasks.
+    """One world of a task of MuJoCo Playground, with actions in [-1, 1]; see the module's docstring.
 
     Attributes:
-        textures: drawn unless that is refused: the floor's squares show that a robot moves, and the floor is white
-            without them. They cost a fifth to a third of the renderer's speed.
+        textures: the floor's squares show that a robot moves, and the floor is white without them. They cost a fifth to
+            a third of the renderer's speed.
         default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
     """
 

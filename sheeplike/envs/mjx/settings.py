@@ -20,11 +20,7 @@ Values = float | Sequence[float] | np.ndarray | torch.Tensor
 
 
 def declared(task: Task) -> dict[str, float]:
-    """Return the settings of a task and their defaults.
-
-    Raises:
-        TypeError: they are not what ``reset`` takes, or a default is no number that float32 can hold.
-    """
+    """Return the settings of a task and their defaults; raise ``TypeError`` if ``reset`` does not take them."""
     settings = getattr(task, "settings", {})
     if not isinstance(settings, Mapping):
         raise TypeError(f"{task.name}.settings is {settings!r}: expected names and defaults, such as {{'range': 0.1}}")

@@ -47,14 +47,11 @@ Scalars = dict[str, jax.Array]
 class Statistics(NamedTuple):
     """Running totals of the current episode; final values in the step that ends it."""
 
-    returns: jax.Array
-    """float32 (), sum of rewards."""
-    length: jax.Array
-    """int32 (), control steps."""
+    returns: jax.Array  # float32 (), sum of rewards
+    length: jax.Array  # int32 (), control steps
     success: jax.Array | None
     """bool (), success was reached at some step; None where the task defines none."""
-    reward_terms: dict[str, jax.Array]
-    """float32 () each, sums of the weighted terms."""
+    reward_terms: dict[str, jax.Array]  # float32 () each, sums of the weighted terms
 
 
 class State(NamedTuple):
@@ -66,8 +63,7 @@ class State(NamedTuple):
     key: jax.Array
     """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. Not the typed key
     itself: JAX would then dispatch every step in Python, leaf by leaf."""
-    episode: jax.Array
-    """int32 (), episodes begun, the current one included."""
+    episode: jax.Array  # int32 (), episodes begun, the current one included
     ended: jax.Array
     """bool (), the previous call delivered the last frame; the next one resets."""
     waiting: dict[str, jax.Array]
@@ -90,8 +86,7 @@ class Output(NamedTuple):
 
     frames: dict[str, jax.Array]
     vectors: dict[str, jax.Array]
-    results: Packed
-    """:class:`Results` of all worlds."""
+    results: Packed  # :class:`Results` of all worlds
 
 
 class Simulator:
@@ -101,10 +96,8 @@ class Simulator:
         renderer: built for as many worlds; its options are those of the simulation.
         randomization: lines, see :mod:`sheeplike.envs.mjx.randomization.spec`, or one that is bound to this scene.
         randomize: False: every world is the compiled scene all the same.
-        stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
 
     Attributes:
-        randomization: bound to the scene.
         settings: the task's, of all worlds; each step reads them where an episode begins.
         warnings: for the user.
         vector_shapes: of the vectors of one world, by name.
@@ -192,12 +185,9 @@ class Simulator:
     def step(
         self, variation: Variation, state: State, actions: jax.Array, overrides: Overrides = NO_OVERRIDES
     ) -> tuple[Variation, State, Output]:
-        """Take one control step in all worlds, in one compiled call.
+        """Take one control step in all worlds, in one compiled call; ``variation`` and ``state`` are donated.
 
-        Args:
-            variation, state: donated, gone after the call.
-            actions: float32 (N, A), or flat (N * A,); clipped to the action space.
-            overrides: what worlds that begin an episode take instead of what they would draw.
+        Actions are float32 (N, A), or flat; worlds that begin an episode take ``overrides`` in place of what they draw.
         """
         with jax.default_device(self.device):
             variation, state, output = self._compiled(variation, state, actions, self.settings.on_device, overrides)

@@ -30,14 +30,12 @@ Vectors = Mapping[str, jax.Array]
 class Outcome(NamedTuple):
     """Result of one control step in one world."""
 
-    reward: jax.Array
-    """float32 (), the sum of ``reward_terms``."""
+    reward: jax.Array  # float32 (), the sum of `reward_terms`
     terminated: jax.Array
     """bool (), the episode ended by the task's own rules (never by time: that is the simulator's truncation)."""
     success: jax.Array | None
     """bool (), the goal is met at this step; None where the task has no such goal."""
-    reward_terms: dict[str, jax.Array]
-    """float32 () each, weighted; they sum to ``reward``."""
+    reward_terms: dict[str, jax.Array]  # float32 () each, weighted; they sum to `reward`
     memory: Memory
 
 
@@ -45,12 +43,9 @@ class World(Protocol):
     """Members of every task."""
 
     name: str
-    model: mujoco.MjModel
-    """The compiled scene, cameras included."""
-    episode_length: int
-    """Control steps after which the simulator truncates an episode."""
-    substeps: int
-    """Physics steps per control step."""
+    model: mujoco.MjModel  # The compiled scene, cameras included
+    episode_length: int  # Control steps after which the simulator truncates an episode
+    substeps: int  # Physics steps per control step
     action_space: gymnasium.spaces.Box
     """Actions of one world, float32 (A,). The simulator clips to its bounds."""
     contacts_per_world: int
@@ -98,10 +93,7 @@ class SteppingTask(World, Protocol):
     """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.simulator.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
-        """Begin an episode, from data whose inputs stand at the model's defaults.
-
-        Only the inputs of the data returned are used; the simulator runs the kinematics afterwards.
-        """
+        """Begin an episode, from data whose inputs stand at the model's defaults; only inputs are taken over."""
 
     def advance(
         self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
@@ -118,11 +110,7 @@ def steps_itself(task: Task | SteppingTask) -> TypeGuard[SteppingTask]:
 
 
 def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTask:
-    """Return the task with each action held for ``repeat`` control steps, of which only the last is judged.
-
-    There are ``repeat`` times as many substeps and ``repeat`` times fewer steps in an episode. ``control`` runs once
-    per action; rewards are not summed.
-    """
+    """Return the task with each action held for ``repeat`` control steps, of which only the last is judged."""
     if repeat < 1:
         raise ValueError(f"action_repeat={repeat}: expected a positive number of control steps, such as 1")
     if task.episode_length % repeat:
@@ -139,10 +127,7 @@ def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTas
 
 
 def check_capacity(task: Task | SteppingTask) -> None:
-    """Compare the contacts and constraints allocated with those of the scene in its default pose and keyframes.
-
-    Warp drops what exceeds the allocation and prints a warning, so a task should allocate well above this floor.
-    """
+    """Compare the contacts and constraints allocated with those of the scene in its default pose and keyframes."""
     for name, needed in zip(("contacts_per_world", "constraints_per_world"), least_capacity(task.model), strict=True):
         if (allocated := getattr(task, name)) < needed:
             raise ValueError(f"{task.name}: {name}={allocated} is too few: expected at least {needed} for this scene")

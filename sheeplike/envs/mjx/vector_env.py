@@ -53,23 +53,18 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     - ``success`` (N,) bool: reached in this episode so far; float32 NaN where the task defines none;
     - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
-    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success``, ``reward_terms``}: running totals, final
-      where the episode ends;
+    - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success``, ``reward_terms``}: running totals;
     - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
       scene's default pose, it is truncated, and the next step resets it.
 
     Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
 
     Args:
-        task: one world.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:<index>"``.
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
-        seed: of the first ``reset()``.
         randomization: lines by name; see :mod:`sheeplike.envs.mjx.randomization.spec`. Each world draws its variation
             anew for every episode, observes it as ``"variation"``, and has it at the end of ``"privileged_state"``.
         randomize: False: every world is the compiled scene, with the same observations.
         stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
-        simulation: engines, cameras and images.
 
     Attributes:
         film_pixels: of the longer side of what :meth:`film` renders by the agent's cameras too; None: it does not.
@@ -131,14 +126,10 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin a new episode in every world.
+        """Begin a new episode in every world; with a ``seed`` everything restarts from it.
 
-        With a ``seed`` everything restarts from it. Without one, the first call uses the seed given at construction and
-        later calls go on in each world's own random stream.
-
-        Args:
-            options: values for worlds to take in place of what they would draw; see
-                :func:`sheeplike.envs.mjx.overrides.parse_options`. The first use of other names compiles once more.
+        ``options`` are values for worlds to take in place of what they would draw; see
+        :func:`sheeplike.envs.mjx.overrides.parse_options`. The first use of other names compiles once more.
         """
         if self.closed:
             raise RuntimeError("reset() of a closed environment")
@@ -158,11 +149,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def step(
         self, actions: torch.Tensor
     ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Take one control step in every world.
-
-        Args:
-            actions: float32 (N, A) on the env's device; clipped to the action space.
-        """
+        """Take one control step in every world; actions float32 (N, A) are clipped to the action space."""
         check_actions(self, actions, torch.float32, begun=self._state is not None)
         # Clamping also makes a copy that no caller can write to while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
@@ -170,8 +157,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def film(self) -> dict[str, torch.Tensor]:
         """Render the first world by the task's ``film_camera``: uint8 (1, H, W, 3) by its name, on the device.
 
-        With ``film_pixels`` also by the agent's cameras, larger. Nothing with ``renderer="none"``. The first call
-        compiles a renderer for each camera.
+        With ``film_pixels`` also by the agent's cameras, larger. The first call compiles a renderer for each camera.
         """
         camera = getattr(self.simulator.task, "film_camera", None)
         seen = self.simulator.renderer.image_sizes
@@ -188,10 +174,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     @property
     def variation(self) -> dict[str, torch.Tensor]:
-        """Values in force in each world by name of line: float32 (N, R, C), a copy, on the device.
-
-        R and C are elements and components, or 1 where one number serves all; before the first reset there is nothing.
-        """
+        """Values in force in each world by name of line: float32 (N, R, C), a copy, on the device."""
         return self._copies(self._variation.drawn)
 
     @property
@@ -228,11 +211,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return state | {f"{SETTING}{name}": values for name, values in self.settings.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore worlds that ``state_dict`` of the same task, number of worlds and versions returned.
-
-        Raises:
-            ValueError: names, shapes or dtypes differ from this environment's.
-        """
+        """Restore worlds that ``state_dict`` of the same task, number of worlds and versions returned."""
         template = self.simulator.start(self._seed)
         leaves = self._named_leaves(template)
         settings = {f"{SETTING}{name}": name for name in self.simulator.settings.on_device}
@@ -304,11 +283,7 @@ def _raw(leaf: jax.Array) -> jax.Array:
 
 
 def jax_device_of(device: torch.device) -> jax.Device:
-    """Return JAX's device for the same hardware.
-
-    Raises:
-        ValueError: JAX does not have it here.
-    """
+    """Return JAX's device for the same hardware; raise ``ValueError`` if JAX does not have it."""
     try:
         found = jax.devices(device.type)[device.index or 0]
         if device.type == "cuda":  # torch's stream could not be waited for, and JAX would read what is not yet written

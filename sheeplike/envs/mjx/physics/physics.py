@@ -27,18 +27,11 @@ POSES = (
 class Physics:
     """Steps one world; traced inside the simulator's ``vmap``, so that all worlds are stepped together.
 
-    An engine implements ``step``, ``forward`` and ``kinematics``; everything else has a default. Renderers read
-    ``model`` and ``template`` in MJX's Warp layout.
-
-    Args:
-        task: one world.
-        num_envs: worlds.
-        device: where they live.
-        contacts: to allocate for all worlds together.
-        constraints: rows to allocate in each world.
+    An engine implements ``step``, ``forward`` and ``kinematics``; everything else has a default. ``contacts`` are
+    allocated for all worlds together, ``constraints`` in each.
 
     Attributes:
-        model: the scene on the device.
+        model: the scene on the device, in MJX's Warp layout, which renderers read.
         template: data whose inputs stand at the model's defaults.
     """
 

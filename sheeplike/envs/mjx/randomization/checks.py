@@ -69,10 +69,7 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
 
 
 def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
-    """Return the line after which something can be negative that must not be, and what was expected.
-
-    Lines act one after the other. A negative mass, or a body that has lost its mass, makes its world's physics NaN.
-    """
+    """Return the line after which something can be negative that must not be, and what was expected."""
     spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
     for index, (line, targets, least, most) in enumerate(reaches):

@@ -32,8 +32,7 @@ class Variation(NamedTuple):
     """Fields of the model by path, whole: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``."""
     frames: dict[str, jax.Array]
     """Factor and offset of each camera's colours, float32 (2, 3); colours are in [0, 1]."""
-    delay: dict[str, jax.Array]
-    """``{"action.delay": int32 ()}`` control steps, or nothing."""
+    delay: dict[str, jax.Array]  # `{"action.delay": int32 ()}` control steps, or nothing
     drawn: dict[str, jax.Array]
     """Draws, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
 
@@ -51,17 +50,13 @@ class _Bound(NamedTuple):
     low: np.ndarray
     """(C,) or (choices, C): the first parameter, or all that there is to choose from."""
     high: np.ndarray
-    neutral: np.ndarray
-    """(R, C) float32, which changes nothing."""
+    neutral: np.ndarray  # (R, C) float32, which changes nothing
 
 
 class Randomization:
-    """Draws the variation of a world, anew for each of its episodes.
+    """Draws the variation of a world, anew for each of its episodes, from lines of :mod:`~.spec`.
 
-    Args:
-        lines: as :mod:`~sheeplike.envs.mjx.randomization.spec` describes them.
-        cameras: those that are rendered.
-        randomize: False: draw nothing and vary nothing; every world is the compiled scene, described in the same terms.
+    Without ``randomize`` every world is the compiled scene, described in the same terms.
 
     Attributes:
         shapes: ``(R, C)`` of what each line draws, by name, in their order.

@@ -32,7 +32,6 @@ class Renderer:
     - ``"segmentation/<camera>"`` int32 (H, W, 1): the id of the geom that is hit, and -1 where nothing is.
 
     Args:
-        image_size: ``(H, W)`` or one number, in pixels, for all cameras; or a size for each of them, by name.
         device: Warp's name of the device, such as ``"cpu"`` or ``"cuda:0"``.
 
     Attributes:

@@ -50,12 +50,9 @@ SUCCESS_TOLERANCE = 0.05
 class Memory(NamedTuple):
     """State of an episode of pick."""
 
-    tip: jax.Array
-    """float32 (3,), where the tip is told to be, metres."""
-    reached: jax.Array
-    """bool (), the tip has been at the box in this episode."""
-    begun: jax.Array
-    """bool (), the first step has set the mark."""
+    tip: jax.Array  # float32 (3,), where the tip is told to be, metres
+    reached: jax.Array  # bool (), the tip has been at the box in this episode
+    begun: jax.Array  # bool (), the first step has set the mark
     best: jax.Array
     """float32 (5,), the weighted terms, in the order of ``WEIGHTS``, when their sum was highest."""
 

@@ -61,16 +61,10 @@ def forward(joints: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def inverse_step(joints: jax.Array, position: jax.Array, rotation: jax.Array, rest: jax.Array) -> jax.Array:
-    """Take one damped least-squares step towards a tip pose.
+    """Take one damped least-squares step of joints (7,), radians, towards a tip pose in the base frame.
 
     Called once per control step with targets that move by millimetres, it follows to fractions of a millimetre.
-    Redundant motion is pulled towards ``rest``.
-
-    Args:
-        joints: float32 (7,), commanded joints, radians.
-        position: float32 (3,), tip target in the base frame, metres.
-        rotation: float32 (3, 3), tip target; at most a small turn away.
-        rest: float32 (7,), preferred joints.
+    Redundant motion is pulled towards the joints ``rest``.
     """
     tip, turn, jacobian = forward(joints)
     difference = rotation @ turn.T
