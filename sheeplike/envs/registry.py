@@ -89,16 +89,12 @@ def check(
     randomize: bool = True,
     simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
 ) -> Options:
-    """Check all that can be checked without torch and JAX; the arguments are those of :func:`make`.
-
-    Returns:
-        the options, its ``id`` among them.
+    """Check all that can be checked without torch and JAX; returns the options, the ``id`` among them.
 
     Raises:
         Unusable: a package that the environment needs is missing.
         InvalidOption: its key is the argument that is not valid, or the name of the option; ``options`` where there is
             no such option, whose name is the error's ``value`` then.
-        ValueError: the package that has the environment is broken.
     """
     given = dict(options or {})
     if takes_id(name) != (id is not None):
@@ -150,12 +146,9 @@ def make(
 ) -> gymnasium.vector.VectorEnv:
     """Build the vector environment ``name``.
 
-    Args:
-        action_repeat: control steps for which an action is held; see :func:`sheeplike.envs.mjx.task.repeat_actions`.
-        stagger, randomization, randomize, simulation: of environments that are simulated here; see
-            :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`.
-        **options: the environment's own, such as ``id`` of a family and ``episode_length``. Options of ``simulation``
-            may be given one by one too, such as ``cameras=["front"]``.
+    For ``stagger`` to ``simulation`` see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`. ``options`` are the
+    environment's own, such as ``id`` of a family; options of ``simulation`` may be given one by one too, such as
+    ``cameras=["front"]``.
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
     id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)

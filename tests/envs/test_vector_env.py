@@ -226,7 +226,7 @@ def test_actions_may_be_overwritten_and_are_clipped(cartpole):
 )
 def test_wrong_actions_are_refused(cartpole, actions):
     cartpole.reset(seed=0)
-    with pytest.raises(ValueError, match=r"torch.float32 \(3, 1\)"):
+    with pytest.raises(AssertionError):
         cartpole.step(actions)
 
 
@@ -270,16 +270,16 @@ def test_a_restored_state_continues_bit_by_bit(cartpole, swingup, physics):
 
 def test_order_of_calls_is_checked():
     env = sheeplike.envs.make("cartpole_balance", num_envs=1, image_size=4)
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(AssertionError):
         env.step(torch.zeros(1, 1))
-    with pytest.raises(RuntimeError, match="before reset"):
+    with pytest.raises(AssertionError):
         env.state_dict()
     with pytest.raises(ValueError, match="variation, memory, worlds"):
         env.reset(options={"x": 1})
     env.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(AssertionError):
         env.step(torch.zeros(1, 1))
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(AssertionError):
         env.reset()
 
 
@@ -312,7 +312,7 @@ def test_worlds_that_are_staggered_end_their_first_episodes_at_times_of_their_ow
 def test_films_are_made_by_a_camera_that_is_no_observation():
     env = sheeplike.envs.make("franka_pick", num_envs=2, image_size=16)
     assert {name for name in env.single_observation_space if "/" in name} == {"pixels/front", "pixels/wrist"}
-    with pytest.raises(RuntimeError, match="before reset"):
+    with pytest.raises(AssertionError):
         env.film()
     env.reset(seed=0)
     first = env.film()["scene"].clone()

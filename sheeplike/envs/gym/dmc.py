@@ -20,7 +20,6 @@ class ControlSuite(gymnasium.Env):
     """One task of the suite; observations are its vectors by their names, float64.
 
     An episode terminates where the task ends it with a discount of 0, and is truncated where its time is over.
-    ``camera=None`` is the one of :data:`CAMERAS`, or the first.
     """
 
     def __init__(

@@ -210,9 +210,8 @@ def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
 def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
     """Return the space in which agents act, and a function that turns their action into one of ``space``.
 
-    - ``Discrete(n)``: itself, counted from 0; ``MultiDiscrete``: likewise, flat; ``MultiBinary(n)`` becomes
-      ``MultiDiscrete([2] * n)``.
-    - ``Box`` with finite bounds: a ``Box`` (A,) float32 in [-1, 1], of which -1 is the lower bound and 1 the upper.
+    ``Discrete`` and, flat, ``MultiDiscrete`` are counted from 0; ``MultiBinary(n)`` becomes ``MultiDiscrete([2] * n)``,
+    and a ``Box`` with finite bounds a ``Box`` (A,) float32 in [-1, 1].
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)

@@ -311,8 +311,7 @@ def _make(
 def choose_backend(*, required: bool) -> None:
     """Set ``MUJOCO_GL`` where it is not set and there is no screen: ``egl``, or else ``osmesa``.
 
-    The libraries read it when they are first imported, or when they first render. ``required``: raise ``Unusable``
-    where there is neither; an environment that does not render can do without.
+    ``required``: raise ``Unusable`` where there is neither; an environment that does not render can do without.
     """
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return

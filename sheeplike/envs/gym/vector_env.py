@@ -124,8 +124,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         """Begin a new episode in every world; with a ``seed`` as if none had been before."""
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
-        if self.closed:
-            raise RuntimeError("reset() of a closed environment")
+        assert not self.closed, "reset() of a closed environment"
         if seed is not None or not self._running:
             self._seed = self._seed if seed is None else check_seed(seed)
             self._generation = self._restarts = 0
@@ -167,8 +166,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the numbers from which a continuation derives seeds that no episode had."""
-        if not self._running:
-            raise RuntimeError("state_dict() before reset(): there is no state yet")
+        assert self._running, "state_dict() before reset()"
         return {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -270,8 +268,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 class Staging:
     """Sends the same named arrays (shape and dtype) again and again, from the host to the device.
 
-    On a GPU, each call packs all of them into one pinned buffer, from which one asynchronous copy is queued. Torch's
-    allocator reuses a pinned buffer only after its copies have finished. On a CPU, each array is copied once.
+    On a GPU, all of them go in one asynchronous copy from one pinned buffer, which torch reuses only after its copies.
     """
 
     def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:

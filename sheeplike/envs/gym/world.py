@@ -73,10 +73,7 @@ def _end_with_run() -> None:
 
 
 class World(gymnasium.Env):
-    """One world.
-
-    Its ``info`` is empty, but for ``success`` where the environment says ``is_success`` or ``success``,
-    ``nonfinite``, and ``restarted``, why the environment was replaced by a new one.
+    """One world; its ``info`` may hold ``success``, ``nonfinite`` and ``restarted``, the reason for that.
 
     An environment that raises in ``step`` or ``render`` is cut: the step delivers its last good observation, truncated
     and with reward 0. The reset that follows makes a new one, with a seed of its own, and tries again if that fails.

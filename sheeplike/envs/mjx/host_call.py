@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import warp as wp
 
-Shape = jax.ShapeDtypeStruct
-
 _DTYPES = {
     np.dtype(np.float32): wp.float32,
     np.dtype(np.int32): wp.int32,
@@ -28,17 +26,14 @@ def call_for_all(
     method: Callable[..., None],
     argument: object,
     inputs: Sequence[jax.Array],
-    outputs: Sequence[Shape | jax.Array],
+    outputs: Sequence[jax.ShapeDtypeStruct | jax.Array],
     *,
     num_envs: int,
 ) -> tuple[jax.Array, ...]:
     """Compute ``method`` for one world; traced inside a ``vmap`` over all, and called once for them.
 
-    Args:
-        method: bound; called as ``method(argument, *inputs, *outputs)`` with arrays (N, ...), of which it fills the
-            outputs. JAX keeps what is registered for ever, so that its object is held weakly.
-        inputs: of one world, none of them empty; float32, int32, uint32 or bool.
-        outputs: shapes and dtypes of the results, of one world.
+    ``method(argument, *inputs, *outputs)`` gets arrays (N, ...), of which it fills the outputs. JAX keeps what is
+    registered for ever, so that its object is held weakly. ``inputs`` are not empty: float32, int32, uint32 or bool.
     """
 
     def call_once(size: int, batched: list[bool], *inputs: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:

@@ -1,16 +1,13 @@
 """Every task of MuJoCo Playground, from pixels, whether or not it has a vision mode of its own.
 
-Playground's reset and step place, control, simulate and judge; our simulator does the rest as for any other task.
-Playground's own wrappers, its automatic reset and its renderer take no part.
+Playground's reset and step place, control, simulate and judge; its wrappers, automatic reset and renderer take no part.
 
 Observations are Playground's vector as ``state``, or its vectors by their names. The reward terms are its metrics of
 the step, ``reward/upright`` as ``upright``; they need not sum to the reward, which is often their product.
 
 As in Playground, the vectors come from the last physics step's positions, one physics step before what the frame shows,
 and a target that a reset moves (in reaching and swimming) is in the vectors one step later. Unlike there, a world whose
-numbers diverge is truncated, not terminated.
-
-Source: Zakka et al. 2025, "MuJoCo Playground".
+numbers diverge is truncated, not terminated. Source: Zakka et al. 2025, "MuJoCo Playground".
 """
 
 import math
@@ -63,10 +60,8 @@ class Memory(NamedTuple):
 class PlaygroundTask:
     """One world of a task of MuJoCo Playground, with actions in [-1, 1]; see the module's docstring.
 
-    Attributes:
-        textures: the floor's squares show that a robot moves, and the floor is white without them. They cost a fifth to
-            a third of the renderer's speed.
-        default_cameras: the scene's first, which published results from pixels use too; see ``CAMERAS``.
+    ``textures`` show that a robot moves: without them the floor is white. They cost a fifth to a third of the
+    renderer's speed. ``default_cameras`` is the scene's first, which published results use too; see ``CAMERAS``.
     """
 
     def __init__(self, options: PlaygroundOptions) -> None:

@@ -14,18 +14,12 @@ from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Vectors
 
 
 class Resets:
-    """Begins episodes of a stepping task.
+    """Begins episodes of a stepping task; ``outcome`` and ``vectors`` are the shapes of what ``advance`` returns.
 
     ``begin`` runs a forward pass, and some tasks let their robot fall to rest in it: 200 physics steps, for a control
     step of one. So it is made only in steps in which some world begins an episode, and then for all worlds. On a CPU
     the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that only a
     long reset is branched around; the others are made in every step.
-
-    Attributes:
-        outcome, vectors: shapes of what ``advance`` returns.
-
-    Raises:
-        TypeError: ``begin`` and ``advance`` return memory or vectors that differ.
     """
 
     def __init__(self, task: SteppingTask, physics: Physics, device: jax.Device) -> None:

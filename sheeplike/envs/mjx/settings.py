@@ -1,7 +1,6 @@
-"""Numbers of a task that may change while it runs, such as the difficulty of a curriculum.
+"""Numbers of a task that may change while it runs, one value per world, such as the difficulty of a curriculum.
 
-They enter the simulator's compiled step as arguments, one value per world: to change one compiles nothing, and each
-world's next reset is the first to see it.
+They enter the compiled step as arguments: to change one compiles nothing.
 """
 
 import inspect
@@ -38,11 +37,7 @@ def declared(task: Task) -> dict[str, float]:
 
 
 class Settings:
-    """Settings of all worlds: on the host to be read and changed, on the device for the simulator.
-
-    Attributes:
-        on_device: float32 (N,) by name. The same arrays from step to step until they are written anew.
-    """
+    """Settings of all worlds: on the host to be changed, ``on_device`` float32 (N,) by name for the simulator."""
 
     def __init__(self, defaults: Mapping[str, float], *, num_envs: int, device: jax.Device) -> None:
         self.num_envs, self._device = num_envs, device

@@ -97,11 +97,6 @@ class Simulator:
         randomization: lines, see :mod:`sheeplike.envs.mjx.randomization.spec`, or one that is bound to this scene.
         randomize: False: every world is the compiled scene all the same.
 
-    Attributes:
-        settings: the task's, of all worlds; each step reads them where an episode begins.
-        warnings: for the user.
-        vector_shapes: of the vectors of one world, by name.
-
     Raises:
         ValueError: too few contacts or constraints allocated, or a variation that cannot be simulated or seen.
         TypeError: a task that takes or returns something other than the protocol says.

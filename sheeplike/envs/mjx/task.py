@@ -90,7 +90,7 @@ class SteppingTask(World, Protocol):
     """
 
     long_reset: bool
-    """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.simulator.Resets`."""
+    """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.resets.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
         """Begin an episode, from data whose inputs stand at the model's defaults; only inputs are taken over."""

@@ -128,11 +128,9 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     ) -> tuple[Observations, dict[str, Any]]:
         """Begin a new episode in every world; with a ``seed`` everything restarts from it.
 
-        ``options`` are values for worlds to take in place of what they would draw; see
-        :func:`sheeplike.envs.mjx.overrides.parse_options`. The first use of other names compiles once more.
+        ``options`` are values for worlds to take in place of what they would draw, see ``overrides.parse_options``.
         """
-        if self.closed:
-            raise RuntimeError("reset() of a closed environment")
+        assert not self.closed, "reset() of a closed environment"
         first = seed is not None or self._state is None
         seed = self._seed if seed is None else check_seed(seed)
         if first:
@@ -163,11 +161,10 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         seen = self.simulator.renderer.image_sizes
         sizes = {} if camera is None or not seen else {camera: FILM_SIZE}
         if pixels := self.film_pixels:
-            sizes = {name: _enlarged(size, pixels) for name, size in (seen | sizes).items()}
+            sizes = {name: tuple(round(s * pixels / max(size)) for s in size) for name, size in (seen | sizes).items()}
         if not sizes:
             return {}
-        if self._state is None:
-            raise RuntimeError("film() before reset(): there is nothing to see yet")
+        assert self._state is not None, "film() before reset()"
         for name in sizes.keys() - self._films.keys():
             self._films[name] = self.simulator.film(name, sizes[name])
         return {name: to_torch(self._films[name](self._variation, self._state)) for name in sizes}
@@ -203,8 +200,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return all worlds as CPU tensors, by name: a copy, from which stepping goes on exactly as it would have."""
-        if self._state is None:
-            raise RuntimeError("state_dict() before reset(): there is no state yet")
+        assert self._state is not None, "state_dict() before reset()"
         leaves = self._named_leaves((self._variation, self._state)).items()
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
         state = {name: torch.from_numpy(np.array(jax.device_get(_raw(leaf)), copy=True)) for name, leaf in leaves}
@@ -265,12 +261,6 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             "nonfinite": results.nonfinite,
         }
         return observations, results.reward, results.terminated, results.truncated, info
-
-
-def _enlarged(size: tuple[int, int], pixels: int) -> tuple[int, int]:
-    """Return height and width in the same proportion, the longer one ``pixels``."""
-    height, width = size
-    return round(height * pixels / max(size)), round(width * pixels / max(size))
 
 
 def _is_key(leaf: jax.Array) -> bool:

@@ -85,7 +85,7 @@ def test_what_it_is() -> None:
         assert space.contains(obs[key].numpy()), key
     env.close()
     assert env.closed
-    with pytest.raises(RuntimeError, match=r"step\(\)"):
+    with pytest.raises(AssertionError):
         env.step(act(0, 0, 0))
 
 
@@ -220,19 +220,13 @@ def test_the_brighter_of_the_last_two_frames() -> None:
     assert pixels(1) == [50, 200]
 
 
-@pytest.mark.parametrize(
-    ("actions", "message"),
-    [
-        (torch.zeros(2), r"torch.float32 \(2,\).*torch.int64 \(2,\)"),
-        (torch.zeros(3, dtype=torch.int64), r"torch.int64 \(2,\)"),
-    ],
-)
-def test_actions_of_another_kind_are_refused(actions: torch.Tensor, message: str) -> None:
+@pytest.mark.parametrize("actions", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
+def test_actions_of_another_kind_are_refused(actions: torch.Tensor) -> None:
     env = worlds(2)
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(AssertionError):
         env.step(act(0, 0))
     env.reset()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(AssertionError):
         env.step(actions)
 
 

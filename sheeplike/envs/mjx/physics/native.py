@@ -34,11 +34,7 @@ DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQ
 
 
 class NativePhysics(Physics):
-    """Steps worlds by ``mujoco.batch``, with ``threads`` side by side.
-
-    Every field of ``mjx.Data`` is delivered but those of Warp's own (``data._impl``: contacts, constraints), which stay
-    empty.
-    """
+    """Steps worlds by ``mujoco.batch``, with ``threads`` side by side; leaves Warp's own ``data._impl`` empty."""
 
     name = "native"
     derives_constants = True

@@ -28,11 +28,8 @@ class Physics:
     """Steps one world; traced inside the simulator's ``vmap``, so that all worlds are stepped together.
 
     An engine implements ``step``, ``forward`` and ``kinematics``; everything else has a default. ``contacts`` are
-    allocated for all worlds together, ``constraints`` in each.
-
-    Attributes:
-        model: the scene on the device, in MJX's Warp layout, which renderers read.
-        template: data whose inputs stand at the model's defaults.
+    allocated for all worlds together, ``constraints`` in each. ``model`` is the scene on the device, in MJX's Warp
+    layout, which renderers read; inputs of ``template`` stand at the model's defaults.
     """
 
     name: str

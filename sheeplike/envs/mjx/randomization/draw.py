@@ -11,16 +11,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from sheeplike.envs.mjx.randomization import constants
-from sheeplike.envs.mjx.randomization.checks import (
-    DEVIATIONS,
-    Reach,
-    check_operation,
-    extent,
-    number,
-    unfit_index,
-    unfit_sign,
-)
+from sheeplike.envs.mjx.randomization import checks, constants
 from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, fixed_to_world, rows
 from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, Line, Lines, parse
 
@@ -162,7 +153,7 @@ class Randomization:
             if DELAY in bound.line.field:
                 if not ((values == np.round(values)) & (values >= 0) & (values <= self.max_delay)).all():
                     return name, f"whole control steps from 0 to {self.max_delay}"
-            elif found := unfit_index(bound.targets, values, self._scene):
+            elif found := checks.unfit_index(bound.targets, values, self._scene):
                 return name, found[1]
         each = zip(*overrides.values(), strict=True)
         for world in {tuple(value.tobytes() for value in values): values for values in each}.values():
@@ -175,8 +166,9 @@ class Randomization:
         reaches = []
         for line, targets, _, low, high, _ in self._lines:
             value = overrides.get(line.name)
-            reaches.append(Reach(line, targets, *(extent(line.kind, low, high) if value is None else (value, value))))
-        return unfit_sign(reaches)
+            extent = checks.extent(line.kind, low, high) if value is None else (value, value)
+            reaches.append(checks.Reach(line, targets, *extent))
+        return checks.unfit_sign(reaches)
 
     def _bind(self, line: Line) -> _Bound:
         if DELAY in line.field:
@@ -189,7 +181,7 @@ class Randomization:
         else:
             targets = tuple(self._target(line, self._fields[path]) for path in line.field)
         for target in targets:
-            check_operation(line, target)
+            checks.check_operation(line, target)
             self._check_scene(line, target)
         return _bound(line, targets, self._scene)
 
@@ -241,7 +233,7 @@ def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _B
     r = 1 if line.shares("elements") else max(counts)
     c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
     parameters = [
-        tuple(number(line, value, scene) for value in (entry if isinstance(entry, tuple) else (entry,)))
+        tuple(checks.number(line, value, scene) for value in (entry if isinstance(entry, tuple) else (entry,)))
         for entry in line.parameters
     ]
     width = 1 if line.operation == "rotate" else c
@@ -254,7 +246,7 @@ def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _B
         low = high = np.stack([np.broadcast_to(np.float32(entry), (width,)) for entry in parameters])
     elif line.kind == "bernoulli":
         high = np.ones_like(low)
-    if found := unfit_index(targets, low if line.kind == "choice" else np.float32([0, 1]), scene):
+    if found := checks.unfit_index(targets, low if line.kind == "choice" else np.float32([0, 1]), scene):
         raise line.invalid("numbers", *found)
     return _Bound(line, targets, (r, c), low, high, _neutral(line, targets, (r, c)))
 
@@ -281,7 +273,7 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
     elif kind == "log_uniform":
         drawn = jnp.exp(jax.random.uniform(first, (r, c), minval=np.log(low), maxval=np.log(high)))
     elif kind == "normal":
-        drawn = low + high * jax.random.truncated_normal(first, -DEVIATIONS, DEVIATIONS, (r, c))
+        drawn = low + high * jax.random.truncated_normal(first, -checks.DEVIATIONS, checks.DEVIATIONS, (r, c))
     elif kind == "bernoulli":
         drawn = (jax.random.uniform(first, (r, c)) < low).astype(jnp.float32)
     else:  # choice: of whole rows, so that a colour stays one of the palette

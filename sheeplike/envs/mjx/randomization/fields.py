@@ -64,12 +64,9 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field of the model.
+    """A field of the model: ``path`` as a user writes it, ``place`` as ``mjx.Model.tree_replace`` takes it.
 
-    Attributes:
-        path: as a user writes it, such as ``geom_rgba`` or ``opt.gravity``.
-        place: as ``mjx.Model.tree_replace`` takes it.
-        elements: the name of each row's owner; None for a field of the whole scene.
+    ``elements`` names the owner of each row; it is None for a field of the whole scene.
     """
 
     path: str

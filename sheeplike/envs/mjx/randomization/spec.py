@@ -73,11 +73,7 @@ def invalid(name: str, key: str, value: Any, expected: str, choices: Iterable[st
 
 
 def parse(lines: Lines) -> tuple[Line, ...]:
-    """Read the lines and check all that can be checked without a model.
-
-    Raises:
-        InvalidOption: its key is the path of what is not valid, from ``randomization`` on.
-    """
+    """Read the lines; raise ``InvalidOption``, with its whole path, for all that can be checked without a model."""
     if not isinstance(lines, Mapping):
         raise invalid("", "", lines, "named lines, such as {box_colour: {field: geom_rgba, ...}}")
     # A number that is changed where a recipe is used, in a line that the recipe has not, is all that there is of it.

@@ -27,8 +27,7 @@ INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
 class WarpRenderer(Renderer):
     """The default renderer. Transparent geoms are opaque in it, except for those with an alpha of 0, which no ray hits.
 
-    Attributes:
-        by_threads: the cores of a CPU share the worlds. If not, MJX's own functions cast the rays, as on a GPU.
+    With ``by_threads`` the cores of a CPU share the worlds; without, MJX's own functions cast the rays, as on a GPU.
     """
 
     def prepare(self) -> None:
@@ -105,8 +104,7 @@ class WarpRenderer(Renderer):
 class _Shares:
     """Casts rays of the worlds of a CPU, each thread those of its share of them.
 
-    MJX's functions keep what they work on in globals of a module, so that no two threads can use them: here are Warp's
-    own functions, with a context for each share.
+    MJX's functions work in globals of a module: here are Warp's own functions, with a context for each share.
     """
 
     DATA = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "flexvert_xpos")
@@ -126,12 +124,12 @@ class _Shares:
         self._threads = ThreadPoolExecutor(len(self._slices), thread_name_prefix="render")
         first = self._contexts[0]
         self.rgb_adr, self.depth_adr, self.seg_adr = first.rgb_adr, first.depth_adr, first.seg_adr
-        self._outputs = {
+        outputs = {
             "rgb_data": jax.ShapeDtypeStruct(first.rgb_data.shape[1:], jnp.uint32),
             "depth_data": jax.ShapeDtypeStruct(first.depth_data.shape[1:], jnp.float32),
             "seg_data": jax.ShapeDtypeStruct((first.seg_data.shape[1], 2), jnp.int32),
         }
-        self._outputs = {name: shape for name, shape in self._outputs.items() if shape.size}
+        self._outputs = {name: shape for name, shape in outputs.items() if shape.size}
 
     def cast(self, model: mjx.Model, data: mjx.Data) -> dict[str, jax.Array]:
         """Return ``rgb_data`` uint32 (R,), and on demand ``depth_data`` float32 (R,) and ``seg_data`` int32 (R, 2)."""

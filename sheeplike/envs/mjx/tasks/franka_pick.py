@@ -58,10 +58,7 @@ class Memory(NamedTuple):
 
 
 class FrankaPick:
-    """Franka pick; see the module's docstring.
-
-    Action, each in [-1, 1]: move of the tip in y and in z, 5 mm per step at full scale, and the gripper, which closes
-    by 2 cm per step when negative and opens by as much when not. ``howto/tasks.md`` lists the observations.
+    """Franka pick; see the module's docstring, and ``howto/tasks.md`` for actions and observations.
 
     Success: the box's centre within 5 cm of the target height and within 3 cm of the tip. It terminates the episode, as
     does a box that leaves the scene (more than 1 m away along an axis, or below the floor).
