@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from sheeplike.envs.contract import OptionalMembers
 from sheeplike.loop import Evaluation, LoopState, first_step
 from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress
@@ -40,7 +41,8 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
         state_dict=lambda replay, history=True: {"weights": torch.zeros(1)},
     )
     box = spaces.Box(-1, 1, (1,))
-    envs = SimpleNamespace(num_envs=2, device="cpu", metadata={"render_fps": 10}, state_dict=dict)
+    envs = OptionalMembers()
+    envs.num_envs, envs.device, envs.metadata, envs.state_dict = 2, "cpu", {"render_fps": 10}, dict
     envs.single_observation_space, envs.single_action_space = spaces.Dict({"state": box}), box
     logger = RunLogger(tmp_path, tensorboard=False)
     yield Recorder(agent, envs, Progress(1000, interval=0.0, file=screen), logger)
