@@ -1,7 +1,4 @@
-"""DeepMind's control suite through Gymnasium's interface, seen through one of its cameras.
-
-Source of the cameras: ``danijar/dreamerv3`` ``embodied/envs/dmc.py``.
-"""
+"""DeepMind's control suite through Gymnasium's interface, seen through one of its cameras."""
 
 import os
 from typing import Any
@@ -13,7 +10,7 @@ from gymnasium import spaces
 from sheeplike.envs.contract import Unusable
 
 CAMERAS = {"quadruped": 2}
-"""Cameras of domains whose first one is not the one to learn from."""
+"""Domains whose first camera is not the one to learn from; as ``danijar/dreamerv3`` ``embodied/envs/dmc.py`` has it."""
 
 
 class ControlSuite(gymnasium.Env):

@@ -23,9 +23,8 @@ def tile_size(image_size: tuple[int, int], view: int = 7) -> int:
 class PartialView(gymnasium.Wrapper):
     """The agent's view in RGB, and the direction that it faces; the mission, a text, is left out.
 
-    The frames are those of ``minigrid.wrappers.RGBImgPartialObsWrapper``, which draws every cell again: here the
-    symbols that ``step`` returns choose from a table of drawn cells. ``info["is_success"]`` at the end of an episode
-    tells whether it ended with a reward.
+    The frames are those of ``minigrid.wrappers.RGBImgPartialObsWrapper``, which draws every cell again: here symbols
+    choose from a table of drawn cells. ``info["is_success"]``: the episode ended with a reward.
     """
 
     def __init__(self, env: gymnasium.Env, *, tile: int | None, image_size: tuple[int, int]) -> None:
