@@ -400,7 +400,7 @@ class _Plan:
         self.bytes = history.step_bytes * sum(stop - start for start, stop in [*self.missing, (self.tail, self.end)])
 
     def _is_there(self, chunk: Chunk) -> bool:
-        """True if a file has its full length; reading every byte at each save would take too long."""
+        """Return True if a file has its full length; reading every byte at each save would take too long."""
         with contextlib.suppress(OSError):
             return (self.place / chunk.name).lstat().st_size == chunk.bytes
         return False

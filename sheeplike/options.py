@@ -31,7 +31,7 @@ Schema = Mapping[str, Any]
 RESUMABLE = Field(json_schema_extra={"resumable": True})  # it may change when a run is resumed
 INCIDENTAL = Field(json_schema_extra={"incidental": True})  # it does not make another experiment
 CONDITION = Field(json_schema_extra={"condition": True})  # labels of compared runs show it where any two differ
-OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # in a section of conditions: it is each agent's own choice
+OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # each agent's own choice, in a section of conditions
 HEADLINE = Field(json_schema_extra={"headline": True})  # a column of TensorBoard's table of runs
 
 

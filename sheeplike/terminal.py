@@ -35,7 +35,7 @@ def first_sentence(text: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Escape control characters, as ``\\x1b``, but no line breaks.
+    r"""Escape control characters, as ``\x1b``, but no line breaks.
 
     Lone surrogates, which no file takes, and marks that change the direction of writing are escaped too: with those one
     name can pass for another.

@@ -1,4 +1,4 @@
-"""Words of docstrings and comments: a docstring begins with a verb or a noun phrase; some pronouns do not occur."""
+"""Words of docstrings and comments, and the size of the rooms, as CONTRIBUTING.md promises them."""
 
 import ast
 import re
@@ -8,10 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OPENING = re.compile(r"(What|Whether|How|Where|Of|As|Who|That)\b")
+PACKAGE = ROOT / "sheeplike"
+COMMANDS = {f"commands/{name}.py" for name in ("analyze", "bench", "compare", "doctor", "dream", "eval", "export")}
+WINGS = {"analysis", "inspection", "tools", "trained"}
 PRONOUN = re.compile(r"\b(no|some|any)body\b|\b(who|what)ever\b|\bsomeone\b", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("room", ["tests"])
+@pytest.mark.parametrize("room", ["sheeplike", "tests"])
 def test_docstrings_and_words(room: str) -> None:
     found = []
     for file in sorted((ROOT / room).rglob("*.py")):
@@ -22,3 +25,13 @@ def test_docstrings_and_words(room: str) -> None:
         if file != Path(__file__):
             found += [f"{file}: {line}" for line in text.splitlines() if PRONOUN.search(line)]
     assert not found, "\n".join(found)
+
+
+def test_what_trains_and_the_rest_have_their_ceilings() -> None:
+    lines = {"trains": 0, "rest": 0}
+    for file in PACKAGE.rglob("*.py"):
+        name = file.relative_to(PACKAGE).as_posix()
+        wing = "rest" if name in COMMANDS or name.partition("/")[0] in WINGS else "trains"
+        lines[wing] += len(file.read_text(encoding="utf-8").splitlines())
+    assert lines["trains"] <= 16_700
+    assert lines["rest"] <= 5_700

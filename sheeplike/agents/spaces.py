@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sheeplike.options import nearest
 
-DEPTH = "depth/"  # such observations are float32 (H, W, 1) in metres
+DEPTH = "depth/"  # prefix of observations that are float32 (H, W, 1) in metres
 SEEN = "uint8 (H, W, C), float32 (D,), or float32 (H, W, 1) named depth/<camera>"
 
 

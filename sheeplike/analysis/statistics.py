@@ -63,7 +63,7 @@ def area_under_curve(x: np.ndarray, y: np.ndarray, start: float, end: float) -> 
 
 
 def first_reached(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
-    """The first of ``x (P,)`` at which ``y (P,)`` is at least ``threshold``; infinite if it never is."""
+    """Return the first of ``x (P,)`` at which ``y (P,)`` is at least ``threshold``; infinite if it never is."""
     reached = np.flatnonzero(y >= threshold)
     return float(x[reached[0]]) if reached.size else math.inf
 

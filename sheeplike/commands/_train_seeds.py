@@ -61,21 +61,28 @@ def main(request: Request) -> int:
 
 
 def call(command: list[str]) -> int:
-    """Run a process to its end and pass signals on to it; returns its status.
+    """Run a process to its end and pass signals on to it; returns its status."""
+    received: list[int] = []
+    children: list[subprocess.Popen] = []
 
-    A signal between two processes ends the series: each begins with the handlers of this process.
-    """
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
-            # A terminal sends Ctrl-C to the child too, which takes both for one request.
-            signal.signal(signum, lambda number, frame: process.send_signal(number))
+    def forward(signum: int, frame: object) -> None:
+        # A terminal sends Ctrl-C to the child too, which takes both for one request.
+        received.append(signum)
+        for child in children:
+            child.send_signal(signum)
+
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}  # nohup ignores
+    for signum in before:
+        signal.signal(signum, forward)
     try:
-        return process.wait()
+        children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        if received:
+            children[0].send_signal(received[-1])
+        return children[0].wait()
     finally:
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 def list_seeds(asked: int | tuple[int, ...], first: int, *, given: bool) -> list[int]:

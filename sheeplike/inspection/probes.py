@@ -174,7 +174,7 @@ class _Ridge:
         self.x = x
 
     def solve(self, alpha: float) -> LinearProbe:
-        """The probe for one penalty."""
+        """Return the probe for one penalty."""
         solution = self.vectors @ (self.rotated / (self.values.clamp_min(0) + alpha * self.rows)[:, None])
         scaled = (self.x.T @ solution if self.dual else solution).float()
         weights = scaled * self.scale[:, None]

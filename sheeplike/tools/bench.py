@@ -290,7 +290,7 @@ class Bench:
         return table
 
     def simulation(self, parts: Collection[str]) -> dict[str, Task]:
-        """The layers below acting, which all take the same random actions."""
+        """Measure the layers below acting, all with the same random actions."""
         tasks, seed = {}, self.config.seed
         self.envs.action_space.seed(seed)
         actions = [self.envs.action_space.sample() for _ in range(ACTIONS)]

@@ -54,7 +54,7 @@ class Failed(Exception):
 class Check(NamedTuple):
     function: Callable[[], str]
     meaning: str  # a line for --help
-    advice: str  # after a failure
+    advice: str  # shown after a failure
     seconds: float  # a check that takes longer hangs; compiling with empty caches takes minutes
     quick: bool
 
@@ -205,7 +205,7 @@ def memory(root: Path | str = "/") -> str:
 
 @check("another working directory, or run_dir=<another disk>", quick=True)
 def disk() -> str:
-    """The working directory can be written, and has room for a run."""
+    """Check that the working directory can be written and has room for a run."""
     return free_space(".", LEAST_DISK)
 
 
@@ -227,7 +227,7 @@ def cache() -> str:
 
 @check("nvidia-smi shows what the driver knows; after an update of it, restart the machine", quick=True)
 def gpu() -> str:
-    """An NVIDIA GPU that torch, JAX and Warp can use; none is no failure."""
+    """Look for an NVIDIA GPU that torch, JAX and Warp can use; none is no failure."""
     if host.gpu_count() == 0:
         error = 0
         with suppress(OSError):  # there is no driver for programs
@@ -246,7 +246,7 @@ def gpu() -> str:
 
 @check("apt install g++ python3-dev, or compile=off, which is slower", seconds=300, quick=True)
 def compiler() -> str:
-    """A C++ compiler and Python's headers, with which torch compiles a function and its gradient."""
+    """Compile a function and its gradient with torch, which takes a C++ compiler and Python's headers."""
     return compiled("cpu")
 
 
@@ -366,7 +366,7 @@ def gpu_compiler() -> str:
 
 @check("compile=inductor", seconds=180)
 def gpu_graphs(device: str = "cuda") -> str:
-    """A CUDA graph of random numbers, a gradient and an optimizer gives the same numbers as they do."""
+    """Compare a CUDA graph of random numbers, a gradient and an optimizer with running them."""
     import torch
 
     from sheeplike.nn.compilation import EAGER_CALLS, Compilation, GraphedStep
@@ -440,7 +440,7 @@ def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor",
 
 @check("agent.size=1m, or smaller env.num_envs, agent.replay_size and agent.batch_size", seconds=1200)
 def gpu_memory(*keys: str) -> str:
-    """The default run fits into the memory of this GPU."""
+    """Check that the default run fits into the memory of this GPU."""
     with tempfile.TemporaryDirectory() as place:
         program("bench", "env=franka_pick", "agent=dreamer_v3", "parts=memory", f"out={place}", *keys)
         rows = json.loads(Path(place, "bench.json").read_text())["tables"]["memory"]["rows"]
@@ -452,7 +452,7 @@ def gpu_memory(*keys: str) -> str:
 
 @check("see the report; earlier checks may say why", seconds=900)
 def dry_run() -> str:
-    """A short run of DreamerV3 on cart-pole is trained, saved and evaluated."""
+    """Train, save and evaluate a short run of DreamerV3 on cart-pole."""
     with tempfile.TemporaryDirectory() as place:
         program("exp=dreamer_v3", "env=cartpole_balance", "dry_run=true", f"run_dir={place}/run")
         program("eval", f"run={place}/run", "episodes=2", "video=false")

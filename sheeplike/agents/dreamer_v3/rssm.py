@@ -54,7 +54,7 @@ def stack_latents(states: Sequence[Latent]) -> Latent:
 
 
 def defers(device: torch.device) -> bool:
-    """True if a scan's weights get their gradients at its end; on a CPU few rows cost little, and kernels nothing."""
+    """Return True if a scan defers the gradients of its weights to its end; on a CPU that saves nothing."""
     return device.type != "cpu"
 
 

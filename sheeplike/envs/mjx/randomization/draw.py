@@ -287,7 +287,7 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
 
 
 def _changed(value: jax.Array, target: Target, operation: str, numbers: jax.Array, lights: jax.Array) -> jax.Array:
-    """The field of a target after a line; ``lights`` (nlight, 3) are where they stand."""
+    """Return the field of a target after a line; ``lights`` (nlight, 3) are their positions."""
     whole = value.reshape(target.field.shape)
     if operation == "rotate":
         part = _rotated(whole[target.rows], jnp.broadcast_to(jnp.deg2rad(numbers), (len(target.rows), 3)))
@@ -318,7 +318,7 @@ def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:
 def delay_action(
     action: jax.Array, waiting: dict[str, jax.Array], variation: Variation
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The action that takes effect now, and those that still wait."""
+    """Return the action that takes effect now, and the waiting ones."""
     if not waiting:
         return action, waiting
     line = jnp.concatenate([action[None], waiting[DELAY]])
@@ -326,7 +326,7 @@ def delay_action(
 
 
 def append_variation(vectors: dict[str, jax.Array], variation: Variation) -> dict[str, jax.Array]:
-    """The vectors of one world and what it drew: as ``variation``, and at the end of ``privileged_state``."""
+    """Add what one world drew to its vectors: as ``variation``, and at the end of ``privileged_state``."""
     if not variation.drawn:
         return dict(vectors)
     drawn = jnp.concatenate([numbers.reshape(-1) for _, numbers in sorted(variation.drawn.items())])
