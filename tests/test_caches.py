@@ -183,6 +183,7 @@ print(json.dumps([hits, misses, cached, draw() if hits else None]))
 """
 
 
+@pytest.mark.slow
 def test_cached_code_calls_the_kernels_of_its_own_process(tmp_path: Path) -> None:
     place = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), THRESHOLD: "0"}
     hits, misses, above, _ = json.loads(run(DRAW, "above", **place))

@@ -160,7 +160,7 @@ def steps_in(stored: checkpoint.Stored | None) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("agent", "name", "stop_at"),
-    [("dreamer_v3", "DreamerV3", 9), pytest.param("ppo", "PPO", 6, marks=pytest.mark.slow)],
+    [pytest.param("dreamer_v3", "DreamerV3", 9, marks=pytest.mark.slow), ("ppo", "PPO", 6)],
     ids=JOBS,
 )
 def test_stopped_by_a_signal_in_the_middle_of_a_burst_and_resumed(

@@ -135,6 +135,7 @@ def test_the_physics_that_were_asked_for(tmp_path, capsys, monkeypatch):
     assert made == ["warp", "warp"]
 
 
+@pytest.mark.slow
 def test_dreamer(tmp_path, capsys):
     found = measure(tmp_path, capsys, *JOB, "modes=[off,graph]", "agent.imagination_length=3")
     assert list(found) == ["steps", "memory", "acting", "update", "data"]

@@ -276,6 +276,7 @@ def test_a_cache_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "file" in failure("cache")
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools, path = tmp_path / "tools", os.environ["PATH"]
     tools.mkdir()

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 import sheeplike.envs
 
 
-@pytest.fixture(scope="module", params=["native", "warp"])
+@pytest.fixture(scope="module", params=["native", pytest.param("warp", marks=pytest.mark.slow)])
 def physics(request: pytest.FixtureRequest) -> str:
     """Both engines, one after the other. Tests that are not about physics take one of them:
     ``@pytest.mark.parametrize("physics", ["native"], scope="module")``."""

@@ -335,6 +335,7 @@ def test_the_cameras_of_the_agent_film_the_first_world_larger():
     assert env.single_observation_space["pixels/fixed"].shape == (16, 32, 3)
 
 
+@pytest.mark.slow
 def test_what_the_environment_asks_of_jax_is_named_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch):
     with jax.enable_x64(True), pytest.raises(ValueError, match="leave JAX_ENABLE_X64 unset"):
         sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)

@@ -100,6 +100,7 @@ def test_too_few_episodes_to_split(model: TrainedModel, episodes: Episodes) -> N
         dissect(model, {"policy": few})
 
 
+@pytest.mark.slow
 def test_the_same_episodes_give_the_same_numbers(model: TrainedModel, episodes: Episodes, states: States) -> None:
     one, other = (open_loop(model, episodes, states) for _ in range(2))
     assert torch.equal(one.errors[CAMERA], other.errors[CAMERA])

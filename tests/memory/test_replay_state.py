@@ -70,6 +70,7 @@ def test_tensors_take_at_most_five_percent_over_the_payload() -> None:
     assert 400 * PAYLOAD <= reachable_bytes(replay) <= 1.05 * 400 * PAYLOAD
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_resident_memory_grows_by_at_most_five_percent_over_the_payload() -> None:
     """Run in a process of its own: in this one, earlier tests have left memory that a ring could take."""

@@ -127,7 +127,7 @@ def newest(run_dir: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("agent", "kind"),
     [
-        ("dreamer_v3", "several"),
+        pytest.param("dreamer_v3", "several", marks=pytest.mark.slow),
         pytest.param("dreamer_v3", "one", marks=pytest.mark.slow),
         ("ppo", "several"),
         pytest.param("ppo", "one", marks=pytest.mark.slow),

@@ -338,6 +338,7 @@ def test_a_deferred_scan_is_freed_with_its_results(rssm: RSSM, monkeypatch: pyte
     assert [scan() for scan in scans] == [None]
 
 
+@pytest.mark.slow
 def test_deferred_gradients_under_autocast_and_compiled(rssm: RSSM, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, deferred = (gradients(rssm, defer, monkeypatch, mixed=True) for defer in (False, True))
     for name, gradient in plain.items():  # bfloat16 has 8 bits

@@ -85,8 +85,10 @@ class Silent:
     ("distribution", "options"),
     [
         ("tanh_normal", {}),
-        ("clipped_normal", {"shared_trunk": True, "kl_control": "adaptive_lr"}),
-        ("categorical", {"kl_control": "early_stop", "kl_target": 0.02, "value_clip": 0.5}),
+        pytest.param("clipped_normal", {"shared_trunk": True, "kl_control": "adaptive_lr"}, marks=pytest.mark.slow),
+        pytest.param(
+            "categorical", {"kl_control": "early_stop", "kl_target": 0.02, "value_clip": 0.5}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_trivial_task_is_solved_to_its_known_best_return(distribution: str, options: dict[str, Any]) -> None:

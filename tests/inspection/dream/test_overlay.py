@@ -76,6 +76,7 @@ def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedMod
     assert hits >= 0.8 * worlds.num_envs
 
 
+@pytest.mark.slow
 def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: TrainedModel) -> None:
     """The same latents, read by a probe that has learnt from episodes of its own."""
     read = overlay.probed(model, worlds)
