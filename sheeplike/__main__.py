@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import sys
@@ -16,11 +17,15 @@ from sheeplike.commands import Request
 from sheeplike.config.errors import UnknownName
 from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError
+from sheeplike.run import signals
 from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
 from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
 PATIENCE = 10.0  # seconds that Python may wait for threads of others when a command has ended
+# Errors of a location that cannot be used, such as a full disk; 0 is that of OSErrors raised by this package.
+FILE_ERRORS = {0, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
+FILE_ERRORS |= {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENFILE}
 FLAGS = {
     "--help": "this text",
     "--version": "the version",
@@ -31,6 +36,7 @@ FLAGS = {
 def program() -> None:
     """Run :func:`main` as a whole process."""
     status = 1
+    signals.unblock()
     try:
         main()
         status = 0
@@ -38,6 +44,7 @@ def program() -> None:
         status = ending.code if isinstance(ending.code, int) else 1
         raise
     finally:
+        signals.ignore()  # everything is saved: a late signal must not change the status
         # An environment may leave a thread running, for which Python would wait forever.
         timer = threading.Timer(PATIENCE, os._exit, [status])
         timer.daemon = True
@@ -59,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except AskedToExit:
         raise
     except (CommandError, OSError, SystemExit) as error:
-        if os.environ.get("SHEEPLIKE_DEBUG") == "1":
+        is_defect = isinstance(error, OSError) and error.errno not in FILE_ERRORS
+        if os.environ.get("SHEEPLIKE_DEBUG") == "1" or is_defect:
             raise
         text, status = error, getattr(error, "status", FAILED)
         if isinstance(error, OSError):

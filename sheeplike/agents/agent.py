@@ -92,7 +92,7 @@ class Agent(Protocol):
     for the device.
 
     Attributes:
-        networks_class: builds ``networks``, and alone what a trained agent acts with, as
+        networks_class: builds ``networks``; a trained agent needs nothing else to act. Called as
             ``networks_class(observation_space, action_space, config, *, device, autocast, seed)``.
         networks: a :class:`~sheeplike.agents.policy.PolicyNetworks`.
         skipped_in_a_row, skipped_total: 0-dim int64 device tensors, updated in place: updates skipped since the last
@@ -119,9 +119,8 @@ class Agent(Protocol):
     def update(self) -> dict[str, Tensor]:
         """Make one gradient update; returns 0-dim device tensors.
 
-        If the loss or the gradient norm is not finite, the update is skipped: nothing changes but the counters and what
-        is
-        drawn next. Then ``health/skipped_update`` is 1, and ``health/nonfinite_loss`` too if it was the loss.
+        An update with a non-finite loss or gradient norm is skipped: only the counters and what is drawn next change.
+        Then ``health/skipped_update`` is 1, and ``health/nonfinite_loss`` too if it was the loss.
         """
 
     def last_batch(self) -> dict[str, Tensor]:

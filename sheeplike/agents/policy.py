@@ -23,7 +23,7 @@ class PolicyNetworks(nn.Module):
         space, actions: observations and actions of one world.
         config: options of the agent.
         observations: what :meth:`act` needs, key to space, sorted.
-        only_for_learning: other observations that give the networks their shapes, such as what only a value sees.
+        only_for_learning: other observations that give the networks their shapes, such as inputs of the value alone.
         device, autocast: where they compute, and the context of mixed precision, such as ``fabric.autocast``.
         compiled: compilation of players; an agent that learns may replace it.
     """

@@ -33,7 +33,11 @@ class AgentSpec(NamedTuple):
     agent: type[Agent] | str
 
     def load(self) -> type[Agent]:
-        return pkgutil.resolve_name(self.agent) if isinstance(self.agent, str) else self.agent
+        """Import the class; ValueError if a package names one that cannot be imported."""
+        try:
+            return pkgutil.resolve_name(self.agent) if isinstance(self.agent, str) else self.agent
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"agent={self.agent}: expected <module>:<class>; {error}") from error
 
 
 _BUILT_IN = {

@@ -99,8 +99,7 @@ class ActionCodec:
         width: ``A``, of an action inside.
 
     Raises:
-        ValueError: the space is neither ``Discrete`` nor a ``MultiDiscrete`` or a ``Box`` of one axis, or a box is not
-            of
+        ValueError: the space is neither ``Discrete`` nor a ``MultiDiscrete`` or ``Box`` of one axis, or a box is not of
             floating-point numbers from -1 to 1.
     """
 

@@ -96,10 +96,12 @@ def resolve_device(device: torch.device | str) -> torch.device:
 
 
 def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun: bool) -> None:
-    """Check the actions given to ``step``; ``begun``: there was a reset."""
-    assert begun, "step() of a closed environment" if env.closed else "step() before the first reset()"
+    """Check the actions given to ``step``, which programs call too; ``begun``: there was a reset."""
+    if not begun:
+        raise RuntimeError("step() of a closed environment" if env.closed else "step() before the first reset()")
     given, expected = (actions.dtype, tuple(actions.shape), actions.device), (dtype, env.action_space.shape, env.device)
-    assert given == expected, f"actions are {given}: expected {expected}"
+    if given != expected:
+        raise ValueError(f"actions are {given}: expected {expected}")
 
 
 def check_vector_env(env: Any, *, num_envs: int) -> None:

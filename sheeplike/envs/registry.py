@@ -1,6 +1,6 @@
 """Environments by name: builders, options, and the check of both before anything heavy is imported.
 
-Functions that take the name of an environment raise :class:`InvalidOption` where there is none of it.
+Functions that take the name of an environment raise :class:`InvalidOption` for an unknown name.
 """
 
 from __future__ import annotations

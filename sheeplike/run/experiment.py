@@ -72,7 +72,7 @@ def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
     start, _ = start_of(overrides)
     if start.seeds is not None or start.show:
         raise CommandError("seeds= and show=: expected on the command line only")
-    return Experiment(plan(overrides, config_dirs), finished=True)
+    return Experiment(plan(overrides, config_dirs), in_program=True)
 
 
 class Experiment:
@@ -82,19 +82,19 @@ class Experiment:
     :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the current step or update; ``over`` is true from then on.
 
     Args:
-        finished: build the run even if it has nothing left to do.
+        in_program: build a finished run too, and let a signal during the start only ask for a stop.
 
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
     """
 
-    def __init__(self, planned: Plan, *, finished: bool = False) -> None:
+    def __init__(self, planned: Plan, *, in_program: bool = False) -> None:
         self.config, self.run_dir = planned.config, planned.run_dir
         self._place = self.run_dir.absolute()  # an environment may change the working directory
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
-            self.stop: StopRequest = stack.enter_context(stoppable())
-            saved = self._build(planned, stack, finished)
+            self.stop: StopRequest = stack.enter_context(stoppable(ready=in_program))
+            saved = self._build(planned, stack, in_program)
             self.stop.ready = True
             if saved is None:
                 stack.enter_context(claim(self._place, self.config))
@@ -108,7 +108,7 @@ class Experiment:
             )
             remembers = saved is not None and "memory" in saved.parts
             self._restore(saved)
-            # A stop between two updates came before the hooks of that step.
+            # After a stop between two updates, the hooks of that step have not run.
             behind = self.state.due > 0
             self._record(planned, stack, None if start is None else start - behind, remembers=remembers)
             self._hooks = self._make_hooks(self.policy_steps - behind * self.envs.num_envs)
@@ -116,7 +116,7 @@ class Experiment:
             self._ending = stack.pop_all()
         self._compiled = self._changed = self._busy = False
 
-    def _build(self, planned: Plan, stack: ExitStack, finished: bool) -> snapshot.Saved | None:
+    def _build(self, planned: Plan, stack: ExitStack, in_program: bool) -> snapshot.Saved | None:
         """Build device, worlds and agent; returns the checkpoint of a run that goes on."""
         config, saved = self.config, None
         with explain_oom(config):
@@ -127,7 +127,7 @@ class Experiment:
                 stack.enter_context(lock(self._place))
                 self.writer = make_writer(config, self._place, stack)  # removes what a kill may have left
                 saved = snapshot.read(self._place, config)
-                if saved.is_finished(config) and not finished:
+                if saved.is_finished(config) and not in_program:
                     raise Finished(
                         f"resume={self.run_dir}: its {saved.step:,} policy steps have reached "
                         f"total_steps={config.total_steps}; expected a larger total_steps="
@@ -275,7 +275,7 @@ class Experiment:
                 self.progress.close()
                 if not self._busy:
                     self._save_at_the_end()
-                    saved = True
+                    saved = self.stop.settled = True
             if saved and self.status:
                 info(f"saved; go on with: python -m sheeplike {shlex.quote(f'resume={self.run_dir}')}")
         except Halted:

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import socket
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -33,12 +33,10 @@ from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.layout import (
     ASIDE,
-    CHECKPOINTS,
     CONFIG_FILE,
     LOCK_FILE,
     METRICS,
     OURS,
-    REPLAY,
     checkpoint_steps,
     config_file,
 )
@@ -97,22 +95,24 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     check_accelerator(config)
     # Links and devices in a run are refused here.
     saved = config_file(run_dir, "run_dir") if (run_dir / CONFIG_FILE).is_file() else None
-    if not auto or not saved or not checkpoint_steps(run_dir):
+    resume = saved is not None and auto and bool(checkpoint_steps(run_dir))
+    if saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
+        changed = changes(to_data(load_saved(saved).config), config)
+        refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
+        if refused:
+            raise CommandError(
+                f"run_dir={run_dir} holds another run: {describe_changes(refused)}; expected the command line that "
+                f"began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ), or another run_dir"
+            )
+    if not resume:
         return Plan(config, check(config, run_dir), files=composed.files)
-    changed = changes(to_data(load_saved(saved).config), config)
-    refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
-    if refused:
-        raise CommandError(
-            f"resume=auto: run_dir={run_dir} holds another run: {describe_changes(refused)}; expected the command line "
-            f"that began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ), or another run_dir"
-        )
     return Plan(config, run_dir, resume=True, auto=True, files=composed.files)
 
 
 def check(config: Config, run_dir: Path) -> Path:
     """Return the directory of a new run; nothing is created yet.
 
-    It is free if it is empty, or if it holds a run that came to no checkpoint. A dry run replaces another dry run.
+    It is free if it is empty, or if it holds this run, which came to no checkpoint. A dry run replaces another one.
 
     Raises:
         CommandError: the directory holds anything else, is in use, or cannot be written.
@@ -135,20 +135,21 @@ def claim(run_dir: Path, config: Config) -> BinaryIO:
     """Create and lock the directory of a new run, and write its configuration; returns the lock."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock_held = lock(run_dir)
-        if config.dry_run and _holds_dry_run(run_dir):
-            _clear(run_dir)
-        elif checkpoint_steps(run_dir):
-            lock_held.close()
-            raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
-        elif (run_dir / CONFIG_FILE).exists():
-            info(f"{run_dir} has no checkpoint: it begins again")
-            _begin_again(run_dir)
-        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # checkpoints are useless without it
+        with ExitStack() as stack:
+            held = stack.enter_context(lock(run_dir))
+            if config.dry_run and _holds_dry_run(run_dir):
+                _clear(run_dir)
+            elif checkpoint_steps(run_dir):
+                raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
+            elif (run_dir / CONFIG_FILE).exists():
+                info(f"{run_dir} has no checkpoint: it begins again")
+                _begin_again(run_dir)
+            write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # checkpoints are useless without it
+            stack.pop_all()
     except OSError as error:
         problem = f"{error.filename or run_dir}: {error.strerror}"
         raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {problem}") from None
-    return lock_held
+    return held
 
 
 def _begin_again(run_dir: Path) -> None:
@@ -158,7 +159,7 @@ def _begin_again(run_dir: Path) -> None:
         aside = next(path for n in itertools.count(1) if not (path := run_dir / ASIDE.format(n)).exists())
         metrics.rename(aside)
         info(f"its metrics are kept in {aside}")
-    _clear(run_dir, {CHECKPOINTS, REPLAY, METRICS})
+    _clear(run_dir, {METRICS})
 
 
 def _clear(run_dir: Path, names: Iterable[str] = frozenset(OURS - {LOCK_FILE})) -> None:
@@ -199,11 +200,6 @@ def lock(run_dir: Path) -> BinaryIO:
         file.truncate(0)
         file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
     return file
-
-
-def parts_to_read(config: Config) -> tuple[str, ...] | None:
-    """Return the parts of a checkpoint that a run goes on from; None: all of them."""
-    return None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
 
 
 def update(run_dir: Path, config: Config) -> None:

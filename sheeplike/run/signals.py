@@ -28,6 +28,20 @@ SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `time
 Handler = Callable[[int, FrameType | None], object]
 
 
+def unblock() -> None:
+    """Undo what a parent process may have set: blocked signals, and ignored children, whose status would be lost."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def ignore() -> None:
+    """Ignore all signals: the process is about to end."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
 class AskedToExit(SystemExit):
     """The handler of another program ends the process, once everything is saved, with a status of its own."""
 
@@ -37,11 +51,12 @@ class StopRequest:
 
     Attributes:
         ready: there is something to save. Before, a signal ends the process at once.
+        settled: everything is saved. After that, no signal asks for anything.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ready: bool = False) -> None:
         self.signals: list[int] = []
-        self.ready = False
+        self.ready, self.settled = ready, False
         self._before: dict[int, object] = {}
         self._last = 0.0
 
@@ -75,10 +90,11 @@ class StopRequest:
         name = signal.Signals(signum).name
         if not self.ready and self._previous(signum) is None:
             if signum == signal.SIGINT:
+                self.signals.append(signum)  # JAX ignores exceptions in its callbacks
                 raise KeyboardInterrupt
             _write(f"{name}: stopped during the start; there is nothing to save yet")
             os._exit(PREEMPTED)
-        if again and not repeated and self._previous(signum) is None:
+        if again and not repeated and not self.settled and self._previous(signum) is None:
             _write(f"{name}: ended at once, as of the last checkpoint")
             os._exit(128 + signum)
         if not repeated:
@@ -88,13 +104,13 @@ class StopRequest:
 
 
 @contextmanager
-def stoppable() -> Iterator[StopRequest]:
+def stoppable(*, ready: bool = False) -> Iterator[StopRequest]:
     """Make each of ``SIGNALS`` ask for an orderly stop, once the request is ``ready``; a second one ends the process.
 
     A signal that another program has a handler for never ends the process here: that handler is called when all is
     saved. An ignored signal stays ignored. Outside the main thread, where Python takes no signals, nothing changes.
     """
-    request = StopRequest()
+    request = StopRequest(ready=ready)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -107,7 +123,10 @@ def stoppable() -> Iterator[StopRequest]:
     finally:
         for signum, handler in request._before.items():
             # A handler in C is None here, and Python cannot restore it.
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+            handler = signal.SIG_DFL if handler is None else handler
+            if request() and request.settled and handler == signal.SIG_DFL:
+                handler = signal.SIG_IGN  # the process is about to end, with a status that says that all is saved
+            signal.signal(signum, handler)
 
 
 def _write(text: str) -> None:

@@ -25,7 +25,6 @@ from sheeplike.options import CommandError
 from sheeplike.run.build import numerics_device
 from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_dir import parts_to_read
 from sheeplike.terminal import first_sentence, info, warn
 
 STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # saved fields of the current step
@@ -65,6 +64,11 @@ def read(run_dir: Path, config: Config) -> Saved:
         return Saved(meta["step"], parts, changed, meta["compile"])
 
 
+def parts_to_read(config: Config) -> tuple[str, ...] | None:
+    """Return the parts of a checkpoint that a run goes on from; None: all of them."""
+    return None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
+
+
 def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         return checkpoint.load_latest(run_dir / CHECKPOINTS, only=parts_to_read(config))
@@ -77,7 +81,7 @@ def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[st
 
 
 def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
-    """Return a clause about changes that make it another run, or None; only an edit of ``config.yaml`` makes them."""
+    """Return a clause about changes that no resume may make, or None; only an edit of ``config.yaml`` makes them."""
     refused = {key: values for key, values in changed.items() if not may_change(key)}
     return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
 

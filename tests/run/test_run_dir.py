@@ -255,8 +255,13 @@ def test_a_directory_without_a_checkpoint_is_free(begun, sheeplike, resume):
             assert "log_every: 7" in (DEFAULT / "config.yaml").read_text()
         assert (DEFAULT / f"metrics_before_{count}.jsonl").read_text() == f"{count}"
     assert {path.name for path in DEFAULT.iterdir()} == {
-        *("config.yaml", ".lock", "notes.txt", "metrics_before_1.jsonl", "metrics_before_2.jsonl")
+        *("config.yaml", ".lock", "notes.txt", "replay", "metrics_before_1.jsonl", "metrics_before_2.jsonl")
     }
+
+
+def test_a_directory_without_a_checkpoint_is_not_free_for_another_run(begun, refused):
+    begun(*JOB, checkpoint=False)
+    assert "agent.batch_size 16 -> 8" in refused(*JOB, f"run_dir={DEFAULT}", "agent.batch_size=8")
 
 
 def test_a_directory_that_came_to_a_checkpoint_meanwhile_is_not_cleared(begun, sheeplike):

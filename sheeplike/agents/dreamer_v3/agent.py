@@ -256,9 +256,8 @@ class DreamerV3(Agent):
     def dream(self) -> dict[str, Dream]:
         """Imagine 50 steps under the policy from replayed sequences, by camera.
 
-        A dream begins at the last step of a sequence that does not end an episode, after frames of that episode; the
-        first
-        is repeated if it is too short. The traces are expected reward, value and probability that the episode goes on.
+        A dream begins at the last step of a sequence that does not end an episode, after frames of that episode, of
+        which the first is repeated if there are too few. Traces: reward, value and probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
         if not self.replay.ready or not world.decoder.keys.images:

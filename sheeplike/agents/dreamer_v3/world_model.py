@@ -229,9 +229,8 @@ def open_loop(
         batch: observations and ``is_first``, ``(B, T, ...)``.
 
     Returns:
-        Mean squared errors of pixels ``K`` steps into the imagined half, ``wm/open_loop_mse@K/<camera>``, and the
-        images
-        of both halves by camera.
+        Mean squared errors of pixels ``K`` steps into the imagined half, ``wm/open_loop_mse@K/<camera>``, and
+        the images of both halves by camera.
     """
     length = action.shape[1]
     context = max(length // 2, 1)

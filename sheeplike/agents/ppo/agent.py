@@ -103,9 +103,7 @@ class PPO(Agent):
         """Store one step.
 
         If the updates will see other images, log-probability and value are computed anew, on those: with augmentation,
-        and
-        where a rollout begins amid an episode whose older frames only the player knows, after a resume without the
-        rollout.
+        and where a rollout begins amid an episode whose older frames only the player knows, after a resume without it.
         """
         self.rollout.add(encode_step(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
         if self.augment or self.unknown:

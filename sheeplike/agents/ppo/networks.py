@@ -65,7 +65,7 @@ class Trunk(nn.Module):
 
 
 def _module_name(key: str) -> str:
-    """Return a key as the name of a module, which holds no dot and is none of a dictionary's own."""
+    """Return a key as the name of a module, which holds no dot and is no method of ModuleDict."""
     name = key.replace(".", "//")
     return f"//{name}" if hasattr(nn.ModuleDict(), name) else name
 
@@ -140,7 +140,7 @@ class PPONetworks(PolicyNetworks):
         mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
         # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
         self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
-        # A random value would outweigh rewards that are small, and the policy would climb its hills instead.
+        # A random value would outweigh rewards that are small, and and the policy would follow its errors.
         self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
         if self.distribution == "clipped_normal":  # its deviation does not depend on what is seen
             self.log_std = nn.Parameter(torch.zeros(self.codec.width))

@@ -31,7 +31,7 @@ class Engines(NamedTuple):
             raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
 
     def load(self, name: str, base: type[T]) -> type[T]:
-        """Import the engine of this name, a subclass of ``base``; raise ``ValueError`` if none can be had."""
+        """Import the engine of this name, a subclass of ``base``; raise ``ValueError`` if it cannot be imported."""
         self.check(name)
         if name in self.built_in and name not in entry_points.plugins(self.group):
             return pkgutil.resolve_name(self.built_in[name])

@@ -60,7 +60,7 @@ class SimulationOptions(Options):
 class TaskOptions(Options):
     """Options of one task; ``task`` is ``<module>:<class>`` of the task, which takes them.
 
-    ``scene`` is the file of its scene in ``tasks/``; None where that is made otherwise.
+    ``scene`` is the file of its scene in ``tasks/``; None for a scene made in code.
     """
 
     task: ClassVar[str]

@@ -41,7 +41,7 @@ class Resets:
     def begin(
         self, model: mjx.Model, clean: mjx.Data, key: jax.Array, due: jax.Array
     ) -> tuple[mjx.Data, Memory, dict[str, jax.Array]]:
-        """Return data, memory and vectors at the beginning of an episode of one world; anything unless it is ``due``.
+        """Return data, memory and vectors at the begin of an episode of one world; arbitrary unless it is ``due``.
 
         ``model`` has this world's fields, ``clean`` inputs at their defaults; ``key`` is a typed PRNG key.
         """
