@@ -226,7 +226,7 @@ def test_actions_may_be_overwritten_and_are_clipped(cartpole):
 )
 def test_wrong_actions_are_refused(cartpole, actions):
     cartpole.reset(seed=0)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="torch.float32"):
         cartpole.step(actions)
 
 
@@ -270,14 +270,14 @@ def test_a_restored_state_continues_bit_by_bit(cartpole, swingup, physics):
 
 def test_order_of_calls_is_checked():
     env = sheeplike.envs.make("cartpole_balance", num_envs=1, image_size=4)
-    with pytest.raises(AssertionError):
+    with pytest.raises(RuntimeError):
         env.step(torch.zeros(1, 1))
     with pytest.raises(AssertionError):
         env.state_dict()
     with pytest.raises(ValueError, match="variation, memory, worlds"):
         env.reset(options={"x": 1})
     env.close()
-    with pytest.raises(AssertionError):
+    with pytest.raises(RuntimeError):
         env.step(torch.zeros(1, 1))
     with pytest.raises(AssertionError):
         env.reset()

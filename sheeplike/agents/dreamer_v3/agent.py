@@ -257,7 +257,7 @@ class DreamerV3(Agent):
         """Imagine 50 steps under the policy from replayed sequences, by camera.
 
         A dream begins at the last step of a sequence that does not end an episode, after frames of that episode, of
-        which the first is repeated if there are too few. Traces: reward, value and probability that the episode goes on.
+        which the first is repeated if there are too few. Traces: reward, value, probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
         if not self.replay.ready or not world.decoder.keys.images:
