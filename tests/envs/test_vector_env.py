@@ -226,7 +226,7 @@ def test_actions_may_be_overwritten_and_are_clipped(cartpole):
 )
 def test_wrong_actions_are_refused(cartpole, actions):
     cartpole.reset(seed=0)
-    with pytest.raises(ValueError, match="torch.float32"):
+    with pytest.raises(ValueError, match=r"torch\.float32"):
         cartpole.step(actions)
 
 

@@ -226,7 +226,7 @@ def test_actions_of_another_kind_are_refused(actions: torch.Tensor) -> None:
     with pytest.raises(RuntimeError):
         env.step(act(0, 0))
     env.reset()
-    with pytest.raises(ValueError, match="torch.int64"):
+    with pytest.raises(ValueError, match=r"torch\.int64"):
         env.step(actions)
 
 
