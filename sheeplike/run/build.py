@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import jax
 import torch
@@ -17,11 +16,11 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import Tensor
 
-from sheeplike import checkpoint, envs
+from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.agent import Agent
 from sheeplike.config.errors import as_command_errors
-from sheeplike.config.schema import Config, to_data
+from sheeplike.config.schema import Config
 from sheeplike.config.schema import Fabric as FabricOptions
 from sheeplike.envs.contract import GaveUp
 from sheeplike.host import cpu_cores
@@ -30,7 +29,6 @@ from sheeplike.memory.replay import TooLarge
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError
-from sheeplike.run.layout import CHECKPOINTS
 from sheeplike.terminal import text_of, warn
 
 
@@ -162,21 +160,6 @@ def _some_action(envs: VectorEnv) -> Tensor:
         first = torch.as_tensor(single.start, dtype=torch.int64, device=envs.device)
         return first.expand(envs.num_envs, *single.shape).contiguous()
     return torch.zeros(envs.num_envs, *single.shape, device=envs.device)
-
-
-def make_writer(config: Config, run_dir: Path, stack: ExitStack) -> checkpoint.Writer:
-    """Return the writer of a run's checkpoints; ``stack`` closes it."""
-    with as_command_errors(OSError):
-        writer = checkpoint.Writer(
-            run_dir / CHECKPOINTS,
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-            config=to_data(config),
-            device=numerics_device(config),
-            report=warn,
-        )
-    stack.callback(writer.close)
-    return writer
 
 
 def numerics_device(config: Config) -> str:

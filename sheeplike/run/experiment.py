@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -33,20 +32,18 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
-from sheeplike.run import provenance, snapshot
+from sheeplike.run import snapshot
 from sheeplike.run.banner import describe_run
-from sheeplike.run.build import build_envs, explain_oom, launch, make_agent, make_writer, warm_up
+from sheeplike.run.build import build_envs, explain_oom, launch, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.gpu_queue import GpuQueue
-from sheeplike.run.layout import checkpoint_steps
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_dir import Plan, claim, lock, plan, update
+from sheeplike.run.run_dir import Plan, plan
 from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable
+from sheeplike.run.storage import Storage
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, warn
-
-COLLECT_FIRST = 60  # seconds of acting, at most, before the update is compiled
 
 
 class Finished(CommandError):
@@ -89,93 +86,86 @@ class Experiment:
     """
 
     def __init__(self, planned: Plan, *, in_program: bool = False) -> None:
-        self.config, self.run_dir = planned.config, planned.run_dir
-        self._place = self.run_dir.absolute()  # an environment may change the working directory
+        config, self.run_dir = planned.config, planned.run_dir
+        self.config = config
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop: StopRequest = stack.enter_context(stoppable(ready=in_program))
-            saved = self._build(planned, stack, in_program)
-            self.stop.ready = True
-            if saved is None:
-                stack.enter_context(claim(self._place, self.config))
-                self.writer = make_writer(self.config, self._place, stack)
-            start = None if saved is None else saved.step
-            self.progress = Progress(self.config.total_steps, initial_steps=start or 0)
-            stack.callback(self.progress.close)
-            self.recorder = Recorder(self.agent, self.envs, self.progress)
-            self._nonfinite = NonFiniteGuard(
-                self.config, self._place, self.agent, self.recorder, self.writer, resumed_from=start
-            )
-            remembers = saved is not None and "memory" in saved.parts
-            self._restore(saved)
-            # After a stop between two updates, the hooks of that step have not run.
-            behind = self.state.due > 0
-            self._record(planned, stack, None if start is None else start - behind, remembers=remembers)
-            self._hooks = self._make_hooks(self.policy_steps - behind * self.envs.num_envs)
-            self.recorder.pauses["start"] += time.monotonic() - begun
-            self._ending = stack.pop_all()
-        self._compiled = self._changed = self._busy = False
+            self.storage = stack.enter_context(Storage(planned))
+            with explain_oom(config):
+                # Device and threads.
+                fabric = launch(config)
+                self._gpu_queue = GpuQueue(fabric.device)
+                torch.manual_seed(config.seed)
 
-    def _build(self, planned: Plan, stack: ExitStack, in_program: bool) -> snapshot.Saved | None:
-        """Build device, worlds and agent; returns the checkpoint of a run that goes on."""
-        config, saved = self.config, None
-        with explain_oom(config):
-            fabric = launch(config)
-            self._gpu_queue = GpuQueue(fabric.device)
-            torch.manual_seed(config.seed)
-            if planned.resume:
-                stack.enter_context(lock(self._place))
-                self.writer = make_writer(config, self._place, stack)  # removes what a kill may have left
-                saved = snapshot.read(self._place, config)
-                if saved.is_finished(config) and not in_program:
+                # The lock and the newest checkpoint of a run that goes on.
+                saved = self.storage.resume(config) if planned.resume else None
+                if saved and saved.is_finished(config) and not in_program:
                     raise Finished(
                         f"resume={self.run_dir}: its {saved.step:,} policy steps have reached "
                         f"total_steps={config.total_steps}; expected a larger total_steps="
                     )
-                self.writer.resumed_from(saved.step)
-            self.envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
-            stack.callback(self.envs.close)
-            self.agent = make_agent(config, self.envs, fabric)
-            if saved and not self.envs.exact_resume:
-                warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
-            self._step_seconds = warm_up(config, self.envs, self.agent)
-            self.evaluator = Evaluator(config, self.agent, fabric.device)
-            stack.callback(self.evaluator.close)
-        return saved
 
-    def _restore(self, saved: snapshot.Saved | None) -> None:
-        """Reset or restore worlds and agent."""
-        config = self.config
-        self._compiled_before = None if saved is None else saved.compiled
-        snapshot.seed_everything(config.seed)
-        if saved is None:
-            self.state = LoopState.begin(self.agent, self.envs, config.seed)
-            return
-        with snapshot.checkpoint_mismatch(self._place):
-            self.state = snapshot.restore(saved.parts, saved.step, config, self.agent, self.envs, self.recorder)
+                # Worlds and agent, and their first steps.
+                self.envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
+                stack.callback(self.envs.close)
+                self.agent = make_agent(config, self.envs, fabric)
+                step_seconds = warm_up(config, self.envs, self.agent)
+                self.evaluator = Evaluator(config, self.agent, fabric.device)
+                stack.callback(self.evaluator.close)
+
+            # The directory of a new run, now that everything could be built.
+            self.stop.ready = True
+            if saved is None:
+                self.storage.create(config)
+
+            # The state: reset worlds, or those of the checkpoint.
+            self.progress = Progress(config.total_steps, initial_steps=saved.step if saved else 0)
+            stack.callback(self.progress.close)
+            self.recorder = Recorder(self.agent, self.envs, self.progress)
+            self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
+            self.state = self._restore(saved) if saved else self._begin()
+
+            # Logs and banner. After a stop between two updates, the hooks of that step have not run.
+            behind = self.state.due > 0
+            purge_step = saved.step - behind if saved else None
+            logger = RunLogger(self.storage.path, tensorboard=config.logger.tensorboard, purge_step=purge_step)
+            self.recorder.logger = logger
+            stack.callback(logger.close)
+            stack.callback(self.recorder.flush_quietly)
+            self._introduce(planned.files, step_seconds)
+            self._hooks = self._make_hooks(self.policy_steps - behind * self.envs.num_envs)
+            self.recorder.pauses["start"] += time.monotonic() - begun
+            self._ending = stack.pop_all()
+        self._compiled_before = saved.compiled if saved else None
+        self._compiled = self._changed = self._busy = False
+
+    def _begin(self) -> LoopState:
+        snapshot.seed_everything(self.config.seed)
+        return LoopState.begin(self.agent, self.envs, self.config.seed)
+
+    def _restore(self, saved: snapshot.Saved) -> LoopState:
+        if not self.envs.exact_resume:
+            warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
+        snapshot.seed_everything(self.config.seed)
+        with snapshot.checkpoint_mismatch(self.run_dir):
+            state = snapshot.restore(saved.parts, saved.step, self.config, self.agent, self.envs, self.recorder)
         saved.parts.clear()  # frees the second copy of the state
         if "seed" in saved.changed:
-            snapshot.seed_everything(config.seed)
-            self.agent.generator.manual_seed(config.seed)
-        update(self._place, config)
+            snapshot.seed_everything(self.config.seed)
+            self.agent.generator.manual_seed(self.config.seed)
+        self.storage.update(self.config)
+        return state
 
-    def _record(self, planned: Plan, stack: ExitStack, purge_step: int | None, *, remembers: bool) -> None:
-        """Open the logs, drop rows after ``purge_step``, print the banner, and log the configuration."""
-        config = self.config
-        logger = RunLogger(self._place, tensorboard=config.logger.tensorboard, purge_step=purge_step)
-        self.recorder.logger = logger
-        stack.callback(logger.close)
-        stack.callback(self.recorder.flush_quietly)
-        soon = self.policy_steps + math.ceil(COLLECT_FIRST / self._step_seconds) * self.envs.num_envs
-        first = config.agent.first_update(config.env.num_envs) // config.env.num_envs * config.env.num_envs
-        self._compile_at = min(first, soon)
-        about = {"start": self.policy_steps, "step_seconds": self._step_seconds, "files": planned.files}
+    def _introduce(self, files: Sequence[str], step_seconds: float) -> None:
+        """Print the banner, and log configuration and provenance."""
+        config, step, logger = self.config, self.policy_steps, self.recorder.logger
+        about = {"start": step, "step_seconds": step_seconds, "files": files}
         banner("sheeplike", describe_run(config, self.run_dir, self.envs, self.agent, **about))
-        logger.log_text("config", f"```yaml\n{to_yaml(config)}```", self.policy_steps)
-        origin = json.dumps(provenance.record(self._place), indent=1)
-        logger.log_text("start", f"```json\n{origin}\n```", self.policy_steps)
+        logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
+        logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
         logger.log_hyperparameters(*headlines(config))
-        if not remembers or self.policy_steps < first:
+        if step < self._first_update or not config.checkpoint.replay:
             self.progress.stage(config.agent.collecting)
 
     def _make_hooks(self, done: int) -> list[Every]:
@@ -255,8 +245,9 @@ class Experiment:
         with self.recorder.pause("checkpoint"):
             parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
             finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
-            self.writer.extra["compile"] = self._compilation
-            self.writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
+            writer = self.storage.writer
+            writer.extra["compile"] = self._compilation
+            writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
         self._changed = False
 
     def close(self) -> None:
@@ -287,19 +278,22 @@ class Experiment:
 
     # --- training ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _first_update(self) -> int:
+        """Policy steps before the iteration in which the first update can come."""
+        first, num_envs = self.config.agent.first_update(self.config.env.num_envs), self.envs.num_envs
+        return first // num_envs * num_envs
+
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
         while (self.policy_steps < target or self.state.due) and not self.stop():
-            if not self._compiled:
-                # Act first, so that environments that fail do so at once; but compile after a minute at most, so that
-                # an update that does not fit into memory fails early.
-                if self.policy_steps < self._compile_at:
-                    self._train(min(self._compile_at, target))
-                if self.policy_steps >= self._compile_at and not self.over:
-                    self._patiently(self._compile_update)(self.state)
-                if self.policy_steps < self._compile_at:
-                    continue
-            self._train(target)
+            if self._compiled:
+                self._train(target)
+            elif self.policy_steps < self._first_update:
+                # Environments that fail do so before the update is compiled, which takes minutes.
+                self._train(min(self._first_update, target))
+            else:
+                self._patiently(self._compile_update)(self.state)
             if self._nonfinite.suspects():
                 self._nonfinite.halt_if_confirmed(self.policy_steps)
 
@@ -370,13 +364,13 @@ class Experiment:
         self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {problem}")
 
     def _save_at_the_end(self) -> None:
-        steps = checkpoint_steps(self._place)
-        newest = f"its newest checkpoint is of policy step {steps[-1]:,}" if steps else "it has no checkpoint"
-        if steps:
+        step = self.storage.newest_step()
+        newest = "it has no checkpoint" if step is None else f"its newest checkpoint is of policy step {step:,}"
+        if step is not None:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
             with Watchdog(self.config.watchdog):
-                if self._changed or not self.writer.holds(self.policy_steps):
+                if self._changed or not self.storage.writer.holds(self.policy_steps):
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
             kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved

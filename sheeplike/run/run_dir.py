@@ -202,12 +202,6 @@ def lock(run_dir: Path) -> BinaryIO:
     return file
 
 
-def update(run_dir: Path, config: Config) -> None:
-    """Save the configuration of a resumed run, so that the next resume keeps the changes."""
-    with as_command_errors(OSError):
-        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
-
-
 def open_run(run: str | None, command: str) -> tuple[Path, Config]:
     """Return the directory of the run that ``run=`` names, and its configuration; refuses one without a checkpoint."""
     if run is None:

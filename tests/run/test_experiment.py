@@ -224,11 +224,11 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         run.iterate(40)
-        assert not run.writer.holds(32)
+        assert not run.storage.writer.holds(32)
     assert checkpoint_steps(run.run_dir) == []
     assert os.strerror(errno.ENOSPC) in capsys.readouterr().err
     run.iterate(35)
-    assert run.writer.holds(64)
+    assert run.storage.writer.holds(64)
     assert checkpoint_steps(run.run_dir) == [64]
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Unsaved, match="step 64") as unsaved, run:
@@ -240,7 +240,7 @@ def test_what_a_program_does_after_a_checkpoint_is_saved(begin: Callable[..., Ex
     """Although there is a checkpoint of the same step already."""
     with begin(*PPO_JOB, *GYM, "eval.episodes=1") as run:
         run.iterate(32)
-        assert run.writer.holds(32)
+        assert run.storage.writer.holds(32)
         evaluated = run.evaluate()
     assert newest(run)["monitor"]["latest"]["eval/return_mean"] == evaluated["eval/return_mean"]
 

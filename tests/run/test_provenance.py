@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sheeplike
-from sheeplike.run.provenance import commit
+from sheeplike.run.storage import commit
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C"]
 

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from sheeplike.options import CommandError
-from sheeplike.run.run_dir import claim, lock, update
+from sheeplike.run.run_dir import Plan, claim, lock
 from sheeplike.run.snapshot import Saved
+from sheeplike.run.storage import Storage
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 DEFAULT = Path("logs/franka_pick/dreamer_v3/seed_0")
@@ -90,7 +91,7 @@ def test_resume_takes_the_saved_configuration(begun, sheeplike):
     config = run.config
     assert (config.env.num_envs, config.agent.size, config.seed) == (3, "12m", 5)
     assert (config.total_steps, config.eval.every, config.logger.tensorboard) == (20_000, None, False)
-    update(run.run_dir, config)
+    Storage(Plan(config, run.run_dir)).update(config)
     assert sheeplike("train", "resume=mine").runs[0].config == config
     Path("mine").rename("there")
     (moved,) = sheeplike("resume=there/").runs

@@ -20,7 +20,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.loop import LoopState
 from sheeplike.options import CommandError
-from sheeplike.run import experiment, layout, run_dir
+from sheeplike.run import layout, run_dir
 from sheeplike.run.run_dir import Plan
 
 JOB = ("env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", "dry_run=true")
@@ -91,15 +91,6 @@ def test_what_is_told_in_which_order(finished: Run) -> None:
     places = [finished.output.index(words) for words in ("filling the replay", "first gradient")]
     assert places == sorted(places)
     assert [row["step"] for row in rows(finished.directory)] == [32, 64]
-
-
-def test_when_the_update_is_compiled_changes_nothing(
-    config: Config, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experiment, "COLLECT_FIRST", 0)
-    early = watched(config, tmp_path / "run")
-    assert early.events[0] == "warm_up"
-    assert rows(early.directory) == rows(finished.directory)
 
 
 @pytest.mark.usefixtures("no_memory")

@@ -1,0 +1,123 @@
+"""The files of a run under way: lock, configuration, checkpoints, and the record of each start."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sheeplike
+from sheeplike import checkpoint
+from sheeplike.config.errors import as_command_errors
+from sheeplike.config.saved import to_yaml
+from sheeplike.config.schema import Config, to_data
+from sheeplike.files import open_regular, write_atomically
+from sheeplike.run import snapshot
+from sheeplike.run.build import numerics_device
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, LAST_BATCH, STARTS, checkpoint_steps
+from sheeplike.run.run_dir import Plan, claim, lock
+from sheeplike.terminal import warn
+
+
+class Storage:
+    """The directory of one run, which is locked from :meth:`create` or :meth:`resume` until :meth:`close`.
+
+    Attributes:
+        path: the directory; absolute, since an environment may change the working directory.
+        writer: writes the checkpoints.
+    """
+
+    writer: checkpoint.Writer
+
+    def __init__(self, planned: Plan) -> None:
+        self.path = planned.run_dir.absolute()
+        self._stack = ExitStack()
+
+    def create(self, config: Config) -> None:
+        """Create the directory of a new run."""
+        self._stack.enter_context(claim(self.path, config))
+        self._open(config)
+
+    def resume(self, config: Config) -> snapshot.Saved:
+        """Return the newest whole checkpoint of a run that goes on."""
+        self._stack.enter_context(lock(self.path))
+        self._open(config)  # removes what a kill may have left
+        saved = snapshot.read(self.path, config)
+        self.writer.resumed_from(saved.step)
+        return saved
+
+    def update(self, config: Config) -> None:
+        """Save the configuration of a run that goes on, so that the next resume keeps its changes."""
+        with as_command_errors(OSError):
+            write_atomically(self.path / CONFIG_FILE, to_yaml(config))
+
+    def record_start(self) -> dict[str, Any]:
+        """Add command line, commits and versions as a line to ``starts.jsonl``; returns them."""
+        package = Path(sheeplike.__file__).parents[1]
+        # A package installed inside the repository of another project is no part of it.
+        places = {"sheeplike": package} if (package / ".git").exists() else {}
+        places |= {"working directory": Path.cwd()}
+        start = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.orig_argv),
+            "commit": {name: found for name, place in places.items() if (found := commit(place))},
+            "versions": checkpoint.versions(),
+        }
+        with open_regular(self.path / STARTS, "ab") as file:
+            file.write(json.dumps(start).encode() + b"\n")
+        return start
+
+    def newest_step(self) -> int | None:
+        """Return the policy step of the newest checkpoint, once it is written."""
+        with suppress(OSError):  # an older one is the newest then
+            self.writer.wait()
+        return max(checkpoint_steps(self.path), default=None)
+
+    def save_batch(self, batch: dict[str, Tensor]) -> Path:
+        """Write the batch of an update that was not finite; returns its file."""
+        content = io.BytesIO()
+        torch.save({name: value.cpu() for name, value in batch.items()}, content)
+        write_atomically(self.path / LAST_BATCH, content.getvalue())
+        return self.path / LAST_BATCH
+
+    def _open(self, config: Config) -> None:
+        with as_command_errors(OSError):
+            self.writer = checkpoint.Writer(
+                self.path / CHECKPOINTS,
+                keep_last=config.checkpoint.keep_last,
+                keep_best=config.checkpoint.keep_best,
+                config=to_data(config),
+                device=numerics_device(config),
+                report=warn,
+            )
+        self._stack.callback(self.writer.close)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, and unlock the directory."""
+        self._stack.close()
+
+    def __enter__(self) -> Storage:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def commit(place: Path) -> str | None:
+    """Return the commit of a directory, with ``-dirty`` if files differ; None outside repositories."""
+    # A repository could name any program as its file system monitor, and git would run it.
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(place)]
+    asked = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run([*git, *asked], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # git is missing, or fails
+        return None
