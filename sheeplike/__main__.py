@@ -125,6 +125,8 @@ def parse(arguments: Iterable[str]) -> Request:
             if not directory:
                 raise CommandError("--config-dir: expected a directory behind it")
             config_dirs.append(directory)
+        elif flag in ("-m", "--multirun"):
+            raise CommandError(f"{flag}: expected one run for each command; nearest: seeds=3, or a loop in the shell")
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)

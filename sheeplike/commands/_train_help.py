@@ -15,6 +15,8 @@ from sheeplike.envs.registry import options_of
 from sheeplike.options import explain_keys, keys_of
 from sheeplike.terminal import echo
 
+OFTEN = ("resume", "seeds", "total_steps", "run_dir")  # beside the headlines of a run
+
 
 def main(request: Request) -> None:
     """Print the help; Hydra, torch and JAX are not imported unless the values of a run are asked for."""
@@ -40,19 +42,22 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
         own = [key for key in keys_of(options_of(task)) if key.path != "id"] if known else []
         # An environment that renders itself takes none of the simulation's keys.
         left_out = {f"env.{name}" for name in SimulationOptions.model_fields if known and not envs.simulated(task)}
-    parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), "", "keys"]
+    parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), ""]
     if not values:
         parts.append(
             "Defaults are those of the code. Files in configs/ change some: name exp= and env= here to see the values "
             "of a run beside them; show=config prints the file that each comes from. Environments of Gymnasium take no "
             f"{', '.join(f'env.{name}' for name in SimulationOptions.model_fields)}."
         )
-    of_a_run = [key for key in all_keys() if key.path not in {"agent", *left_out}]
-    parts.append(explain_keys([*keys_of(Start), *of_a_run], values))
+    of_a_run = [*keys_of(Start), *(key for key in all_keys() if key.path not in {"agent", *left_out})]
+    often = [key for key in of_a_run if key.path in OFTEN or "headline" in key.schema]
+    rest = [key for key in of_a_run if key not in often]
+    parts += ["keys that many runs change", explain_keys(often, values), "", "all others", explain_keys(rest, values)]
     if own:
         options = [key._replace(path=f"env.options.{key.path}") for key in own]
         parts += ["", f"keys with env.name={task}", explain_keys(options, values)]
     for options in named:
         name = options.model_fields["name"].default
-        parts += ["", f"keys with agent.name={name}", explain_keys(keys_of(options, "agent."), values)]
+        own = sorted(keys_of(options, "agent."), key=lambda key: "headline" not in key.schema)
+        parts += ["", f"keys with agent.name={name}, the main ones first", explain_keys(own, values)]
     return "\n".join(parts)

@@ -56,7 +56,9 @@ def main(request: Request) -> int:
             warn(f"seed {seed} failed; the seeds behind it were not started")
         if status:
             return status if status > 0 else 128 - status
-    info(f"finished: {len(lines)} seeds in {plans[seed].run_dir.parent}")
+    parent = plans[seed].run_dir.parent
+    info(f"finished: {len(lines)} seeds in {parent}")
+    info(f"next: python -m sheeplike compare {shlex.quote(str(parent))}")
     return 0
 
 

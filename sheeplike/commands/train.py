@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from sheeplike.commands import Request
 from sheeplike.monitor.progress import phase
 from sheeplike.run.run_dir import Plan, plan
@@ -40,5 +42,7 @@ def run(planned: Plan) -> int:
         info(f"finished before: {planned.run_dir}")
         return 0
     if not experiment.status:
+        looks = ("eval", "dream", "analyze") if planned.config.agent.has_world_model else ("eval",)
         info(f"finished: {planned.run_dir}")
+        info(*(f"next: python -m sheeplike {shlex.join([command, f'run={planned.run_dir}'])}" for command in looks))
     return experiment.status

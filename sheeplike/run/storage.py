@@ -64,12 +64,12 @@ class Storage:
         """Add command line, commits and versions as a line to ``starts.jsonl``; returns them."""
         package = Path(sheeplike.__file__).parents[1]
         # A package installed inside the repository of another project is no part of it.
-        places = {"sheeplike": package} if (package / ".git").exists() else {}
-        places |= {"working directory": Path.cwd()}
+        commits = {"sheeplike": commit(package, dirty=True) if (package / ".git").exists() else None}
+        commits["working directory"] = commit(Path.cwd())
         start = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(sys.orig_argv),
-            "commit": {name: found for name, place in places.items() if (found := commit(place))},
+            "commit": {name: found for name, found in commits.items() if found},
             "versions": checkpoint.versions(),
         }
         with open_regular(self.path / STARTS, "ab") as file:
@@ -112,11 +112,14 @@ class Storage:
         self.close()
 
 
-def commit(place: Path) -> str | None:
-    """Return the commit of a directory, with ``-dirty`` if files differ; None outside repositories."""
-    # A repository could name any program as its file system monitor, and git would run it.
+def commit(place: Path, *, dirty: bool = False) -> str | None:
+    """Return the commit of the repository around a directory; None outside of one.
+
+    Args:
+        dirty: add ``-dirty`` if files differ. To find out, git runs filters and hooks that the repository names.
+    """
+    asked = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"] if dirty else ["rev-parse", "HEAD"]
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(place)]
-    asked = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run([*git, *asked], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):  # git is missing, or fails

@@ -129,6 +129,10 @@ def test_values(refused, override, nearest):
         ("fabric.precision=16-true", ["32-true, bf16-mixed"]),
         ("fabric.accelerator=tpu", ["auto, cpu, cuda, gpu"]),
         ("logger.tensorboard=2", []),
+        ("logger=wandb", ["nearest: logger.tensorboard=true"]),
+        ("wandb=true", ["nearest: logger.tensorboard=true"]),
+        ("-m=x", ["nearest: seeds=3"]),
+        ("--multirun", ["nearest: seeds=3"]),
     ],
 )
 def test_values_and_what_would_do(refused, override, facts):

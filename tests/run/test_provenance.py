@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,26 @@ def test_the_commit_and_whether_files_differ_from_it(tmp_path: Path) -> None:
     assert commit(tmp_path) == head.stdout.strip()
     (tmp_path / "file").write_text("new")
     subprocess.run([*GIT, tmp_path, "add", "file"], check=True)
-    assert commit(tmp_path) == f"{head.stdout.strip()}-dirty"
+    assert commit(tmp_path, dirty=True) == f"{head.stdout.strip()}-dirty"
+
+
+def test_a_repository_around_the_working_directory_runs_nothing(tmp_path: Path) -> None:
+    """A filter runs for files whose times differ from the index, and a hook when the index is written."""
+    ran = tmp_path / "ran"
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / ".gitattributes").write_text("* filter=x\n")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*GIT, repository, *command], check=True)
+    subprocess.run([*GIT, repository, "config", "filter.x.clean", f"touch {ran}; cat"], check=True)
+    hook = repository / ".git/hooks/post-index-change"
+    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hook.chmod(0o755)
+    os.utime(repository / ".gitattributes", (0, 0))
+    assert len(commit(repository)) == 40
+    assert not ran.exists()
+    commit(repository, dirty=True)
+    assert ran.exists(), "the test does not set the trap that it claims to"
 
 
 def test_git_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
