@@ -28,7 +28,7 @@ from sheeplike.loop import first_step
 from sheeplike.memory.replay import TooLarge
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
-from sheeplike.options import CommandError
+from sheeplike.options import CommandError, InvalidOption
 from sheeplike.terminal import text_of, warn
 
 
@@ -40,6 +40,11 @@ def launch(config: Config) -> Fabric:
         )
     if config.fabric.accelerator == "cuda":
         jax.config.update("jax_cuda_visible_devices", "0")  # JAX would take memory of all GPUs
+        if config.fabric.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            expected = f"32-true, since {torch.cuda.get_device_name()} has no bf16"
+            raise InvalidOption("fabric.precision", "bf16-mixed", expected, "32-true")
+    elif not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")  # JAX would start CUDA on all GPUs, and may fail there
     _make_deterministic(config.fabric)
     if config.fabric.precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")

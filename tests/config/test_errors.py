@@ -227,7 +227,7 @@ def test_a_gpu_that_is_not_there(refused, asked):
         ("seed=1,2", "'seed=1,2'"),
         ("seed=range(3)", "'seed=range(3)'"),
         ("--config-dirr=x", "nearest: --config-dir"),
-        ("--multirun", "--help, --version, --config-dir"),
+        ("--multrun", "--help, --version, --config-dir"),
         ("--config-dir", "--config-dir"),
         ("env@other=franka_pick", "env@other"),
         ("hydra.run.dir=x", "'hydra.run.dir'"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.envs.contract import GaveUp
 from sheeplike.memory import SequenceReplay
 from sheeplike.nn.compilation import is_out_of_memory
-from sheeplike.options import CommandError
+from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.build import (
     _make_deterministic,
     explain_oom,
@@ -244,3 +246,40 @@ def test_warp_is_asked_for_the_same_bits_by_a_key_of_its_own(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     _make_deterministic(FabricOptions(accelerator=accelerator, **{key: True}))
     assert warp.config.deterministic == modes[expected]
+
+
+def test_a_gpu_without_bf16_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(["exp=ppo", "env=cartpole_balance", "profile=cpu"], Sources()).config
+    config = config.replace(fabric=FabricOptions(accelerator="cuda", precision="bf16-mixed"))
+    for name, value in {"is_available": True, "get_device_name": "Tesla T4", "is_bf16_supported": False}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value, **_: value)
+    with pytest.raises(InvalidOption) as refused:
+        launch(config)
+    assert (refused.value.key, refused.value.nearest) == ("fabric.precision", "32-true")
+    assert "Tesla T4" in str(refused.value)
+
+
+BROKEN_CUDA = """
+import sys
+import torch
+from jax._src import xla_bridge
+
+def broken():
+    raise RuntimeError("the driver is too old for this client")
+
+xla_bridge.register_backend_factory("broken", broken, priority=500, fail_quietly=False)
+import sheeplike
+
+with sheeplike.init(*sys.argv[1:]) as run:
+    run.iterate(8)
+"""
+
+
+def test_a_run_on_a_cpu_does_not_start_the_gpu_client_of_jax(tmp_path: Path) -> None:
+    job = ["exp=ppo", "env=cartpole_balance", "env.renderer=none", "agent.observations=[state]", "profile=cpu"]
+    job += ["dry_run=true", "compile=off", f"run_dir={tmp_path / 'run'}", "total_steps=68", "env.num_envs=4"]
+    without = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", BROKEN_CUDA, *job], env=without, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
