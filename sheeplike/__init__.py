@@ -1,6 +1,9 @@
 """World models that learn from camera pixels, in a simulation that never leaves the accelerator.
 
-Its import loads nothing heavy. It tells JAX not to reserve the GPU, and compilers where to keep their output.
+``sheeplike.init("exp=ppo", "env=cartpole_balance")`` begins a run in a program, ``sheeplike.load("demo:franka_pick")``
+loads a trained world model.
+
+The import loads nothing heavy. It tells JAX not to reserve the GPU, and compilers where to keep their output.
 """
 
 import importlib
@@ -37,6 +40,12 @@ _LATER = {
     "init": "sheeplike.run.experiment",  # begins a run
     "load": "sheeplike.inspection.model",  # a trained world model
 }
+
+__all__ = ["__version__", "init", "load"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

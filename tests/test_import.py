@@ -31,6 +31,14 @@ def test_importing_sheeplike_loads_nothing_heavy():
     assert run(f"import sys, sheeplike; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
+def test_names_are_completed_and_typed():
+    assert run("import sheeplike; print(sorted(dir(sheeplike)))") == "['__version__', 'init', 'load']"
+    code = "import sheeplike; print(sheeplike.load.__module__, sheeplike.init.__module__)"
+    modules = run(code).split()
+    stub = (ROOT / "sheeplike/__init__.pyi").read_text()
+    assert all(f"from {module} import " in stub for module in modules)
+
+
 def test_preallocation_is_off():
     code = "import os, sheeplike as s; print(os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'], s.xla_started_before_import)"
     assert run(code) == "false False"
