@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import io
 import json
 import math
 import os
@@ -41,7 +42,7 @@ import uuid
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -95,9 +96,9 @@ def _ranking(root: Path | str) -> list[Path]:
     """Return checkpoints with a finite score, best first; one that repeats a score was not evaluated itself."""
     scores: dict[float, Path] = {}
     for path in list_checkpoints(root):
-        with contextlib.suppress(Corrupt):
+        with contextlib.suppress(Corrupt, TypeError, OverflowError):  # the last two: a score that is no float
             score = _read_manifest(path)["meta"].get("score")
-            if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
+            if math.isfinite(score):
                 scores.setdefault(score, path)
     return [scores[score] for score in sorted(scores, reverse=True)]
 
@@ -132,19 +133,17 @@ def _recover(root: Path) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-class _HashingFile:
-    """File that hashes the data before it reaches the disk."""
+class _HashingFile(io.BufferedWriter):
+    """New file that hashes the data before it reaches the disk."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.flush = file, file.flush
-        self.size, self.digest = 0, hashlib.sha256()
-        self.error: OSError | None = None
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "x"))
+        self.digest, self.error = hashlib.sha256(), None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        self.size += len(data)
         try:
-            return self.file.write(data)
+            return super().write(data)
         except OSError as error:
             self.error = error
             raise
@@ -152,17 +151,16 @@ class _HashingFile:
 
 def write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
     """Write a state dict to a new file and flush it to the disk; return its ``bytes`` and ``sha256``."""
-    with open(path, "xb") as file:
-        hashing = _HashingFile(file)
+    with _HashingFile(path) as file:
         try:
-            torch.save(part, hashing)
+            torch.save(part, file)
         except RuntimeError:
-            if hashing.error is not None:  # torch hides the error of a full disk
-                raise hashing.error from None
+            if file.error is not None:  # torch hides the error of a full disk
+                raise file.error from None
             raise
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": hashing.size, "sha256": hashing.digest.hexdigest()}
+        return {"bytes": file.tell(), "sha256": file.digest.hexdigest()}
 
 
 @contextlib.contextmanager
@@ -220,36 +218,29 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     try:
         with _corrupt_if_unreadable(path):
             manifest = json.loads(files.read_text(path, _LARGEST_MANIFEST))
-        digest = manifest.pop("sha256")
-        written = manifest["format"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{path}: is no manifest: {error!r}") from None
-    if digest != _digest_of(manifest):
-        raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
-    if written != FORMAT:
-        by = manifest.get("versions")
-        by = f", written by sheeplike {by['sheeplike']}" if isinstance(by, dict) and "sheeplike" in by else ""
-        here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
-        raise UnknownFormat(f"{path}: has format {written}{by}; {here}")
-    try:
+        if manifest.pop("sha256") != _digest_of(manifest):
+            raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
+        if manifest["format"] != FORMAT:
+            by = manifest.get("versions")
+            by = f", written by sheeplike {by['sheeplike']}" if isinstance(by, dict) and "sheeplike" in by else ""
+            here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
+            raise UnknownFormat(f"{path}: has format {manifest['format']}{by}; {here}")
+        # The digest detects damage, not forgery: what names a file or is used as a number is checked.
         kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
-        for name, kind in kinds.items():
-            if type(manifest.get(name)) is not kind or (kind is int and manifest[name] < 0):
-                raise ValueError(f"{name} is {manifest.get(name)!r}")
-        for name, entry in manifest["files"].items():
-            if not _PART.fullmatch(name):
-                raise ValueError(f"{name!r} is no file name")
-            if {"bytes", "sha256"} - entry.keys():
-                raise ValueError(f"{name} is without its size and SHA-256")
+        if wrong := [name for name, kind in kinds.items() if type(manifest[name]) is not kind]:
+            raise ValueError(f"{wrong[0]} is {manifest[wrong[0]]!r}")
         if manifest["step"] != step_of(checkpoint):
             raise ValueError(f"it is of step {manifest['step']}, and not of the one in its name")
+        for name, entry in manifest["files"].items():
+            if not _PART.fullmatch(name) or {"bytes", "sha256"} - entry.keys():
+                raise ValueError(f"{name!r} is no file with a size and a SHA-256")
         manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
         for chunk in manifest["chunks"]:
             whole = [type(value) for value in chunk] == [str, int, int, int, str]
             if not whole or not _CHUNK.fullmatch(chunk.name) or not 0 <= chunk.start < chunk.stop:
                 raise ValueError(f"{chunk} is no chunk")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{path}: is no manifest: {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{path}: is no manifest: {error!r}") from None
     return manifest
 
 
@@ -286,13 +277,9 @@ def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def check_finite(name: str, state: Any) -> None:
     """Raise :class:`NonFinite` if a floating tensor in ``state``, which errors call ``name``, is not finite."""
-    _check_finite(_tensors(name, state))
-
-
-def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise :class:`NonFinite`, with one reduction per tensor and one read by the host per device."""
+    # One reduction per tensor, and one read by the host per device.
     devices: dict[torch.device, dict[str, Tensor]] = {}
-    for where, value in tensors:
+    for where, value in _tensors(name, state):
         if value.is_floating_point() or value.is_complex():
             devices.setdefault(value.device, {})[where] = value.detach().isfinite().all()
     for checks in devices.values():
@@ -513,31 +500,30 @@ class Writer:
             finite: parts whose tensors must be finite.
             wait: return, or raise the OSError, when the write is over.
         """
+        assert step >= 0, step
+        assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
         saved = Saved(step, self.root / f"step_{step:012d}", time.monotonic())
         self._join()
-        meta, tensors = _check(step, parts, meta)
-        _check_finite(item for name in finite for item in tensors.get(name, ()))
+        meta = json.loads(json.dumps(dict(meta)))
+        needed = sum(tensor.nbytes for name, part in parts.items() for _, tensor in _tensors(name, part))
+        for name in finite:
+            check_finite(name, parts.get(name))
         plan = None if history is None else _Plan(history, self.replay)
-        needed = sum(tensor.nbytes for found in tensors.values() for _, tensor in found) + (plan.bytes if plan else 0)
-        free = host.free_memory()
+        needed, free = needed + (plan.bytes if plan else 0), host.free_memory()
         in_background = not wait and (free is None or needed <= free // 2)
         parts = {name: _snapshot(part, copied=in_background) for name, part in parts.items()}
         if plan:
             parts[HISTORY] = {"start": plan.tail, "steps": history.read_steps(plan.tail, plan.end)}
             if in_background:
                 plan.copy()
-        self._error = None
+        self._error, job = None, (saved, parts, meta, plan)
         if in_background:
-            job = (saved, parts, meta, plan)
             self._thread = threading.Thread(target=self._run, args=job, name="checkpoint", daemon=False)
             self._thread.start()
+        elif wait:
+            self._write(*job)
         else:
-            try:
-                self._write(saved, parts, meta, plan)
-            except OSError as error:
-                if wait:
-                    raise
-                self._failed(error)
+            self._run(*job)
         saved.blocked = time.monotonic() - saved.began
 
     def wait(self) -> None:
@@ -576,15 +562,11 @@ class Writer:
             del job
             for each in (error, error.__cause__):  # their frames would keep the copy of the state alive
                 traceback.clear_frames(each and each.__traceback__)
-            self._failed(error)
-
-    def _failed(self, error: OSError) -> None:
-        self._error = error
-        kind = error.errno or type(error.__cause__ or error)
-        if kind not in self._reported:
-            self._reported.add(kind)
-            with contextlib.suppress(Warning):  # a warning that is an error would end the thread
-                self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
+            self._error, kind = error, error.errno or type(error.__cause__ or error)
+            if kind not in self._reported:
+                self._reported.add(kind)
+                with contextlib.suppress(Warning):  # a warning that is an error would end the thread
+                    self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
 
     def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""
@@ -646,17 +628,6 @@ class Writer:
                 file.unlink()
 
 
-def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
-    """Return ``meta`` as JSON has it and the tensors of each part; TypeError for what could not be loaded again."""
-    assert step >= 0, step
-    assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
-    try:
-        meta = json.loads(json.dumps(dict(meta)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"meta cannot be written as JSON: {error}") from None
-    return meta, {name: list(_tensors(name, part)) for name, part in parts.items()}
-
-
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -698,16 +669,16 @@ def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tup
     FileNotFoundError if there is no checkpoint, Corrupt if none is whole. UnknownFormat if the newest whole one has
     another format: going on from an older one would undo it.
     """
-    damaged: list[Path] = []
-    while paths := [path for path in list_checkpoints(root) if path not in damaged]:
+    paths = list_checkpoints(root)
+    for path in reversed(paths):
         try:
-            return load(paths[-1], only=only)
+            return load(path, only=only)
         except UnknownFormat:
             raise
         except Corrupt as error:
-            if paths[-1].exists():  # the run that is going on may have removed it
-                damaged.append(paths[-1])
-                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
-    if not damaged:
+            if not path.exists():  # the run that is going on has removed it, and written others
+                return load_latest(root, only=only)
+            warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
+    if not paths:
         raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
-    raise Corrupt(f"{root}: all {len(damaged)} checkpoints are damaged")
+    raise Corrupt(f"{root}: all {len(paths)} checkpoints are damaged")
