@@ -75,7 +75,8 @@ def _root() -> str | None:
             f"compiled code is not kept: {found}, and code is run from there; nearest: "
             "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>"
         )
-        return _temporary()
+        root = tempfile.mkdtemp(prefix="sheeplike-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
 
 
@@ -111,18 +112,6 @@ def _writers(about: os.stat_result) -> str:
         if group.gr_name != owner.pw_name or set(group.gr_mem) - {owner.pw_name}:
             return f"group {group.gr_name}"
     return ""
-
-
-def _temporary() -> str:
-    """Make a private directory for the life of this process."""
-    root, process = tempfile.mkdtemp(prefix="sheeplike-"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == process:  # a fork must not remove it
-            shutil.rmtree(root, ignore_errors=True)
-
-    atexit.register(remove)
-    return root
 
 
 def _processor() -> str:

@@ -37,14 +37,14 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
         raise OSError(0, problem, str(path))
     descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
     found = os.fstat(descriptor)
-    regular = stat.S_ISREG(found.st_mode)
-    if not regular or (mode == "ab" and found.st_nlink > 1):
-        os.close(descriptor)
-        problem = (
-            "has another name elsewhere, a hard link: put a copy in its place" if regular else "is no regular file"
-        )
-        raise OSError(0, problem, str(path))
-    return open(descriptor, mode, buffering=0 if mode == "ab" else -1)
+    if not stat.S_ISREG(found.st_mode):
+        problem = "is no regular file"
+    elif mode == "ab" and found.st_nlink > 1:
+        problem = "has another name elsewhere, a hard link: put a copy in its place"
+    else:
+        return open(descriptor, mode, buffering=0 if mode == "ab" else -1)
+    os.close(descriptor)
+    raise OSError(0, problem, str(path))
 
 
 def read_text(path: Path | str, limit: int) -> str:

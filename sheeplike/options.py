@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from sheeplike.terminal import one_line
 
-_SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
+_SPOKEN = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
 WIDEST = 32  # maximum width of a column in a table of keys
 _ABSENT = object()
@@ -114,15 +114,11 @@ def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str
     if re.fullmatch(size, word) and all(re.fullmatch(size, choice) for choice in choices):
         return min(choices, key=lambda choice: abs(math.log(int(choice[:-1]) / int(word[:-1]))), default=None)
     lowered = {choice.lower(): choice for choice in reversed(choices)}  # the first of two equal ones wins
-    close = [choice for choice in reversed(lowered) if "_" in choice and _initials(choice) == word]
+    initials = {choice: "".join(part[:1] for part in choice.split("_")) for choice in lowered if "_" in choice}
+    close = [choice for choice in reversed(lowered) if initials.get(choice) == word]  # lr means learning_rate
     close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
     close += [choice for choice in reversed(lowered) if word and word in choice]
     return lowered[close[0]] if close else None
-
-
-def _initials(name: str) -> str:
-    """Return ``lr`` for ``learning_rate``."""
-    return "".join(part[:1] for part in name.split("_"))
 
 
 def one_of(word: object, choices: Iterable[str]) -> str:
@@ -325,7 +321,7 @@ def _closest(value: Any, form: Schema) -> Any:
         return None if not value or None in found.values() else found
     if kind == "boolean":
         word = str(value).lower()
-        return _SPOKEN.get(word, {"true": True, "false": False}.get(nearest(word, ("true", "false"), cutoff=0.6) or ""))
+        return _SPOKEN.get(word, _SPOKEN.get(nearest(word, ("true", "false"), cutoff=0.6)))
     if kind in ("integer", "number") and type(value) in (int, float) and -1e300 < value < 1e300:
         return _closest_number(value, form)
     return None

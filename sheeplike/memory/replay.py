@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sheeplike import host
-from sheeplike.memory.generator import load_generator
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+_GENERATOR_STATES = ((5056,), (16,))  # shapes of the state of a generator, on a CPU and on a GPU
 
 
 class TooLarge(MemoryError):
@@ -230,11 +230,10 @@ class SequenceReplay:
         self.expected = None if stop == self.added else stop
 
     def _pieces(self, start: int, stop: int) -> list[tuple[slice, slice]]:
-        """Return slices of a copy of the times ``[start, stop)`` and of the ring: one pair, or two where it wraps."""
+        """Return slices of a copy of ``[start, stop)`` and of the ring: up to its end, and from its beginning."""
         first, count = start % self.length, stop - start
         unbroken = min(count, self.length - first)
-        pieces = [(slice(0, unbroken), slice(first, first + unbroken))]
-        return pieces + [(slice(unbroken, count), slice(0, count - unbroken))] * (count > unbroken)
+        return [(slice(unbroken), slice(first, first + unbroken)), (slice(unbroken, count), slice(count - unbroken))]
 
     def state_dict(self, *, history: bool = True) -> dict[str, object]:
         """Return contents, write head, queue and sampler. A full ring is not copied.
@@ -274,6 +273,16 @@ class SequenceReplay:
             raise ValueError("replay: a sequence is not in this ring")
         self.expected, self.chunks = None if complete or not held else self.oldest, []
         load_generator(self.generator, state["generator"])
+
+
+def load_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Restore the state of a generator, unless it is of another kind of device; ValueError if it is no such state."""
+    state = state.cpu()
+    if state.dtype != torch.uint8 or state.shape not in _GENERATOR_STATES:
+        raise ValueError(f"the state of a generator is {tuple(state.shape)} {state.dtype}")
+    # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

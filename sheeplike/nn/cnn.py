@@ -9,14 +9,13 @@ Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+ACTIVATIONS = {"elu": nn.ELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
 def to_unit(image: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ class CNN(nn.Module):
         super().__init__()
         plan = LAYOUTS[layout]
         self.head, self.pool, self.normalise_channels = head, plan.pool, normalise_channels
-        self.activation = ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation]()
         self.convs = nn.ModuleList()
         h, w, inputs = height, width, channels
         for outputs, kernel, stride in zip(plan.channels, plan.kernels, plan.strides, strict=True):

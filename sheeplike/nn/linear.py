@@ -44,15 +44,10 @@ _onednn.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x @ weight.T + bias`` by the fastest library: ``(..., I)``, ``(O, I)``, ``(O,)`` to ``(..., O)``."""
-    if not _by_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    return _onednn(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
-
-
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    rows = x.numel() // x.shape[-1]
     plain = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return ONEDNN and x.device.type == "cpu" and plain and rows >= ROWS
+    if ONEDNN and plain and x.device.type == "cpu" and x.numel() // x.shape[-1] >= ROWS:
+        return _onednn(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+    return F.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):

@@ -186,7 +186,8 @@ class DreamerV3(Agent):
             "a loss without a scale"
         )
         means = {name: loss.mean() for name, loss in losses.items()}
-        return means, sum(self._scale(name) * mean for name, mean in means.items())
+        scales = self.scales | dict.fromkeys(self.predicted.spaces, self.scales["reconstruction"])
+        return means, sum(scales[name] * mean for name, mean in means.items())
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
         """Return losses by name on ``(B, CONTEXT + T, ...)``, metrics, posterior states ``(B, T)``."""
@@ -345,9 +346,6 @@ class DreamerV3(Agent):
                 self.compiled.warm_up(lambda: self._learn(none, none))
         finally:
             self.replay.write_back(envs, times, latents)
-
-    def _scale(self, name: str) -> float:
-        return self.scales["reconstruction" if name in self.predicted.spaces else name]
 
     def context(self, data: Mapping[str, Tensor]) -> Latent:
         """Return the stored latent ``(B, ...)`` from which the trained part of sequences begins."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
-from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
+from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent, stack_latents
 from sheeplike.agents.dreamer_v3.storage import ModelKeys
 from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl, symlog
@@ -243,8 +243,7 @@ def open_loop(
         first = batch["is_first"][:, t]
         latent = world.rssm.imagine(latent.reset(first), torch.where(first[:, None], 0.0, action[:, t]))
         states.append(latent)
-    stacked = Latent(*(torch.stack(part, 1).flatten(0, 1) for part in zip(*states, strict=True)))
-    predicted = world.decoder(stacked)
+    predicted = world.decoder(stack_latents(states).map(lambda x: x.flatten(0, 1)))
     metrics: dict[str, Tensor] = {}
     predictions: dict[str, Prediction] = {}
     for key in world.decoder.keys.images:

@@ -21,9 +21,9 @@ from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.ppo.losses import COMPUTED, STORED, compute_advantages, objective
 from sheeplike.agents.ppo.networks import PPONetworks
-from sheeplike.agents.ppo.storage import RESERVED, draw_shift, encode_step, observations, rollout_spec
+from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
-from sheeplike.memory.generator import load_generator
+from sheeplike.memory.replay import Spec, load_generator
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import adam
 
@@ -31,6 +31,9 @@ from sheeplike.nn.optimizers import adam
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
 MEASURABLE_KL = 1e-6  # nats
 LEARNING = ("order", "advantage", "target", "mask", "stopped")  # shared by the updates on a rollout
+SHIFT = 4  # pixels by which augmentation moves an image at most
+# No observation may have one of these names: they stand beside the observations in the rollout or in a batch.
+RESERVED = ("reward", "is_first", "is_last", "is_terminal", "shift", *STORED, *COMPUTED, "envs", "times")
 
 
 class PPO(Agent):
@@ -182,7 +185,7 @@ class PPO(Agent):
         self.optimizer.found_inf = torch.maximum(self.stopped, skip)
         self.optimizer.step()
         metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | health(losses["total"], skip)
-        metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.learning_rate}
+        metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.optimizer.learning_rate()}
         return metrics | {"ppo/skipped": self.optimizer.found_inf}
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -195,10 +198,6 @@ class PPO(Agent):
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         value_scale, entropy_scale = self.config.value_scale, self.config.entropy_scale
         return losses["policy"] + value_scale * losses["value"] - entropy_scale * losses["entropy"]
-
-    @property
-    def learning_rate(self) -> Tensor:
-        return self.optimizer.param_groups[0]["lr"].clone()
 
     def minibatch(self, index: Tensor) -> dict[str, Tensor]:
         """Return the steps ``index (B,)`` of the flattened rollout: observations and inputs of :func:`objective`."""
@@ -273,6 +272,36 @@ class PPO(Agent):
                 turn = (self.updates - 1) % self.config.minibatches
                 self._last_index = self.order.view(self.config.minibatches, -1)[turn]
         self.unknown = 0 if "rollout" in state else self.config.frame_stack - 1
+
+
+def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
+    """Return shape and dtype of each key of one step of one world."""
+    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
+    numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
+    shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
+    return {**keys.stored(), **flags, **numbers, "raw_action": ((codec.width,), torch.float32), **shift}
+
+
+def encode_step(step: Step, keys: ObservationKeys) -> dict[str, Tensor]:
+    """Return a step as the rollout takes it, but for shifts."""
+    flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
+    return {**{key: step.obs[key] for key in keys.spaces}, **flags, "reward": step.reward, **step.extras}
+
+
+def draw_shift(num_envs: int, cameras: int, generator: torch.Generator) -> Tensor:
+    """Draw one shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
+    shift = torch.randint(-SHIFT, SHIFT + 1, (num_envs, cameras, 2), generator=generator, device=generator.device)
+    return shift.to(torch.int8)
+
+
+def observations(rollout: Rollout, keys: ObservationKeys, slot: Tensor, env: Tensor) -> dict[str, Tensor]:
+    """Return inputs of the networks at steps ``(B,)``: images stacked and, if augmented, moved; vectors."""
+    shift = rollout.storage["shift"][slot, env].long() if "shift" in rollout.storage else None
+    images = {
+        key: rollout.stack(key, slot, env, None if shift is None else shift[:, camera])
+        for camera, key in enumerate(keys.images)
+    }
+    return images | {key: rollout.storage[key][slot, env] for key in keys.vectors}
 
 
 def control_kl(kind: str, kl: Tensor, target: float, *, finite: Tensor, stopped: Tensor, rate: Tensor) -> None:

@@ -5,7 +5,7 @@ Shape letters: ``N`` worlds, ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -92,22 +92,13 @@ class MLP(nn.Sequential):
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
+            layers += [Linear(wide, narrow), ACTIVATIONS[activation]()]
         super().__init__(*layers, Linear(widths[-1], outputs))
         orthogonal_(self)  # zero biases too
         if initialisation == "lecun_uniform":
             for layer in layers[::2]:
                 nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
         nn.init.orthogonal_(self[-1].weight, gain)
-
-
-class Activation(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class PPONetworks(PolicyNetworks):
