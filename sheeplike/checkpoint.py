@@ -36,14 +36,12 @@ import platform
 import re
 import shutil
 import threading
-import time
 import traceback
 import uuid
 import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -396,9 +394,8 @@ class _Plan:
         """Copy missing steps to the host's memory, so that the history may go on."""
         self.copies = {start: self.history.read_steps(start, stop) for start, stop in self.missing}
 
-    def write(self) -> int:
-        """Write the missing chunks, one after the other; return their bytes."""
-        written = 0
+    def write(self) -> None:
+        """Write the missing chunks, one after the other."""
         for start, stop in self.missing:
             files.make_directory(self.place)
             stem, number = f"{start:012d}-{stop - 1:012d}", 0
@@ -414,26 +411,19 @@ class _Plan:
                 temporary.unlink(missing_ok=True)
             self.known.append(Chunk(name, start, stop, **entry))
             self.chunks.append(self.known[-1])
-            written += entry["bytes"]
-        if written:
+        if self.missing:
             files.sync_directory(self.place)
         self.chunks.sort(key=lambda chunk: chunk.start)
-        return written
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Saved:
+class Saved(NamedTuple):
     """A checkpoint that was written."""
 
     step: int
     path: Path
-    began: float  # time.monotonic()
-    blocked: float = 0.0  # seconds for which the caller waited
-    seconds: float = 0.0
-    written: int = 0  # bytes
 
 
 class Writer:
@@ -502,7 +492,7 @@ class Writer:
         """
         assert step >= 0, step
         assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
-        saved = Saved(step, self.root / f"step_{step:012d}", time.monotonic())
+        saved = Saved(step, self.root / f"step_{step:012d}")
         self._join()
         meta = json.loads(json.dumps(dict(meta)))
         needed = sum(tensor.nbytes for name, part in parts.items() for _, tensor in _tensors(name, part))
@@ -524,7 +514,6 @@ class Writer:
             self._write(*job)
         else:
             self._run(*job)
-        saved.blocked = time.monotonic() - saved.began
 
     def wait(self) -> None:
         """Wait for the save that is under way; OSError, or its :class:`NotWritten`, if the last one failed."""
@@ -572,7 +561,8 @@ class Writer:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""
         try:
             self._remove_chunks(plan, up_to=self._resumed_from)
-            saved.written = plan.write() if plan else 0
+            if plan:
+                plan.write()
             self._write_directory(saved, parts, meta, plan.chunks if plan else [])
             self._prune(saved.step)
             self._remove_chunks(plan)
@@ -580,7 +570,6 @@ class Writer:
             raise
         except Exception as error:  # torch raises other errors for a short write and for memory
             raise NotWritten(f"{type(error).__name__}: {error}") from error
-        saved.seconds = time.monotonic() - saved.began
         self.last, self._resumed_from = saved, None
 
     def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
@@ -589,7 +578,6 @@ class Writer:
             temporary.mkdir()
             # A part that is written frees its memory.
             entries = {f"{name}.pt": write_part(temporary / f"{name}.pt", parts.pop(name)) for name in list(parts)}
-            saved.written += sum(entry["bytes"] for entry in entries.values())
             manifest = {"format": FORMAT, "step": saved.step, "files": entries, "chunks": chunks}
             manifest |= {"versions": versions(), **self.extra, "meta": meta}
             text = json.dumps(manifest | {"sha256": _digest_of(manifest)}, indent=1)

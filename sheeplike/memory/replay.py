@@ -236,19 +236,14 @@ class SequenceReplay:
         return [(slice(unbroken), slice(first, first + unbroken)), (slice(unbroken, count), slice(count - unbroken))]
 
     def state_dict(self, *, history: bool = True) -> dict[str, object]:
-        """Return contents, write head, queue and sampler. A full ring is not copied.
+        """Return contents, write head, queue and sampler; without ``history``, no contents of the :attr:`fixed` keys.
 
-        Without ``history`` the :attr:`fixed` keys are left out, and no tensor is copied: they change with the ring.
+        The contents are views of the ring and change with it.
         """
         held = min(self.added, self.length)
-        if not history:
-            contents = {key: self.storage[key][:held] for key in sorted(self.refreshed)}
-        elif held < self.length:  # torch.save would write a view with all of the memory behind it
-            contents = {key: ring[:held].to("cpu", copy=True) for key, ring in self.storage.items()}
-        else:
-            contents = dict(self.storage)
+        keys = self.storage if history else sorted(self.refreshed)
         return {
-            "storage": contents,
+            "storage": {key: self.storage[key][:held] for key in keys},
             "added": self.added,
             "fresh": [list(item) for item in self.fresh],
             "generator": self.generator.get_state(),
