@@ -15,11 +15,11 @@ Of the replay (a :class:`History`) a checkpoint writes only new steps. Time is c
     chunks    |..... ...|.........|.........|      |     written once; named, with their digests, by each manifest
     tail                                    |------|     written into each checkpoint, as are values that still change
 
-A chunk that no manifest names is removed. A file is reused only if this process wrote its content to it or read it from
-it, never for its name: after going back to an older checkpoint, the same time can hold other steps.
+A chunk that no manifest names is removed. A chunk is reused only if this process wrote or read it, never because of its
+name: after a resume from an older checkpoint, the same times can hold other steps.
 
-Reading verifies every byte first: ``torch.load`` alone does not notice a flipped bit. Only tensors and plain Python
-values are unpickled (``weights_only=True``), so a checkpoint from elsewhere can run no code.
+Reading verifies every byte first, since ``torch.load`` does not notice a flipped bit. Only tensors and plain Python
+values are unpickled (``weights_only=True``), so a checkpoint from elsewhere runs no code.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class NonFinite(ValueError):
 
 
 class NotWritten(OSError):
-    """A checkpoint could not be written for another reason than the disk, which is the cause of this error."""
+    """A checkpoint could not be written, for a reason other than the disk: ``__cause__``."""
 
 
 # --- which checkpoints there are ------------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ def best(root: Path | str) -> Path | None:
 
 
 def _ranking(root: Path | str) -> list[Path]:
-    """Return checkpoints with a finite score, best first; one that repeats a score was not evaluated itself."""
+    """Return the checkpoints with a finite score, best first; of equal scores the oldest, which was evaluated."""
     scores: dict[float, Path] = {}
     for path in list_checkpoints(root):
-        with contextlib.suppress(Corrupt, TypeError, OverflowError):  # the last two: a score that is no float
+        with contextlib.suppress(Corrupt, TypeError, OverflowError):  # the last two: no float
             score = _read_manifest(path)["meta"].get("score")
             if math.isfinite(score):
                 scores.setdefault(score, path)
@@ -117,7 +117,7 @@ def _remove(path: Path) -> None:
 
 
 def _recover(root: Path) -> None:
-    """Clean up after a killed or failed save: half-written directories, and one retired too soon."""
+    """Clean up after a killed or failed save: remove half-written directories, put back what was not replaced."""
     for retired in root.glob(f"{_RETIRED}*"):
         target = root / retired.name.removeprefix(_RETIRED)
         if target.exists():
@@ -170,7 +170,7 @@ def _corrupt_if_unreadable(path: Path) -> Iterator[None]:
 
 
 def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
-    """Open a file whose bytes are all as the manifest says; it stays readable even if it is removed."""
+    """Open a file after checking its size and digest; it stays readable even if it is removed."""
     with _corrupt_if_unreadable(path), contextlib.ExitStack() as stack:
         file = stack.enter_context(files.open_regular(path))
         found = os.fstat(file.fileno()).st_size
@@ -310,7 +310,7 @@ class History(Protocol):
     """Ring of time steps ``[oldest, added)`` that never change: ``sheeplike.memory.SequenceReplay``."""
 
     added: int
-    chunks: list[Any]  # files that hold some of the steps; replaced by an empty list when the content is replaced
+    chunks: list[Any]  # files that hold some of the steps; a new, empty list when the content is replaced
 
     @property
     def oldest(self) -> int: ...
@@ -331,7 +331,7 @@ class Chunk(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """History in a checkpoint, verified but not yet read: it may need most of the memory."""
+    """History in a checkpoint, verified but not yet read, since it may need most of the memory."""
 
     place: Path
     chunks: tuple[Chunk, ...]
@@ -344,7 +344,7 @@ class Stored(NamedTuple):
             path = self.place / chunk.name
             with _corrupt_if_unreadable(path), files.open_regular(path) as file:
                 steps = _read_part(file, path)
-            # Its range in the manifest decides later whether the file is reused.
+            # The range in the manifest decides later whether the file is reused.
             if any(len(value) != chunk.stop - chunk.start for value in steps.values()):
                 raise ValueError(f"{path} does not hold the steps [{chunk.start}, {chunk.stop})")
             history.write_steps(chunk.start, steps)
@@ -358,8 +358,8 @@ class _Plan:
 
     Attributes:
         known: files that hold steps of this history.
-        chunks, missing: files that the checkpoint uses, and ``(start, stop)`` of those to write, up to ``tail``.
-        tail, end: time steps that become a part of the checkpoint.
+        chunks, missing: files that the checkpoint uses, and ``(start, stop)`` of those still to be written.
+        tail, end: the steps ``[tail, end)`` are written into the checkpoint itself.
     """
 
     def __init__(self, history: History, place: Path) -> None:
@@ -391,7 +391,7 @@ class _Plan:
         return False
 
     def copy(self) -> None:
-        """Copy missing steps to the host's memory, so that the history may go on."""
+        """Copy the missing steps to the host's memory, so that the history may change."""
         self.copies = {start: self.history.read_steps(start, stop) for start, stop in self.missing}
 
     def write(self) -> None:
@@ -400,7 +400,7 @@ class _Plan:
             files.make_directory(self.place)
             stem, number = f"{start:012d}-{stop - 1:012d}", 0
             name, temporary = f"{stem}.pt", _temporary(self.place)
-            # A file of this name belongs to a kept checkpoint that has seen other steps at this time.
+            # A file of this name belongs to a kept checkpoint that holds other steps of the same times.
             while os.path.lexists(self.place / name):
                 number += 1
                 name = f"{stem}.{number}.pt"
@@ -430,11 +430,12 @@ class Writer:
     """Writer of one run's checkpoints, in the background. The caller must hold the lock of the run.
 
     Args:
-        root: directory of the checkpoints, made and cleaned up after a killed writer; chunks lie in ``replay`` beside.
-        keep_last, keep_best: numbers of the newest checkpoints to keep, and of those with the highest
-            ``meta["score"]``.
+        root: directory of the checkpoints. It is created, and rests of a killed writer are removed. Chunks lie beside
+            it, in ``replay``.
+        keep_last: number of newest checkpoints to keep.
+        keep_best: number of checkpoints with the highest ``meta["score"]`` to keep.
         config, device: entries of every manifest.
-        report: called once for each kind of error of a save in the background; a warning by default.
+        report: called with one line for each new kind of error; by default a RuntimeWarning.
     """
 
     def __init__(
@@ -477,18 +478,18 @@ class Writer:
         finite: Collection[str] = ("agent",),
         wait: bool = False,
     ) -> None:
-        """Copy the state to the host's memory, and write it in the background, after the last save.
+        """Wait for the last save, copy the state to the host's memory, and write it in the background.
 
         If the copy would take more than half of the free memory, the state is written before this returns, one chunk of
         the history at a time. A failed write is reported and leaves the earlier checkpoints as they are.
 
         Args:
-            step: policy steps; a checkpoint of the same step is replaced, one that is ahead of it is removed.
+            step: policy steps. A checkpoint of the same step is replaced, later ones are removed.
             parts: file name, without suffix, to a state dict; it may change as soon as this returns.
             meta: values for JSON; ``meta["score"]`` ranks the checkpoints.
             history: only its new steps are written.
             finite: parts whose tensors must be finite.
-            wait: return, or raise the OSError, when the write is over.
+            wait: write before this returns; OSError if that fails.
         """
         assert step >= 0, step
         assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
@@ -516,22 +517,19 @@ class Writer:
             self._run(*job)
 
     def wait(self) -> None:
-        """Wait for the save that is under way; OSError, or its :class:`NotWritten`, if the last one failed."""
+        """Wait for the save that is under way; OSError, such as :class:`NotWritten`, if it failed."""
         self._join()
         if self._error is not None:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
-        """Go on from the checkpoint of ``step``: those ahead of it belong to a future that did not happen.
-
-        Their chunks are removed before others are written, and they themselves once there is a new checkpoint.
-        """
+        """Abandon the checkpoints after that of ``step``: the next save removes their chunks first, and them last."""
         self._join()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
 
     def holds(self, step: int) -> bool:
-        """Return True if the last checkpoint, once it is written, is that of ``step``."""
+        """Wait for the save that is under way; True if the newest checkpoint is that of ``step``."""
         self._join()
         return self.last is not None and self.last.step == step
 
@@ -583,7 +581,7 @@ class Writer:
             text = json.dumps(manifest | {"sha256": _digest_of(manifest)}, indent=1)
             files.write_atomically(temporary / MANIFEST, text)
             if saved.path.exists():
-                # No directory can be renamed onto another. Between these two renames the retired one still counts.
+                # A directory cannot be renamed onto another. Between the two renames the retired one counts.
                 os.rename(saved.path, self.root / f"{_RETIRED}{saved.path.name}")
             os.rename(temporary, saved.path)
             files.sync_directory(self.root)
@@ -591,7 +589,7 @@ class Writer:
             _recover(self.root)
 
     def _prune(self, step: int) -> None:
-        """Remove checkpoints that need not be kept once that of ``step`` is there, and those of an abandoned future."""
+        """Remove abandoned checkpoints, and those beyond ``keep_last`` and ``keep_best``, after writing ``step``."""
         reached = step if self._resumed_from is None else min(step, self._resumed_from)
         found = list_checkpoints(self.root)
         valid = [path for path in found if step_of(path) <= reached or step_of(path) == step]
@@ -601,7 +599,7 @@ class Writer:
                 _remove(path)
 
     def _remove_chunks(self, plan: _Plan | None, up_to: int | None = None) -> None:
-        """Remove chunks that neither a checkpoint up to step ``up_to`` nor the present history needs."""
+        """Remove chunks that neither the current history nor a checkpoint up to step ``up_to`` needs."""
         if not self.replay.is_dir():
             return
         needed = {chunk.name for chunk in plan.known} if plan else set()
@@ -609,7 +607,7 @@ class Writer:
             for path in list_checkpoints(self.root):
                 if up_to is None or step_of(path) <= up_to:
                     needed |= {chunk.name for chunk in _read_manifest(path)["chunks"]}
-        except Corrupt:  # it may need any of the chunks, once the disk can be read again
+        except Corrupt:  # its manifest may name any chunk, once the disk can be read again
             return
         for file in self.replay.iterdir():
             if file.name.startswith(_TEMPORARY) or (_CHUNK.fullmatch(file.name) and file.name not in needed):
@@ -664,7 +662,7 @@ def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tup
         except UnknownFormat:
             raise
         except Corrupt as error:
-            if not path.exists():  # the run that is going on has removed it, and written others
+            if not path.exists():  # a run under way has replaced it by newer ones
                 return load_latest(root, only=only)
             warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
     if not paths:

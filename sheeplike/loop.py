@@ -71,9 +71,9 @@ def train(
     hooks: Iterable[Every] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> LoopState:
-    """Interact and learn until ``total_steps`` policy steps, or until ``stop()``, which may come between two updates.
+    """Interact and learn for ``total_steps`` policy steps, or until ``stop()``, which is asked before each update too.
 
-    Nothing in here reads a device tensor on the host: between two hooks the loop only issues work.
+    No device tensor is read on the host: between two hooks the loop only issues work.
     """
     hooks = list(hooks)
     while (state.policy_steps < total_steps or state.due) and not stop():
@@ -117,10 +117,10 @@ class Evaluation(NamedTuple):
 def evaluate(
     agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0
 ) -> Evaluation:
-    """Run ``episodes`` whole episodes with a player of their own.
+    """Play ``episodes`` whole episodes with a fresh player.
 
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
-    Where ``info["restarted"]`` says that an environment failed and was replaced, the next episode counts.
+    After a failure (``info["restarted"]``) the next episode of the replaced environment counts instead.
     """
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}

@@ -61,7 +61,7 @@ class ObservationKeys:
         return {key: (one.shape, self.dtype(key)) for key, one in self.spaces.items()}
 
     def refuse_names(self, names: Collection[str], what: str) -> None:
-        """Raise ValueError for an observation whose name means something else beside it."""
+        """Raise ValueError if an observation has one of ``names``, which already mean ``what``."""
         if taken := self.spaces.keys() & set(names):
             raise ValueError(f"observation {sorted(taken)[0]!r}: the name of {what}; rename it in the environment")
 
@@ -80,7 +80,7 @@ def _check_observation(key: str, space: gymnasium.spaces.Space) -> None:
             if shape[-1] != 1 or dtype != np.float32:
                 raise ValueError(f"{found}; nearest: float32 {(*shape[:2], 1)} in metres")
         elif key.startswith("segmentation/"):
-            raise ValueError(f"{found}; the ids of things are no amounts; nearest: pixels/*, or depth/*")
+            raise ValueError(f"{found}; ids of things cannot be averaged; nearest: pixels/*, or depth/*")
         else:
             raise ValueError(f"{found}; nearest: uint8 {shape} from 0 to 255, scaled in the environment")
     if len(shape) not in (1, 3):
@@ -95,8 +95,8 @@ class ActionCodec:
     vector inside; those of a ``MultiDiscrete`` space are one-hot vectors side by side.
 
     Attributes:
-        classes: of each discrete action; empty if actions are continuous.
-        width: ``A``, of an action inside.
+        classes: number of choices of each discrete action; empty if actions are continuous.
+        width: width ``A`` of an action inside.
 
     Raises:
         ValueError: the space is neither ``Discrete`` nor a ``MultiDiscrete`` or ``Box`` of one axis, or a box is not of

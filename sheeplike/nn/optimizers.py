@@ -18,12 +18,12 @@ from sheeplike.nn.patches import silence_capturable
 class RestoredInPlace(torch.optim.Optimizer):
     """Optimizer whose state is restored in place, so that a captured update goes on working.
 
-    Only the numbers of a loaded tensor are used: a fused step would write beyond the memory of one that claims a size.
+    Values are copied into the optimizer's own tensors: a fused step would write beyond a loaded one that is too small.
     """
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore moments, counters, and a learning rate that is a tensor; ValueError or LookupError for other ones."""
+        """Restore moments, counters, and a learning rate that is a tensor; ValueError or LookupError for a misfit."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             if isinstance(group["lr"], Tensor):
                 _restore("lr", group["lr"], saved["lr"])
@@ -44,9 +44,9 @@ def _restore(name: str, ours: Tensor, saved: Any) -> None:
 class LaProp(RestoredInPlace):
     """LaProp with gradients clipped per tensor, biases and norm scales included.
 
-    Counters are device tensors and all arithmetic is ``foreach``: no host synchronisation, ready for a CUDA graph. With
-    ``found_inf``, a 0-dim float32 device tensor that is 1, the next :meth:`step` changes nothing, as in torch. The
-    learning rate of the first update is zero when ``warmup > 0``, which counts completed updates.
+    Counters are device tensors and all arithmetic is ``foreach``: no host synchronisation, ready for a CUDA graph.
+    While ``found_inf``, a 0-dim float32 device tensor, is 1, :meth:`step` changes nothing, as in torch. ``warmup``
+    counts completed updates, so the learning rate of the first one is zero.
 
     Args:
         params: float32.
@@ -157,7 +157,7 @@ def _erase(tensors: list[Tensor], where: Tensor) -> None:
 
 
 def adam(params: Iterable[nn.Parameter], lr: float, *, eps: float) -> torch.optim.Adam:
-    """Build an Adam whose step can be changed or skipped without asking the host: fused, its rate on the device."""
+    """Build an Adam, fused and with its rate on the device, that needs no host to change the rate or skip a step."""
     params = list(params)
     device = params[0].device
     rate = torch.tensor(lr, device=device)

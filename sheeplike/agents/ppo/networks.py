@@ -76,7 +76,7 @@ class MLP(nn.Sequential):
     Args:
         initialisation: ``orthogonal``, with a gain of the square root of 2, or ``lecun_uniform``, with a variance of
             one over the inputs.
-        gain: of the last layer's weights, which are orthogonal.
+        gain: gain of the last layer's weights, which are orthogonal.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class PPONetworks(PolicyNetworks):
         self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
         outputs = self.codec.width * (2 if self.distribution == "tanh_normal" else 1)
         mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
-        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+        # With a small gain the policy begins nearly the same everywhere: exploration comes from the deviation.
         self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
-        # A random value would outweigh rewards that are small, and and the policy would follow its errors.
+        # A random value would outweigh small rewards, and the policy would follow its errors.
         self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
-        if self.distribution == "clipped_normal":  # its deviation does not depend on what is seen
+        if self.distribution == "clipped_normal":  # its deviation does not depend on the observation
             self.log_std = nn.Parameter(torch.zeros(self.codec.width))
 
     def initial(self, num_envs: int) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ class PPONetworks(PolicyNetworks):
         }
 
     def select(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        # A robot has no privileged state, and the policy does not ask for it.
+        # Inputs of the value alone may be missing, as a privileged state is on a robot.
         complete = self.keys.spaces.keys() <= obs.keys()
         return {key: obs[key] for key in (self.keys if complete else self.policy_keys).spaces}
 
@@ -172,8 +172,8 @@ class PPONetworks(PolicyNetworks):
     def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
         """Return the action distribution ``(B, A)`` and the value ``(B,)`` float32.
 
-        The heads compute in float32 under autocast too: advantages are differences of values, and near 100 two
-        neighbouring bfloat16 numbers are 0.5 apart.
+        The heads compute in float32 under autocast too: advantages are differences of values, and bfloat16 numbers near
+        100 are 0.5 apart.
         """
         features = self.policy_trunk(obs)
         seen = features if self.value_trunk is self.policy_trunk else self.value_trunk(obs)
