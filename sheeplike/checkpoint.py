@@ -219,10 +219,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         if manifest.pop("sha256") != _digest_of(manifest):
             raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
         if manifest["format"] != FORMAT:
-            by = manifest.get("versions")
-            by = f", written by sheeplike {by['sheeplike']}" if isinstance(by, dict) and "sheeplike" in by else ""
-            here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
-            raise UnknownFormat(f"{path}: has format {manifest['format']}{by}; {here}")
+            found = f"has format {manifest['format']}, written by sheeplike {manifest['versions']['sheeplike']}"
+            raise UnknownFormat(f"{path}: {found}; this is sheeplike {__version__}, which reads format {FORMAT}")
         # The digest detects damage, not forgery: what names a file or is used as a number is checked.
         kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
         if wrong := [name for name, kind in kinds.items() if type(manifest[name]) is not kind]:

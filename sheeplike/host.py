@@ -96,7 +96,7 @@ def _left(root: Path, version: int, name: str) -> Iterator[int]:
     names = [part for part in PurePosixPath(name.strip()).parts if part not in ("/", "..")]
     for depth in range(len(names), -1, -1):
         group = root.joinpath(place, *names[:depth])
-        limit, used = _number(group / limit_file), _number(group / used_file)
+        limit, used = _field(group / limit_file), _field(group / used_file)
         if limit is not None and used is not None:
             # The system frees inactive pages of files when memory is needed.
             yield max(0, limit - max(0, used - (_field(group / "memory.stat", cache) or 0)))
@@ -109,13 +109,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _number(path: Path) -> int | None:
-    """Read the number in a file; None for ``max``."""
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _field(path: Path, name: str) -> int | None:
-    """Read the number behind a name at the beginning of a line."""
-    found = re.search(rf"^{name}\s+(\d+)", _text(path), re.MULTILINE)
+def _field(path: Path, name: str = "") -> int | None:
+    """Read the number after a name at the beginning of a line; None for another text, such as ``max``."""
+    found = re.search(rf"^{name}\s*(\d+)", _text(path), re.MULTILINE)
     return int(found[1]) if found else None

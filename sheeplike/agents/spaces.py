@@ -106,13 +106,12 @@ class ActionCodec:
     def __init__(self, space: gymnasium.spaces.Space) -> None:
         expected = f"action space {space}: expected Discrete, MultiDiscrete of one axis or a Box of shape (A,)"
         shape = getattr(space, "shape", None) or ()
-        self.space = space
+        self.space, self.classes, self.starts = space, (), ()
+        self.joint = isinstance(space, gymnasium.spaces.MultiDiscrete)
         if isinstance(space, gymnasium.spaces.Discrete):
             self.classes, self.starts = (int(space.n),), (int(space.start),)
-            self.joint = False
-        elif isinstance(space, gymnasium.spaces.MultiDiscrete) and len(shape) == 1:
+        elif self.joint and len(shape) == 1:
             self.classes, self.starts = tuple(map(int, space.nvec)), tuple(map(int, space.start))
-            self.joint = True
         elif isinstance(space, gymnasium.spaces.Box) and len(shape) == 1:
             if not np.issubdtype(space.dtype, np.floating):
                 raise ValueError(f"{expected} of floating-point numbers; nearest: float32")
@@ -121,8 +120,6 @@ class ActionCodec:
                     f"action space {space}: expected bounds -1 and 1; wrap the environment in "
                     "gymnasium.wrappers.vector.RescaleAction"
                 )
-            self.classes, self.starts = (), ()
-            self.joint = False
         elif isinstance(space, gymnasium.spaces.MultiBinary):
             raise ValueError(f"{expected}; nearest: MultiDiscrete({[2] * math.prod(shape)})")
         else:

@@ -28,7 +28,7 @@ class Trunk(nn.Module):
 
     def __init__(self, keys: ObservationKeys, config: PPOConfig) -> None:
         super().__init__()
-        vision = config.vision
+        vision, options = config.vision, config.vision.model_dump(exclude={"shared"})
         self.keys = keys
         shapes = {key: keys.spaces[key].shape for key in keys.images}
         if vision.shared and len(set(shapes.values())) > 1:
@@ -39,15 +39,7 @@ class Trunk(nn.Module):
         for key, (height, width, channels) in shapes.items():
             name = "shared" if vision.shared else _module_name(key)
             if name not in self.cnns:
-                self.cnns[name] = CNN(
-                    height,
-                    width,
-                    channels * config.frame_stack,
-                    layout=vision.layout,
-                    head=vision.head,
-                    activation=vision.activation,
-                    normalise_channels=vision.normalise_channels,
-                )
+                self.cnns[name] = CNN(height, width, channels * config.frame_stack, **options)
             self.names[key] = name
             self.outputs += self.cnns[name].outputs
         self.norms = nn.ModuleDict({_module_name(key): RunningNorm(keys.width(key)) for key in keys.vectors})
@@ -161,30 +153,26 @@ class PPONetworks(PolicyNetworks):
         """
         stacks = {key: push_frame(state[key], obs[key], is_first) for key in state if key in obs}
         seen = obs | {key: frames.permute(0, 2, 3, 1, 4).flatten(-2) for key, frames in stacks.items()}
-        complete = seen.keys() == self.keys.spaces.keys()
         with self.autocast():
-            policy, value = self(seen) if complete else (self.policy(seen), None)
+            policy, value = self(seen)
         raw_action = policy.sample() if sample else policy.mode()
         extras = {"raw_action": raw_action, "log_prob": policy.log_prob(raw_action)}
-        extras |= {"value": value} if complete else {}
+        extras |= {} if value is None else {"value": value}
         return {key: stacks.get(key, state[key]) for key in state}, self.to_env(raw_action), extras
 
-    def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
-        """Return the action distribution ``(B, A)`` and the value ``(B,)`` float32.
+    def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor | None]:
+        """Return the action distribution ``(B, A)`` and the value ``(B,)`` float32, None if its inputs are missing.
 
         The heads compute in float32 under autocast too: advantages are differences of values, and bfloat16 numbers near
         100 are 0.5 apart.
         """
-        features = self.policy_trunk(obs)
-        seen = features if self.value_trunk is self.policy_trunk else self.value_trunk(obs)
+        seen = features = self.policy_trunk(obs)
+        complete = obs.keys() == self.keys.spaces.keys()
+        if complete and self.value_trunk is not self.policy_trunk:
+            seen = self.value_trunk(obs)
         with torch.autocast(features.device.type, enabled=False):
-            return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
-
-    def policy(self, obs: Mapping[str, Tensor]) -> Distribution:
-        """Return the action distribution alone, which needs no input of the value."""
-        features = self.policy_trunk(obs)
-        with torch.autocast(features.device.type, enabled=False):
-            return self.to_distribution(self.policy_head(features.float()))
+            policy = self.to_distribution(self.policy_head(features.float()))
+            return policy, self.value_head(seen.float()).squeeze(-1) if complete else None
 
     def to_distribution(self, out: Tensor) -> Distribution:
         if self.distribution == "categorical":
