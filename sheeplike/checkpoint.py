@@ -117,7 +117,7 @@ def _remove(path: Path) -> None:
 
 
 def _recover(root: Path) -> None:
-    """Clean up after a killed or failed save: remove half-written directories, put back what was not replaced."""
+    """Clean up after a killed or failed save: remove half-written directories, restore one that was moved aside."""
     for retired in root.glob(f"{_RETIRED}*"):
         target = root / retired.name.removeprefix(_RETIRED)
         if target.exists():
@@ -221,7 +221,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             found = f"has format {manifest['format']}, written by sheeplike {manifest['versions']['sheeplike']}"
             raise UnknownFormat(f"{path}: {found}; this is sheeplike {__version__}, which reads format {FORMAT}")
-        # The digest detects damage, not forgery: what names a file or is used as a number is checked.
+        # The digest detects damage, not forgery, so names of files and numbers are checked.
         kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
         if wrong := [name for name, kind in kinds.items() if type(manifest[name]) is not kind]:
             raise ValueError(f"{wrong[0]} is {manifest[wrong[0]]!r}")
@@ -428,7 +428,7 @@ class Writer:
     """Writer of one run's checkpoints, in the background. The caller must hold the lock of the run.
 
     Args:
-        root: directory of the checkpoints. It is created, and rests of a killed writer are removed. Chunks lie beside
+        root: directory of the checkpoints. It is created, and what a killed writer left is removed. Chunks lie beside
             it, in ``replay``.
         keep_last: number of newest checkpoints to keep.
         keep_best: number of checkpoints with the highest ``meta["score"]`` to keep.

@@ -117,7 +117,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0
 ) -> Evaluation:
-    """Play ``episodes`` whole episodes with a fresh player.
+    """Play ``episodes`` whole episodes, each round with a fresh player.
 
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
     After a failure (``info["restarted"]``) the next episode of the replaced environment counts instead.

@@ -179,7 +179,7 @@ class GraphedStep:
         function: tensors in, tensors (nested in tuples and dicts) or None out. It reads and writes nothing on the host,
             and its persistent tensors (parameters, moments, rings) stay at their addresses. Python numbers are baked in
             at the capture, and 0-dim outputs are float32.
-        owner: goes on eagerly when a capture fails; None: that raises the error.
+        owner: compilation that goes on without graphs when a capture fails; None: the error is raised.
     """
 
     def __init__(self, function: Callable, device: torch.device, owner: Compilation | None = None) -> None:

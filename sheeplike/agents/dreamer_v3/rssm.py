@@ -90,7 +90,7 @@ class RSSM(nn.Module):
         stoch: categorical groups ``S``.
         blocks: blocks of the recurrent layers.
         unimix: share of a uniform distribution in prior and posterior.
-        free_nats: KL divergence below which neither prior nor posterior is trained on it.
+        free_nats: KL divergence, in nats, below which it has no gradient.
     """
 
     def __init__(
