@@ -4,11 +4,11 @@ Warp, XLA and Inductor keep them in ``~/.cache/sheeplike`` (or below ``XDG_CACHE
 where a library's own variable says. Processes may share them: Warp and Inductor rename whole files into place or lock,
 and JAX drops an unreadable entry.
 
-Compiled code is run, so a directory that another user owns or can write to is not used: code is then kept for this
+Compiled code is executed, so a directory that another user owns or can write to is not used: code is then kept for this
 process alone.
 
-JAX may cache the step of the simulation although it calls back into Warp: the names and numbers of those calls are part
-of the key, and a process that has the key has traced the step, and so registered a target for each of them.
+The step of the simulation may be cached although it calls back into Warp: the names and numbers of these calls are part
+of JAX's key, and to compute the key a process traces the step, which registers a target for each call.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 
 from sheeplike.terminal import warn
 
-# Warp tells processors apart by itself; the others need a directory for each.
+# Warp tells processors apart by itself; for the others each processor has its own directory.
 VARIABLES = ("WARP_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
-_ROOT, _UNMAPPED = 0, 65534  # a container sees directories of the host's users as the latter's
+_ROOT, _UNMAPPED = 0, 65534  # in a container, directories of the host's users belong to the latter
 
 
 def persist() -> None:
@@ -75,7 +75,8 @@ def _root() -> str | None:
             f"compiled code is not kept: {found}, and code is run from there; nearest: "
             "SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>"
         )
-        return _temporary()
+        root = tempfile.mkdtemp(prefix="sheeplike-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root
 
 
@@ -97,7 +98,7 @@ def danger(root: str) -> str:
 
 
 def _writers(about: os.stat_result) -> str:
-    """Return who may write beside the owner; a group of the owner alone, as many systems have, does not count."""
+    """Return who may write besides the owner; a private group, whose only member is the owner, does not count."""
     if about.st_mode & stat.S_IWOTH:
         return "every user"
     if about.st_mode & stat.S_IWGRP and about.st_gid != _ROOT:
@@ -113,20 +114,8 @@ def _writers(about: os.stat_result) -> str:
     return ""
 
 
-def _temporary() -> str:
-    """Make a private directory for the life of this process."""
-    root, process = tempfile.mkdtemp(prefix="sheeplike-"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == process:  # a fork must not remove it
-            shutil.rmtree(root, ignore_errors=True)
-
-    atexit.register(remove)
-    return root
-
-
 def _processor() -> str:
-    # In a home directory that machines share, XLA would load code for another one's instructions, and crash.
+    # In a home directory shared by machines, XLA would load code with instructions that this processor lacks.
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             features = next(line for line in file if line.startswith(("flags", "Features")))

@@ -15,11 +15,11 @@ Of the replay (a :class:`History`) a checkpoint writes only new steps. Time is c
     chunks    |..... ...|.........|.........|      |     written once; named, with their digests, by each manifest
     tail                                    |------|     written into each checkpoint, as are values that still change
 
-A chunk that no manifest names is removed. A file is reused only if this process wrote its content to it or read it from
-it, never for its name: after going back to an older checkpoint, the same time can hold other steps.
+A chunk that no manifest names is removed. A chunk is reused only if this process wrote or read it, never because of its
+name: after a resume from an older checkpoint, the same times can hold other steps.
 
-Reading verifies every byte first: ``torch.load`` alone does not notice a flipped bit. Only tensors and plain Python
-values are unpickled (``weights_only=True``), so a checkpoint from elsewhere can run no code.
+Reading verifies every byte first, since ``torch.load`` does not notice a flipped bit. Only tensors and plain Python
+values are unpickled (``weights_only=True``), so a checkpoint from elsewhere runs no code.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import io
 import json
 import math
 import os
@@ -35,14 +36,12 @@ import platform
 import re
 import shutil
 import threading
-import time
 import traceback
 import uuid
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -80,7 +79,7 @@ class NonFinite(ValueError):
 
 
 class NotWritten(OSError):
-    """A checkpoint could not be written for another reason than the disk, which is the cause of this error."""
+    """A checkpoint could not be written, for a reason other than the disk: ``__cause__``."""
 
 
 # --- which checkpoints there are ------------------------------------------------------------------------------------
@@ -92,12 +91,12 @@ def best(root: Path | str) -> Path | None:
 
 
 def _ranking(root: Path | str) -> list[Path]:
-    """Return checkpoints with a finite score, best first; one that repeats a score was not evaluated itself."""
+    """Return the checkpoints with a finite score, best first; of equal scores the oldest, which was evaluated."""
     scores: dict[float, Path] = {}
     for path in list_checkpoints(root):
-        with contextlib.suppress(Corrupt):
+        with contextlib.suppress(Corrupt, TypeError, OverflowError):  # the last two: no float
             score = _read_manifest(path)["meta"].get("score")
-            if (isinstance(score, float) or (type(score) is int and abs(score) < 2**63)) and math.isfinite(score):
+            if math.isfinite(score):
                 scores.setdefault(score, path)
     return [scores[score] for score in sorted(scores, reverse=True)]
 
@@ -118,7 +117,7 @@ def _remove(path: Path) -> None:
 
 
 def _recover(root: Path) -> None:
-    """Clean up after a killed or failed save: half-written directories, and one retired too soon."""
+    """Clean up after a killed or failed save: remove half-written directories, restore one that was moved aside."""
     for retired in root.glob(f"{_RETIRED}*"):
         target = root / retired.name.removeprefix(_RETIRED)
         if target.exists():
@@ -132,19 +131,17 @@ def _recover(root: Path) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-class _HashingFile:
-    """File that hashes the data before it reaches the disk."""
+class _HashingFile(io.BufferedWriter):
+    """New file that hashes the data before it reaches the disk."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.flush = file, file.flush
-        self.size, self.digest = 0, hashlib.sha256()
-        self.error: OSError | None = None
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "x"))
+        self.digest, self.error = hashlib.sha256(), None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        self.size += len(data)
         try:
-            return self.file.write(data)
+            return super().write(data)
         except OSError as error:
             self.error = error
             raise
@@ -152,17 +149,16 @@ class _HashingFile:
 
 def write_part(path: Path, part: Mapping[str, Any]) -> dict[str, Any]:
     """Write a state dict to a new file and flush it to the disk; return its ``bytes`` and ``sha256``."""
-    with open(path, "xb") as file:
-        hashing = _HashingFile(file)
+    with _HashingFile(path) as file:
         try:
-            torch.save(part, hashing)
+            torch.save(part, file)
         except RuntimeError:
-            if hashing.error is not None:  # torch hides the error of a full disk
-                raise hashing.error from None
+            if file.error is not None:  # torch hides the error of a full disk
+                raise file.error from None
             raise
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": hashing.size, "sha256": hashing.digest.hexdigest()}
+        return {"bytes": file.tell(), "sha256": file.digest.hexdigest()}
 
 
 @contextlib.contextmanager
@@ -174,7 +170,7 @@ def _corrupt_if_unreadable(path: Path) -> Iterator[None]:
 
 
 def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
-    """Open a file whose bytes are all as the manifest says; it stays readable even if it is removed."""
+    """Open a file after checking its size and digest; it stays readable even if it is removed."""
     with _corrupt_if_unreadable(path), contextlib.ExitStack() as stack:
         file = stack.enter_context(files.open_regular(path))
         found = os.fstat(file.fileno()).st_size
@@ -220,36 +216,27 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     try:
         with _corrupt_if_unreadable(path):
             manifest = json.loads(files.read_text(path, _LARGEST_MANIFEST))
-        digest = manifest.pop("sha256")
-        written = manifest["format"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{path}: is no manifest: {error!r}") from None
-    if digest != _digest_of(manifest):
-        raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
-    if written != FORMAT:
-        by = manifest.get("versions")
-        by = f", written by sheeplike {by['sheeplike']}" if isinstance(by, dict) and "sheeplike" in by else ""
-        here = f"this is sheeplike {__version__}, which reads format {FORMAT}"
-        raise UnknownFormat(f"{path}: has format {written}{by}; {here}")
-    try:
+        if manifest.pop("sha256") != _digest_of(manifest):
+            raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
+        if manifest["format"] != FORMAT:
+            found = f"has format {manifest['format']}, written by sheeplike {manifest['versions']['sheeplike']}"
+            raise UnknownFormat(f"{path}: {found}; this is sheeplike {__version__}, which reads format {FORMAT}")
+        # The digest detects damage, not forgery, so names of files and numbers are checked.
         kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
-        for name, kind in kinds.items():
-            if type(manifest.get(name)) is not kind or (kind is int and manifest[name] < 0):
-                raise ValueError(f"{name} is {manifest.get(name)!r}")
-        for name, entry in manifest["files"].items():
-            if not _PART.fullmatch(name):
-                raise ValueError(f"{name!r} is no file name")
-            if {"bytes", "sha256"} - entry.keys():
-                raise ValueError(f"{name} is without its size and SHA-256")
+        if wrong := [name for name, kind in kinds.items() if type(manifest[name]) is not kind]:
+            raise ValueError(f"{wrong[0]} is {manifest[wrong[0]]!r}")
         if manifest["step"] != step_of(checkpoint):
             raise ValueError(f"it is of step {manifest['step']}, and not of the one in its name")
+        for name, entry in manifest["files"].items():
+            if not _PART.fullmatch(name) or {"bytes", "sha256"} - entry.keys():
+                raise ValueError(f"{name!r} is no file with a size and a SHA-256")
         manifest["chunks"] = [Chunk(*entry) for entry in manifest["chunks"]]
         for chunk in manifest["chunks"]:
             whole = [type(value) for value in chunk] == [str, int, int, int, str]
             if not whole or not _CHUNK.fullmatch(chunk.name) or not 0 <= chunk.start < chunk.stop:
                 raise ValueError(f"{chunk} is no chunk")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{path}: is no manifest: {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{path}: is no manifest: {error!r}") from None
     return manifest
 
 
@@ -286,13 +273,9 @@ def _tensors(where: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def check_finite(name: str, state: Any) -> None:
     """Raise :class:`NonFinite` if a floating tensor in ``state``, which errors call ``name``, is not finite."""
-    _check_finite(_tensors(name, state))
-
-
-def _check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise :class:`NonFinite`, with one reduction per tensor and one read by the host per device."""
+    # One reduction per tensor, and one read by the host per device.
     devices: dict[torch.device, dict[str, Tensor]] = {}
-    for where, value in tensors:
+    for where, value in _tensors(name, state):
         if value.is_floating_point() or value.is_complex():
             devices.setdefault(value.device, {})[where] = value.detach().isfinite().all()
     for checks in devices.values():
@@ -325,7 +308,7 @@ class History(Protocol):
     """Ring of time steps ``[oldest, added)`` that never change: ``sheeplike.memory.SequenceReplay``."""
 
     added: int
-    chunks: list[Any]  # files that hold some of the steps; replaced by an empty list when the content is replaced
+    chunks: list[Any]  # files that hold some of the steps; a new, empty list when the content is replaced
 
     @property
     def oldest(self) -> int: ...
@@ -346,7 +329,7 @@ class Chunk(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """History in a checkpoint, verified but not yet read: it may need most of the memory."""
+    """History in a checkpoint, verified but not yet read, since it may need most of the memory."""
 
     place: Path
     chunks: tuple[Chunk, ...]
@@ -359,7 +342,7 @@ class Stored(NamedTuple):
             path = self.place / chunk.name
             with _corrupt_if_unreadable(path), files.open_regular(path) as file:
                 steps = _read_part(file, path)
-            # Its range in the manifest decides later whether the file is reused.
+            # The range in the manifest decides later whether the file is reused.
             if any(len(value) != chunk.stop - chunk.start for value in steps.values()):
                 raise ValueError(f"{path} does not hold the steps [{chunk.start}, {chunk.stop})")
             history.write_steps(chunk.start, steps)
@@ -373,8 +356,8 @@ class _Plan:
 
     Attributes:
         known: files that hold steps of this history.
-        chunks, missing: files that the checkpoint uses, and ``(start, stop)`` of those to write, up to ``tail``.
-        tail, end: time steps that become a part of the checkpoint.
+        chunks, missing: files that the checkpoint uses, and ``(start, stop)`` of those still to be written.
+        tail, end: the steps ``[tail, end)`` are written into the checkpoint itself.
     """
 
     def __init__(self, history: History, place: Path) -> None:
@@ -406,17 +389,16 @@ class _Plan:
         return False
 
     def copy(self) -> None:
-        """Copy missing steps to the host's memory, so that the history may go on."""
+        """Copy the missing steps to the host's memory, so that the history may change."""
         self.copies = {start: self.history.read_steps(start, stop) for start, stop in self.missing}
 
-    def write(self) -> int:
-        """Write the missing chunks, one after the other; return their bytes."""
-        written = 0
+    def write(self) -> None:
+        """Write the missing chunks, one after the other."""
         for start, stop in self.missing:
             files.make_directory(self.place)
             stem, number = f"{start:012d}-{stop - 1:012d}", 0
             name, temporary = f"{stem}.pt", _temporary(self.place)
-            # A file of this name belongs to a kept checkpoint that has seen other steps at this time.
+            # A file of this name belongs to a kept checkpoint that holds other steps of the same times.
             while os.path.lexists(self.place / name):
                 number += 1
                 name = f"{stem}.{number}.pt"
@@ -427,37 +409,31 @@ class _Plan:
                 temporary.unlink(missing_ok=True)
             self.known.append(Chunk(name, start, stop, **entry))
             self.chunks.append(self.known[-1])
-            written += entry["bytes"]
-        if written:
+        if self.missing:
             files.sync_directory(self.place)
         self.chunks.sort(key=lambda chunk: chunk.start)
-        return written
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Saved:
+class Saved(NamedTuple):
     """A checkpoint that was written."""
 
     step: int
     path: Path
-    began: float  # time.monotonic()
-    blocked: float = 0.0  # seconds for which the caller waited
-    seconds: float = 0.0
-    written: int = 0  # bytes
 
 
 class Writer:
     """Writer of one run's checkpoints, in the background. The caller must hold the lock of the run.
 
     Args:
-        root: directory of the checkpoints, made and cleaned up after a killed writer; chunks lie in ``replay`` beside.
-        keep_last, keep_best: numbers of the newest checkpoints to keep, and of those with the highest
-            ``meta["score"]``.
+        root: directory of the checkpoints. It is created, and what a killed writer left is removed. Chunks lie beside
+            it, in ``replay``.
+        keep_last: number of newest checkpoints to keep.
+        keep_best: number of checkpoints with the highest ``meta["score"]`` to keep.
         config, device: entries of every manifest.
-        report: called once for each kind of error of a save in the background; a warning by default.
+        report: called with one line for each new kind of error; by default a RuntimeWarning.
     """
 
     def __init__(
@@ -500,63 +476,58 @@ class Writer:
         finite: Collection[str] = ("agent",),
         wait: bool = False,
     ) -> None:
-        """Copy the state to the host's memory, and write it in the background, after the last save.
+        """Wait for the last save, copy the state to the host's memory, and write it in the background.
 
         If the copy would take more than half of the free memory, the state is written before this returns, one chunk of
         the history at a time. A failed write is reported and leaves the earlier checkpoints as they are.
 
         Args:
-            step: policy steps; a checkpoint of the same step is replaced, one that is ahead of it is removed.
+            step: policy steps. A checkpoint of the same step is replaced, later ones are removed.
             parts: file name, without suffix, to a state dict; it may change as soon as this returns.
             meta: values for JSON; ``meta["score"]`` ranks the checkpoints.
             history: only its new steps are written.
             finite: parts whose tensors must be finite.
-            wait: return, or raise the OSError, when the write is over.
+            wait: write before this returns; OSError if that fails.
         """
-        saved = Saved(step, self.root / f"step_{step:012d}", time.monotonic())
+        assert step >= 0, step
+        assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
+        saved = Saved(step, self.root / f"step_{step:012d}")
         self._join()
-        meta, tensors = _check(step, parts, meta)
-        _check_finite(item for name in finite for item in tensors.get(name, ()))
+        meta = json.loads(json.dumps(dict(meta)))
+        needed = sum(tensor.nbytes for name, part in parts.items() for _, tensor in _tensors(name, part))
+        for name in finite:
+            check_finite(name, parts.get(name))
         plan = None if history is None else _Plan(history, self.replay)
-        needed = sum(tensor.nbytes for found in tensors.values() for _, tensor in found) + (plan.bytes if plan else 0)
-        free = host.free_memory()
+        needed, free = needed + (plan.bytes if plan else 0), host.free_memory()
         in_background = not wait and (free is None or needed <= free // 2)
         parts = {name: _snapshot(part, copied=in_background) for name, part in parts.items()}
         if plan:
             parts[HISTORY] = {"start": plan.tail, "steps": history.read_steps(plan.tail, plan.end)}
             if in_background:
                 plan.copy()
-        self._error = None
+        self._error, job = None, (saved, parts, meta, plan)
         if in_background:
-            job = (saved, parts, meta, plan)
             self._thread = threading.Thread(target=self._run, args=job, name="checkpoint", daemon=False)
             self._thread.start()
+        elif wait:
+            self._write(*job)
         else:
-            try:
-                self._write(saved, parts, meta, plan)
-            except OSError as error:
-                if wait:
-                    raise
-                self._failed(error)
-        saved.blocked = time.monotonic() - saved.began
+            self._run(*job)
 
     def wait(self) -> None:
-        """Wait for the save that is under way; OSError, or its :class:`NotWritten`, if the last one failed."""
+        """Wait for the save that is under way; OSError, such as :class:`NotWritten`, if it failed."""
         self._join()
         if self._error is not None:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
-        """Go on from the checkpoint of ``step``: those ahead of it belong to a future that did not happen.
-
-        Their chunks are removed before others are written, and they themselves once there is a new checkpoint.
-        """
+        """Abandon the checkpoints after that of ``step``: the next save removes their chunks first, and them last."""
         self._join()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
 
     def holds(self, step: int) -> bool:
-        """Return True if the last checkpoint, once it is written, is that of ``step``."""
+        """Wait for the save that is under way; True if the newest checkpoint is that of ``step``."""
         self._join()
         return self.last is not None and self.last.step == step
 
@@ -576,21 +547,18 @@ class Writer:
             del job
             for each in (error, error.__cause__):  # their frames would keep the copy of the state alive
                 traceback.clear_frames(each and each.__traceback__)
-            self._failed(error)
-
-    def _failed(self, error: OSError) -> None:
-        self._error = error
-        kind = error.errno or type(error.__cause__ or error)
-        if kind not in self._reported:
-            self._reported.add(kind)
-            with contextlib.suppress(Warning):  # a warning that is an error would end the thread
-                self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
+            self._error, kind = error, error.errno or type(error.__cause__ or error)
+            if kind not in self._reported:
+                self._reported.add(kind)
+                with contextlib.suppress(Warning):  # a warning that is an error would end the thread
+                    self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
 
     def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""
         try:
             self._remove_chunks(plan, up_to=self._resumed_from)
-            saved.written = plan.write() if plan else 0
+            if plan:
+                plan.write()
             self._write_directory(saved, parts, meta, plan.chunks if plan else [])
             self._prune(saved.step)
             self._remove_chunks(plan)
@@ -598,7 +566,6 @@ class Writer:
             raise
         except Exception as error:  # torch raises other errors for a short write and for memory
             raise NotWritten(f"{type(error).__name__}: {error}") from error
-        saved.seconds = time.monotonic() - saved.began
         self.last, self._resumed_from = saved, None
 
     def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
@@ -607,13 +574,12 @@ class Writer:
             temporary.mkdir()
             # A part that is written frees its memory.
             entries = {f"{name}.pt": write_part(temporary / f"{name}.pt", parts.pop(name)) for name in list(parts)}
-            saved.written += sum(entry["bytes"] for entry in entries.values())
             manifest = {"format": FORMAT, "step": saved.step, "files": entries, "chunks": chunks}
             manifest |= {"versions": versions(), **self.extra, "meta": meta}
             text = json.dumps(manifest | {"sha256": _digest_of(manifest)}, indent=1)
             files.write_atomically(temporary / MANIFEST, text)
             if saved.path.exists():
-                # No directory can be renamed onto another. Between these two renames the retired one still counts.
+                # A directory cannot be renamed onto another. Between the two renames the retired one counts.
                 os.rename(saved.path, self.root / f"{_RETIRED}{saved.path.name}")
             os.rename(temporary, saved.path)
             files.sync_directory(self.root)
@@ -621,7 +587,7 @@ class Writer:
             _recover(self.root)
 
     def _prune(self, step: int) -> None:
-        """Remove checkpoints that need not be kept once that of ``step`` is there, and those of an abandoned future."""
+        """Remove abandoned checkpoints, and those beyond ``keep_last`` and ``keep_best``, after writing ``step``."""
         reached = step if self._resumed_from is None else min(step, self._resumed_from)
         found = list_checkpoints(self.root)
         valid = [path for path in found if step_of(path) <= reached or step_of(path) == step]
@@ -631,7 +597,7 @@ class Writer:
                 _remove(path)
 
     def _remove_chunks(self, plan: _Plan | None, up_to: int | None = None) -> None:
-        """Remove chunks that neither a checkpoint up to step ``up_to`` nor the present history needs."""
+        """Remove chunks that neither the current history nor a checkpoint up to step ``up_to`` needs."""
         if not self.replay.is_dir():
             return
         needed = {chunk.name for chunk in plan.known} if plan else set()
@@ -639,22 +605,11 @@ class Writer:
             for path in list_checkpoints(self.root):
                 if up_to is None or step_of(path) <= up_to:
                     needed |= {chunk.name for chunk in _read_manifest(path)["chunks"]}
-        except Corrupt:  # it may need any of the chunks, once the disk can be read again
+        except Corrupt:  # its manifest may name any chunk, once the disk can be read again
             return
         for file in self.replay.iterdir():
             if file.name.startswith(_TEMPORARY) or (_CHUNK.fullmatch(file.name) and file.name not in needed):
                 file.unlink()
-
-
-def _check(step: int, parts: Parts, meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list]]:
-    """Return ``meta`` as JSON has it and the tensors of each part; TypeError for what could not be loaded again."""
-    assert step >= 0, step
-    assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
-    try:
-        meta = json.loads(json.dumps(dict(meta)))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"meta cannot be written as JSON: {error}") from None
-    return meta, {name: list(_tensors(name, part)) for name, part in parts.items()}
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -698,16 +653,16 @@ def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tup
     FileNotFoundError if there is no checkpoint, Corrupt if none is whole. UnknownFormat if the newest whole one has
     another format: going on from an older one would undo it.
     """
-    damaged: list[Path] = []
-    while paths := [path for path in list_checkpoints(root) if path not in damaged]:
+    paths = list_checkpoints(root)
+    for path in reversed(paths):
         try:
-            return load(paths[-1], only=only)
+            return load(path, only=only)
         except UnknownFormat:
             raise
         except Corrupt as error:
-            if paths[-1].exists():  # the run that is going on may have removed it
-                damaged.append(paths[-1])
-                warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
-    if not damaged:
+            if not path.exists():  # a run under way has replaced it by newer ones
+                return load_latest(root, only=only)
+            warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
+    if not paths:
         raise FileNotFoundError(f"no checkpoint in {root}: expected a directory such as step_{0:012d}")
-    raise Corrupt(f"{root}: all {len(damaged)} checkpoints are damaged")
+    raise Corrupt(f"{root}: all {len(paths)} checkpoints are damaged")

@@ -1,6 +1,6 @@
-"""Files in directories that may come from strangers: no links, pipes or devices; writes are all or nothing.
+"""Files in directories that may come from strangers: links, pipes and devices are refused, writes are all or nothing.
 
-Commands read from and write into runs' directories with these functions only.
+Commands read and write the directories of runs with these functions only.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
 
 def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
-    """Open a regular file, OSError if it is none: a link could lead anywhere, a pipe block for ever.
+    """Open a regular file; OSError for anything else: a link can lead anywhere, a pipe can block for ever.
 
-    Mode ``"ab"`` is unbuffered, creates a missing file and refuses one with hard links.
+    Mode ``"ab"`` is unbuffered, creates a missing file and refuses one with several hard links.
     """
     if problem := why_not_regular(path):
         raise OSError(0, problem, str(path))
     descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
     found = os.fstat(descriptor)
-    regular = stat.S_ISREG(found.st_mode)
-    if not regular or (mode == "ab" and found.st_nlink > 1):
-        os.close(descriptor)
-        problem = (
-            "has another name elsewhere, a hard link: put a copy in its place" if regular else "is no regular file"
-        )
-        raise OSError(0, problem, str(path))
-    return open(descriptor, mode, buffering=0 if mode == "ab" else -1)
+    if not stat.S_ISREG(found.st_mode):
+        problem = "is no regular file"
+    elif mode == "ab" and found.st_nlink > 1:
+        problem = "has another name elsewhere, a hard link: put a copy in its place"
+    else:
+        return open(descriptor, mode, buffering=0 if mode == "ab" else -1)
+    os.close(descriptor)
+    raise OSError(0, problem, str(path))
 
 
 def read_text(path: Path | str, limit: int) -> str:
@@ -62,7 +62,7 @@ def read_yaml(path: Path | str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML of plain values; ValueError for tags, which make objects, for references, which multiply, and more."""
+    """Parse YAML of plain values; ValueError for tags, references, interpolations and what exceeds the limits."""
     if len(text.encode()) > YAML_BYTES:
         raise ValueError(f"has more than {YAML_BYTES:,} bytes")
     try:
@@ -147,9 +147,10 @@ def why_not_regular(path: Path | str) -> str | None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or directory until it is closed or the process ends; False if the system has no locks.
+    """Lock an open file or directory until it is closed or the process ends; False if the file system has no locks.
 
-    BlockingIOError if another process has the lock.
+    Raises:
+        BlockingIOError: another process has the lock.
     """
     if fcntl is None:
         return False
@@ -166,8 +167,8 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
     """Write a file that is whole or absent after a kill or a power cut: under a temporary name, then renamed.
 
     Raises:
-        OSError: it cannot be written, or something other than a regular file is there: that stays. Or the directory
-            could not be flushed: the new file may not survive a power cut.
+        OSError: the file cannot be written; or the path is no regular file, which is left as it is; or the directory
+            cannot be flushed, so that the new file may not survive a power cut.
     """
     path = Path(path)
     if problem := why_not_regular(path):
@@ -209,7 +210,8 @@ def make_directory(path: Path) -> None:
 def check_writable(directory: Path, *names: str) -> None:
     """Check that files can be made in a directory, or in its nearest existing parent; OSError names the obstacle.
 
-    Permissions are not enough: some file systems refuse files all the same. ``names`` must not be links or the like.
+    A file is written, since some file systems refuse files that the permissions allow. None of ``names`` in the
+    directory may be a link, a pipe or the like.
     """
     above = directory.absolute()
     while not _is_there(above):
@@ -227,7 +229,7 @@ def check_writable(directory: Path, *names: str) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Return True if the name is taken, be it by a broken link; OSError if the name is impossible."""
+    """Return True if the path exists, even as a broken link; OSError if the name is not valid."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# By version of control groups: their directory, and the files of limit and use, and the field of cached pages.
+# Control groups by version: their directory, the file of the limit, the file of the use, the field of cached pages.
 _VERSIONS = {
     2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -75,9 +75,9 @@ def gpu_problem() -> str | None:
 
 
 def free_memory(root: Path | str = "/") -> int | None:
-    """Return the bytes of the host's memory that can still be allocated, or None where the system does not tell.
+    """Return the bytes of the host's memory that can still be allocated, or None if the system does not tell.
 
-    In a container or a cluster job the limit counts: a process that takes more is killed.
+    The limit of a container or a cluster job counts: a process that exceeds it is killed.
     """
     root = Path(root)
     machine = _field(root / "proc/meminfo", "MemAvailable:")
@@ -90,15 +90,15 @@ def free_memory(root: Path | str = "/") -> int | None:
 
 
 def _left(root: Path, version: int, name: str) -> Iterator[int]:
-    """Yield what a control group and each one above it have left: any of them can have the limit."""
+    """Yield the bytes that a control group and each one above it have left: any of them may set the limit."""
     place, limit_file, used_file, cache = _VERSIONS[version]
-    # A container sees its own group as the top, and may still read its outer name, or one with "..".
+    # A container sees its own group at the top, but may read the name that it has outside, or one with "..".
     names = [part for part in PurePosixPath(name.strip()).parts if part not in ("/", "..")]
     for depth in range(len(names), -1, -1):
         group = root.joinpath(place, *names[:depth])
-        limit, used = _number(group / limit_file), _number(group / used_file)
+        limit, used = _field(group / limit_file), _field(group / used_file)
         if limit is not None and used is not None:
-            # The system gives up inactive pages of files when memory is asked for.
+            # The system frees inactive pages of files when memory is needed.
             yield max(0, limit - max(0, used - (_field(group / "memory.stat", cache) or 0)))
 
 
@@ -109,13 +109,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _number(path: Path) -> int | None:
-    """Read the number in a file; None for ``max``."""
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _field(path: Path, name: str) -> int | None:
-    """Read the number behind a name at the beginning of a line."""
-    found = re.search(rf"^{name}\s+(\d+)", _text(path), re.MULTILINE)
+def _field(path: Path, name: str = "") -> int | None:
+    """Read the number after a name at the beginning of a line; None for another text, such as ``max``."""
+    found = re.search(rf"^{name}\s*(\d+)", _text(path), re.MULTILINE)
     return int(found[1]) if found else None

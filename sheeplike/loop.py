@@ -11,12 +11,14 @@ on it is ignored, and the next step is the first of a new episode. ``sheeplike.a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sheeplike.agents.agent import Agent, Player, Step
 
@@ -51,7 +53,7 @@ class Every:
 
     interval: int
     function: Callable[[LoopState], None]
-    done: int = field(default=0)
+    done: int = 0
 
     def __call__(self, state: LoopState) -> None:
         if state.policy_steps // self.interval > self.done:
@@ -69,9 +71,9 @@ def train(
     hooks: Iterable[Every] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> LoopState:
-    """Interact and learn until ``total_steps`` policy steps, or until ``stop()``, which may come between two updates.
+    """Interact and learn for ``total_steps`` policy steps, or until ``stop()``, which is asked before each update too.
 
-    Nothing in here reads a device tensor on the host: between two hooks the loop only issues work.
+    No device tensor is read on the host: between two hooks the loop only issues work.
     """
     hooks = list(hooks)
     while (state.policy_steps < total_steps or state.due) and not stop():
@@ -115,10 +117,10 @@ class Evaluation(NamedTuple):
 def evaluate(
     agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0
 ) -> Evaluation:
-    """Run ``episodes`` whole episodes with a player of their own.
+    """Play ``episodes`` whole episodes, each round with a fresh player.
 
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
-    Where ``info["restarted"]`` says that an environment failed and was replaced, the next episode counts.
+    After a failure (``info["restarted"]``) the next episode of the replaced environment counts instead.
     """
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}
@@ -142,10 +144,10 @@ def evaluate(
             obs, reward, terminated, truncated, info = envs.step(action)
             step = step.following(action, obs, reward, terminated, truncated)
             whole = step.is_last & ~info.get("restarted", no)
-            final = _select(whole & ~over, info["episode"], final)
+            final = pytree.tree_map(partial(torch.where, whole & ~over), info["episode"], final)
             over_before, over = over, over | whole
         rounds.append(final)
-    merged = _concatenate(rounds, episodes)
+    merged = pytree.tree_map(lambda *parts: torch.cat(parts)[:episodes].cpu(), *rounds)
     frames = {camera: torch.stack(images) for camera, images in videos.items()}
     return Evaluation(merged["return"], merged["length"], merged["success"], merged["reward_terms"], frames)
 
@@ -156,17 +158,3 @@ def first_step(obs: dict[str, Tensor], num_envs: int) -> Step:
     no = torch.zeros(num_envs, dtype=torch.bool, device=device)
     nothing = torch.zeros(num_envs, device=device)
     return Step(obs, nothing, nothing, is_first=~no, is_last=no, is_terminal=no)
-
-
-def _select(where: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    def choose(a: Any, b: Any) -> Any:
-        return _select(where, a, b) if isinstance(a, dict) else torch.where(where, a, b)
-
-    return {key: choose(value, old[key]) for key, value in new.items()}
-
-
-def _concatenate(parts: list[dict[str, Any]], length: int) -> dict[str, Any]:
-    def join(values: list[Any]) -> Any:
-        return _concatenate(values, length) if isinstance(values[0], dict) else torch.cat(values)[:length].cpu()
-
-    return {key: join([part[key] for part in parts]) for key in parts[0]}

@@ -19,19 +19,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from sheeplike.terminal import one_line
 
-_SPOKEN = {"yes": True, "on": True, "1": True, "no": False, "off": False, "0": False}
+_SPOKEN = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
 WIDEST = 32  # maximum width of a column in a table of keys
 _ABSENT = object()
 T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
 
-# Marks of options, as in `seed: Annotated[int, RESUMABLE, HEADLINE] = Field(0)`, for :func:`marked` to find. That of a
-# section holds for all keys below it.
+# Marks of options, as in `seed: Annotated[int, RESUMABLE, HEADLINE] = Field(0)`; :func:`marked` finds them. A section's
+# mark holds for all keys below it.
 RESUMABLE = Field(json_schema_extra={"resumable": True})  # it may change when a run is resumed
-INCIDENTAL = Field(json_schema_extra={"incidental": True})  # it does not make another experiment
-CONDITION = Field(json_schema_extra={"condition": True})  # labels of compared runs show it where any two differ
-OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # each agent's own choice, in a section of conditions
+INCIDENTAL = Field(json_schema_extra={"incidental": True})  # runs that differ in it are the same experiment
+CONDITION = Field(json_schema_extra={"condition": True})  # where compared runs differ in it, their labels say so
+OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # no condition, though its section is one
 HEADLINE = Field(json_schema_extra={"headline": True})  # a column of TensorBoard's table of runs
 
 
@@ -70,8 +70,8 @@ class MissingOption(InvalidOption):
 class Options(BaseModel):
     """Base class of all options: keyword-only, frozen, no unknown names, no silent conversion of types.
 
-    Values may come from YAML, so a whole float is taken for an integer (``1e6``), an integer for a text where a text is
-    expected, a list for a tuple, and a single value for a tuple of one.
+    Values may come from YAML, so a whole float is taken as an integer (``1e6``), an integer as a text where one is
+    expected, a list as a tuple, and a single value as a tuple of one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
@@ -88,12 +88,12 @@ class Options(BaseModel):
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Validate plain data as options of a class; InvalidOption for the first error, its key behind ``prefix``."""
+    """Validate plain data as options of a class; InvalidOption names one wrong key, with ``prefix`` before it."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
         found = [(*_locate(schema_of(cls), entry["loc"]), entry) for entry in error.errors()]
-    # The deepest error of a union is about the form that was meant. Missing keys come last.
+    # Of a union's errors, the deepest is about the form that was meant. Missing keys are reported last.
     names, schema, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
     if entry["type"] == "extra_forbidden":
         name, known = str(entry["loc"][-1]), _section(schema)
@@ -114,15 +114,11 @@ def nearest(word: object, choices: Iterable[str], *, cutoff: float = 0.0) -> str
     if re.fullmatch(size, word) and all(re.fullmatch(size, choice) for choice in choices):
         return min(choices, key=lambda choice: abs(math.log(int(choice[:-1]) / int(word[:-1]))), default=None)
     lowered = {choice.lower(): choice for choice in reversed(choices)}  # the first of two equal ones wins
-    close = [choice for choice in reversed(lowered) if "_" in choice and _initials(choice) == word]
+    initials = {choice: "".join(part[:1] for part in choice.split("_")) for choice in lowered if "_" in choice}
+    close = [choice for choice in reversed(lowered) if initials.get(choice) == word]  # lr means learning_rate
     close += difflib.get_close_matches(word, lowered, n=1, cutoff=cutoff)
     close += [choice for choice in reversed(lowered) if word and word in choice]
     return lowered[close[0]] if close else None
-
-
-def _initials(name: str) -> str:
-    """Return ``lr`` for ``learning_rate``."""
-    return "".join(part[:1] for part in name.split("_"))
 
 
 def one_of(word: object, choices: Iterable[str]) -> str:
@@ -325,7 +321,7 @@ def _closest(value: Any, form: Schema) -> Any:
         return None if not value or None in found.values() else found
     if kind == "boolean":
         word = str(value).lower()
-        return _SPOKEN.get(word, {"true": True, "false": False}.get(nearest(word, ("true", "false"), cutoff=0.6) or ""))
+        return _SPOKEN.get(word, _SPOKEN.get(nearest(word, ("true", "false"), cutoff=0.6)))
     if kind in ("integer", "number") and type(value) in (int, float) and -1e300 < value < 1e300:
         return _closest_number(value, form)
     return None

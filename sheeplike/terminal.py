@@ -12,12 +12,12 @@ from typing import TextIO
 
 LONGEST = 10_000  # characters of a line of untrusted text
 _CLEAR = "\r\x1b[2K"
-# Control characters but for tabs and line breaks, marks of direction, and halves of characters.
+# Control characters except tab and line feed, direction marks, and lone surrogates.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def text_of(value: object) -> str:
-    """Return ``str(value)``, even if that raises: an exception of another package may."""
+    """Return ``str(value)``, or the type's name if that raises, as exceptions of other packages may."""
     try:
         return str(value)
     except Exception:
@@ -30,25 +30,20 @@ def one_line(text: object) -> str:
 
 
 def first_sentence(text: object) -> str:
-    """Return the first sentence of a library's message, at most 200 characters; advice follows it."""
+    """Return the first sentence of a library's message, at most 200 characters; the rest is usually advice."""
     return re.split(r"(?<=[.!?]) ", one_line(text), maxsplit=1)[0][:200]
 
 
 def visible(text: str) -> str:
-    r"""Escape control characters, as ``\x1b``, but no line breaks.
+    r"""Escape control characters, as ``\x1b``, but not line breaks.
 
-    Lone surrogates, which no file takes, and marks that change the direction of writing are escaped too: with those one
-    name can pass for another.
+    Lone surrogates, which cannot be encoded, and direction marks, which let one name pass for another, are escaped too.
     """
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def echo(*lines: object) -> None:
-    """Print the result of a command. A reader that has gone away is no error; a full disk is.
-
-    Raises:
-        OSError: the lines cannot be written.
-    """
+    """Print the result of a command; OSError if it cannot be written, but not if its reader has gone away."""
     try:
         write("\n".join(map(str, lines)) + "\n")
     except OSError as error:
@@ -90,7 +85,7 @@ def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> N
         in_place: replace the terminal's last line.
 
     Raises:
-        OSError: it cannot be written; a reader that has gone away is no error.
+        OSError: the text cannot be written. A closed pipe is no error.
     """
     file = file or sys.stdout
     if file is None:  # under pythonw, or with standard output closed

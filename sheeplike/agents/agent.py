@@ -29,10 +29,10 @@ class Step:
 
     Attributes:
         obs: key to ``(N, ...)``; ``pixels/<camera>`` uint8 and ``depth/<camera>`` float32, NHWC; vectors float32.
-        action: chosen after ``obs``, as the environment takes it; until then, the one before.
+        action: as the environment takes it, chosen after ``obs``; until then the previous one.
         reward: ``(N,)`` float32, for arriving at ``obs``.
         is_first, is_last, is_terminal: ``(N,)`` bool.
-        extras: what the agent's networks want stored beside it (latents, log-probabilities, values).
+        extras: outputs of the networks that are stored with the step (latents, log-probabilities, values).
     """
 
     obs: dict[str, Tensor]
@@ -46,12 +46,12 @@ class Step:
     def following(
         self, action: Tensor, obs: dict[str, Tensor], reward: Tensor, terminated: Tensor, truncated: Tensor
     ) -> Step:
-        """Return the next step: what the environments answered when ``action`` was taken in this one."""
+        """Return the next step: the environments' answer to ``action`` taken in this one."""
         return Step(obs, action, reward, self.is_last, terminated | truncated, terminated)
 
 
 class Prediction(NamedTuple):
-    """Open-loop prediction of a camera, ``(T, B, H, W, C)`` uint8, after ``context`` steps that were seen."""
+    """Truth and open-loop prediction of a camera, ``(T, B, H, W, C)`` uint8, after ``context`` observed steps."""
 
     truth: Tensor
     model: Tensor
@@ -73,7 +73,7 @@ class Dream(NamedTuple):
 
 
 class Player(Protocol):
-    """Acts in ``N`` worlds with a state of its own; ``extras`` go into the :class:`Step`."""
+    """Actor in ``N`` worlds with a state of its own; ``extras`` go into the :class:`Step`."""
 
     extras: dict[str, Tensor]
 
@@ -117,18 +117,18 @@ class Agent(Protocol):
         """Return the number of updates due after ``policy_steps`` policy steps in all."""
 
     def update(self) -> dict[str, Tensor]:
-        """Make one gradient update; returns 0-dim device tensors.
+        """Make one gradient update; return metrics, 0-dim device tensors.
 
-        An update with a non-finite loss or gradient norm is skipped: only the counters and what is drawn next change.
-        Then ``health/skipped_update`` is 1, and ``health/nonfinite_loss`` too if it was the loss.
+        An update with a non-finite loss or gradient norm is skipped: only counters and random generators change. Its
+        ``health/skipped_update`` is 1, and its ``health/nonfinite_loss`` too if the loss was non-finite.
         """
 
     def last_batch(self) -> dict[str, Tensor]:
-        """Return what the last update learned from, to be saved when updates stay non-finite."""
+        """Return the batch of the last update, which is saved when updates stay non-finite."""
         return {}
 
     def describe(self) -> dict[str, str]:
-        """Return lines for the start of a run, name to text: observations, size, how it learns."""
+        """Return lines for the banner of a run, name to text: observations, size, schedule of learning."""
         networks = self.networks
         count = sum(p.numel() for p in networks.parameters())
         return {
@@ -160,8 +160,8 @@ class Agent(Protocol):
         """Return everything that a continuation needs.
 
         Args:
-            replay: with the memory.
-            history: with the steps of :attr:`history`. Without them, tensors may be the agent's own and change later.
+            replay: include the memory.
+            history: include the steps of :attr:`history`. Tensors may be the agent's own and change later.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -169,10 +169,10 @@ class Agent(Protocol):
 
 
 class Ratio:
-    """Number of gradient steps due, at ``ratio`` per policy step after ``start``.
+    """Counter of gradient steps due, at ``ratio`` per policy step after ``start``.
 
-    The fraction left over is carried, so that the ratio is met exactly in the long run. A ratio that changes between
-    two runs holds from then on, without a burst of updates to catch up.
+    The fraction left over is carried, so that the ratio is met exactly in the long run. A ratio that is changed on a
+    resume holds from then on, without a burst of updates to catch up.
     """
 
     def __init__(self, ratio: float, start: int = 0) -> None:
@@ -191,7 +191,7 @@ class Ratio:
         return due
 
     def skip(self, policy_steps: int) -> None:
-        """Owe nothing for the steps up to ``policy_steps``, when there was nothing to learn from."""
+        """Owe no gradient steps for the policy steps up to ``policy_steps``."""
         self.counted = max(self.counted, policy_steps)
 
     def state_dict(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Options that every agent has, and answers that a run needs before the agent exists."""
+"""Options that every agent has, and numbers that a run needs before the agent exists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class AgentConfig(Options):
         dry_run: options that make a run pass through every stage in the shortest time.
         collecting: stage of the progress line before the agent first learns.
         memory_options: options whose smaller values take less memory, the most effective first.
+        has_world_model: ``analyze`` and ``dream`` can inspect this agent.
     """
 
     name: str
@@ -26,13 +27,13 @@ class AgentConfig(Options):
     dry_run: ClassVar[dict[str, Any]] = {}
     collecting: ClassVar[str] = "collecting"
     memory_options: ClassVar[tuple[str, ...]] = ()
-    has_world_model: ClassVar[bool] = False  # one that ``analyze`` and ``dream`` can look into
+    has_world_model: ClassVar[bool] = False
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Check the options against the run, and fill in those that follow from it.
 
         Raises:
-            InvalidOption: its key is the full path, such as ``agent.batch_length``.
+            InvalidOption: an option does not suit the run; the key is a full path, such as ``agent.batch_length``.
         """
         return self
 

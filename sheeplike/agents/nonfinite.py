@@ -1,4 +1,4 @@
-"""Updates whose numbers are not finite: skipped on the device and counted."""
+"""Updates with non-finite numbers: they are skipped on the device and counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sheeplike.agents.agent import own_randomness
 
 
 class SkipCounter:
-    """Counter of skipped updates; both tensors, 0-dim int64, stay where a captured update writes them."""
+    """Counters of skipped updates, 0-dim int64, updated in place so that a captured update can write them."""
 
     def __init__(self, device: torch.device) -> None:
         self.skipped_in_a_row, self.skipped_total = (
@@ -21,7 +21,7 @@ class SkipCounter:
         )
 
     def count(self, finite: Tensor) -> Tensor:
-        """Count one update; returns 0-dim float32, 1 if it is to be skipped: an optimizer's ``found_inf``."""
+        """Count one update; return 1 if it is to be skipped, 0-dim float32, for the optimizer's ``found_inf``."""
         skipped = (~finite).long()
         self.skipped_in_a_row.add_(1).mul_(skipped)
         self.skipped_total.add_(skipped)
@@ -44,7 +44,7 @@ def health(total: Tensor, skip: Tensor) -> dict[str, Tensor]:
 def preserve_state(
     networks: nn.Module, optimizer: torch.optim.Optimizer, skips: SkipCounter, device: torch.device
 ) -> Iterator[None]:
-    """Undo in place what updates within it change, the global random state included."""
+    """Restore networks, optimizer, counters and torch's random state on exit, in place."""
     before = copy.deepcopy((networks.state_dict(), optimizer.state_dict(), skips.state_dict()))
     try:
         with own_randomness(device):

@@ -23,9 +23,10 @@ class PolicyNetworks(nn.Module):
         space, actions: observations and actions of one world.
         config: options of the agent.
         observations: what :meth:`act` needs, key to space, sorted.
-        only_for_learning: other observations that give the networks their shapes, such as inputs of the value alone.
-        device, autocast: where they compute, and the context of mixed precision, such as ``fabric.autocast``.
-        compiled: compilation of players; an agent that learns may replace it.
+        only_for_learning: observations that :meth:`act` does not need, such as inputs of the value alone.
+        device: device of the networks.
+        autocast: maker of the context of mixed precision, such as ``fabric.autocast``.
+        compiled: compilation of players; a learner may replace it.
     """
 
     only_for_learning: Mapping[str, spaces.Space] = MappingProxyType({})
@@ -67,12 +68,12 @@ class PolicyNetworks(nn.Module):
         """Choose actions after seeing ``obs (N, ...)``; a pure function, called without gradients.
 
         Args:
-            obs: of :meth:`select`.
+            obs: observations of :meth:`select`.
             is_first: ``(N,)`` bool, where an episode begins.
             sample: False takes the mode of the policy.
 
         Returns:
-            The next state; actions as the environment takes them; what the memory needs beside them, ``(N, ...)``.
+            The next state; actions as the environment takes them; extras of the :class:`~sheeplike.agents.agent.Step`.
         """
         raise NotImplementedError
 
@@ -86,7 +87,7 @@ class PolicyNetworks(nn.Module):
 
 
 class Player:
-    """Acts in ``N`` worlds; ``extras`` are what the memory needs of the last step."""
+    """Actor in ``N`` worlds; ``extras`` belong to the last step."""
 
     def __init__(self, networks: PolicyNetworks, num_envs: int) -> None:
         self.networks, self.state, self.extras = networks, networks.initial(num_envs), {}

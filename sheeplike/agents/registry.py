@@ -56,13 +56,13 @@ def list_agents() -> list[str]:
 
 
 def origins(name: str) -> list[str]:
-    """Return the packages that have an agent of this name, such as ``my-agents 0.1.0``; none if built in."""
+    """Return the packages that add an agent of this name, such as ``my-agents 0.1.0``; none for a built-in one."""
     others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
     return ["sheeplike", *others] if others and name in _BUILT_IN else others
 
 
 def lineage(name: str) -> list[str]:
-    """Return the names of an agent and of those whose options it extends; configs of these hold for it."""
+    """Return the names of an agent and of those whose options it extends; recipes for these suit it too."""
     classes = [cls for cls in find(name).config.__mro__ if issubclass(cls, AgentConfig) and cls is not AgentConfig]
     return [cls.model_fields["name"].default for cls in classes]
 
@@ -72,7 +72,7 @@ def find(name: object) -> AgentSpec:
 
     Raises:
         InvalidOption: there is no such agent.
-        ValueError: the package cannot be imported or names something else, or two packages have the name.
+        ValueError: the package cannot be imported, its entry point is no AgentSpec, or two packages have the name.
     """
     if not isinstance(name, str) or name not in list_agents():
         names = list_agents()

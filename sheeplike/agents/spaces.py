@@ -61,7 +61,7 @@ class ObservationKeys:
         return {key: (one.shape, self.dtype(key)) for key, one in self.spaces.items()}
 
     def refuse_names(self, names: Collection[str], what: str) -> None:
-        """Raise ValueError for an observation whose name means something else beside it."""
+        """Raise ValueError if an observation has one of ``names``, which already mean ``what``."""
         if taken := self.spaces.keys() & set(names):
             raise ValueError(f"observation {sorted(taken)[0]!r}: the name of {what}; rename it in the environment")
 
@@ -80,7 +80,7 @@ def _check_observation(key: str, space: gymnasium.spaces.Space) -> None:
             if shape[-1] != 1 or dtype != np.float32:
                 raise ValueError(f"{found}; nearest: float32 {(*shape[:2], 1)} in metres")
         elif key.startswith("segmentation/"):
-            raise ValueError(f"{found}; the ids of things are no amounts; nearest: pixels/*, or depth/*")
+            raise ValueError(f"{found}; ids of things cannot be averaged; nearest: pixels/*, or depth/*")
         else:
             raise ValueError(f"{found}; nearest: uint8 {shape} from 0 to 255, scaled in the environment")
     if len(shape) not in (1, 3):
@@ -95,8 +95,8 @@ class ActionCodec:
     vector inside; those of a ``MultiDiscrete`` space are one-hot vectors side by side.
 
     Attributes:
-        classes: of each discrete action; empty if actions are continuous.
-        width: ``A``, of an action inside.
+        classes: number of choices of each discrete action; empty if actions are continuous.
+        width: width ``A`` of an action inside.
 
     Raises:
         ValueError: the space is neither ``Discrete`` nor a ``MultiDiscrete`` or ``Box`` of one axis, or a box is not of
@@ -106,13 +106,12 @@ class ActionCodec:
     def __init__(self, space: gymnasium.spaces.Space) -> None:
         expected = f"action space {space}: expected Discrete, MultiDiscrete of one axis or a Box of shape (A,)"
         shape = getattr(space, "shape", None) or ()
-        self.space = space
+        self.space, self.classes, self.starts = space, (), ()
+        self.joint = isinstance(space, gymnasium.spaces.MultiDiscrete)
         if isinstance(space, gymnasium.spaces.Discrete):
             self.classes, self.starts = (int(space.n),), (int(space.start),)
-            self.joint = False
-        elif isinstance(space, gymnasium.spaces.MultiDiscrete) and len(shape) == 1:
+        elif self.joint and len(shape) == 1:
             self.classes, self.starts = tuple(map(int, space.nvec)), tuple(map(int, space.start))
-            self.joint = True
         elif isinstance(space, gymnasium.spaces.Box) and len(shape) == 1:
             if not np.issubdtype(space.dtype, np.floating):
                 raise ValueError(f"{expected} of floating-point numbers; nearest: float32")
@@ -121,8 +120,6 @@ class ActionCodec:
                     f"action space {space}: expected bounds -1 and 1; wrap the environment in "
                     "gymnasium.wrappers.vector.RescaleAction"
                 )
-            self.classes, self.starts = (), ()
-            self.joint = False
         elif isinstance(space, gymnasium.spaces.MultiBinary):
             raise ValueError(f"{expected}; nearest: MultiDiscrete({[2] * math.prod(shape)})")
         else:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from sheeplike import host
-from sheeplike.memory.generator import load_generator
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+_GENERATOR_STATES = ((5056,), (16,))  # shapes of the state of a generator, on a CPU and on a GPU
 
 
 class TooLarge(MemoryError):
@@ -42,7 +42,7 @@ class SequenceReplay:
         spec: key to (shape of one step in one world, dtype). ``is_first`` and ``is_last``, bool, must be among them.
         size: capacity in policy steps, over all worlds.
         sequence: length ``T`` of the sampled sequences.
-        online: serve every new, non-overlapping sequence once, the oldest first, beside those sampled uniformly.
+        online: serve each new sequence once, oldest first and without overlaps, beside those sampled uniformly.
         refreshed: keys that :meth:`write_back` may overwrite; the others never change once they are added.
     """
 
@@ -72,8 +72,8 @@ class SequenceReplay:
             fits = int(size * 0.9 * free / needed) // num_envs * num_envs
             hint = f"a size of {fits} would fit" if fits >= num_envs * (sequence + 1) else "fewer worlds would fit"
             of = "memory" if self.device.type == "cpu" else f"{self.device}'s memory"
-            have = f"{needed / 2**30:.1f} GiB of {of}, {free / 2**30:.1f} GiB are free"
-            raise TooLarge(f"replay size {size}: needs {have}; {hint}")
+            sizes = f"{needed / 2**30:.1f} GiB of {of}, {free / 2**30:.1f} GiB are free"
+            raise TooLarge(f"replay size {size}: needs {sizes}; {hint}")
         self.storage = {
             key: _zeros((self.length, num_envs, *shape), dtype, self.device) for key, (shape, dtype) in spec.items()
         }
@@ -83,8 +83,8 @@ class SequenceReplay:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
         self.expected: int | None = None  # time of the next step that write_steps has to restore; None: complete
-        # Files of checkpoints that hold some of these steps. A new list when the content is replaced, so that a stale
-        # file is never reused.
+        # Files of checkpoints that hold some of these steps. Replaced by a new list with the content, so that no stale
+        # file is reused.
         self.chunks: list[Any] = []
 
     @staticmethod
@@ -145,7 +145,7 @@ class SequenceReplay:
         return envs, starts
 
     def _take_fresh(self, batch: int) -> list[tuple[int, int]]:
-        # One for each round of all worlds that waits: where updates are few, as many as are added between two of them.
+        # One sequence for each waiting round of all worlds, so that the queue stays short where updates are rare.
         while self.fresh and self.fresh[0][1] < self.oldest:  # it was overwritten while it waited
             self.fresh.popleft()
         rounds = math.ceil(len(self.fresh) / self.num_envs)
@@ -154,7 +154,7 @@ class SequenceReplay:
     def gather(self, envs: Tensor, starts: Tensor) -> Sequences:
         """Read the sequences of :meth:`draw`, without a host synchronisation.
 
-        ``is_last`` is set where a stream was cut without it: where the next step begins an episode.
+        ``is_last`` is also set before each step that begins an episode, where a stream was cut.
         """
         times = starts[:, None] + torch.arange(self.sequence, device=self.device)
         rows = self._rows(envs, times)
@@ -230,26 +230,20 @@ class SequenceReplay:
         self.expected = None if stop == self.added else stop
 
     def _pieces(self, start: int, stop: int) -> list[tuple[slice, slice]]:
-        """Return slices of a copy of the times ``[start, stop)`` and of the ring: one pair, or two where it wraps."""
+        """Return slices of a copy of ``[start, stop)`` and of the ring: up to its end, and from its beginning."""
         first, count = start % self.length, stop - start
         unbroken = min(count, self.length - first)
-        pieces = [(slice(0, unbroken), slice(first, first + unbroken))]
-        return pieces + [(slice(unbroken, count), slice(0, count - unbroken))] * (count > unbroken)
+        return [(slice(unbroken), slice(first, first + unbroken)), (slice(unbroken, count), slice(count - unbroken))]
 
     def state_dict(self, *, history: bool = True) -> dict[str, object]:
-        """Return contents, write head, queue and sampler. A full ring is not copied.
+        """Return contents, write head, queue and sampler; without ``history``, no contents of the :attr:`fixed` keys.
 
-        Without ``history`` the :attr:`fixed` keys are left out, and no tensor is copied: they change with the ring.
+        The contents are views of the ring and change with it.
         """
         held = min(self.added, self.length)
-        if not history:
-            contents = {key: self.storage[key][:held] for key in sorted(self.refreshed)}
-        elif held < self.length:  # torch.save would write a view with all of the memory behind it
-            contents = {key: ring[:held].to("cpu", copy=True) for key, ring in self.storage.items()}
-        else:
-            contents = dict(self.storage)
+        keys = self.storage if history else sorted(self.refreshed)
         return {
-            "storage": contents,
+            "storage": {key: self.storage[key][:held] for key in keys},
             "added": self.added,
             "fresh": [list(item) for item in self.fresh],
             "generator": self.generator.get_state(),
@@ -276,8 +270,18 @@ class SequenceReplay:
         load_generator(self.generator, state["generator"])
 
 
+def load_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Restore the state of a generator, unless it is of another kind of device; ValueError if it is no such state."""
+    state = state.cpu()
+    if state.dtype != torch.uint8 or state.shape not in _GENERATOR_STATES:
+        raise ValueError(f"the state of a generator is {tuple(state.shape)} {state.dtype}")
+    # A GPU cannot go on with the random numbers of a CPU, nor the other way round.
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU without writing them: a ring of gigabytes would take seconds of every start."""
+    """Return zeros; on a CPU they are not written, which would take seconds for a ring of gigabytes."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # NumPy takes zeroed pages from the system as they are first used; torch writes zeros itself.
@@ -286,7 +290,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that can still be allocated on ``device``, or None where the system does not tell."""
+    """Return the bytes that can still be allocated on ``device``, or None if the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return host.free_memory()

@@ -43,14 +43,14 @@ class Sink(Protocol):
 class RunLogger:
     """Writer of a run's metrics, videos and texts into ``run_dir``, which it makes.
 
-    ``metrics.jsonl`` has one row per call of :meth:`log`, a non-finite metric as ``null``. Videos are encoded in a
-    thread of their own. A writer that fails, on a full disk say, warns once and goes on trying; training goes on.
+    ``metrics.jsonl`` has one row per call of :meth:`log`; non-finite metrics are ``null``. Videos are encoded in a
+    thread. A destination that fails, for example on a full disk, warns once and is tried again; training goes on.
 
     Args:
         tensorboard: write an event file.
         sinks: further destinations; without any, videos and texts go nowhere.
-        purge_step: policy step from which a run is resumed. Later records of an earlier attempt are dropped from
-            ``metrics.jsonl`` and hidden in TensorBoard.
+        purge_step: policy step from which a run is resumed. Later records are dropped from ``metrics.jsonl`` and
+            hidden in TensorBoard.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RunLogger:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
-        # TensorBoard hides the step that it is given too; metrics.jsonl keeps it.
+        # TensorBoard also hides the given step, which metrics.jsonl keeps.
         purge = None if purge_step is None else purge_step + 1
         self._sinks = [*([EventFile(self.run_dir, purge_step=purge)] if tensorboard else []), *sinks]
         self._failed: set[str] = set()
@@ -85,7 +85,7 @@ class RunLogger:
         self._each(lambda sink: sink.add_scalars(values, step))
 
     def log_video(self, name: str, video: Tensor, *, step: int, fps: float) -> None:
-        """Show a video, uint8 ``(T, H, W, 3)``, as an animated GIF; returns once it is copied, before it is encoded."""
+        """Show a video, uint8 ``(T, H, W, 3)``, as an animated GIF, which is encoded after this returns."""
         check_video(video)
         if self._sinks and not self._closed:
             frames = video.detach().to("cpu", copy=True)
@@ -100,7 +100,7 @@ class RunLogger:
         self._each(lambda sink: sink.add_hyperparameters(columns, values))
 
     def log_layout(self, metrics: Iterable[str]) -> None:
-        """Arrange the curves of an agent that writes ``metrics`` in charts; once is enough."""
+        """Arrange the curves of an agent that writes ``metrics`` in charts; one call per run is enough."""
         self._each(lambda sink: sink.add_charts(metrics))
 
     def close(self) -> None:
@@ -139,9 +139,9 @@ class RunLogger:
 class EventFile:
     """Event file of TensorBoard, written in the caller's thread, each event whole or absent.
 
-    ``SummaryWriter`` writes in a thread that ends at the first error: after a disk that was full for a moment, nothing
-    would come any more. Here every method may raise OSError, and the next one may succeed. From ``purge_step`` on, the
-    directory's other event files are hidden.
+    The thread of torch's ``SummaryWriter`` ends at the first error, so that a disk which is full for a moment ends the
+    record. Here any method may raise OSError, and the next one may succeed. From ``purge_step`` on, the directory's
+    other event files are hidden.
     """
 
     name = "TensorBoard"

@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class PendingMetrics:
-    """Numbers on their way to the host: a copy is queued on the device, and only :meth:`read` waits for it."""
+    """Metrics whose copy to the host is queued on the device; only :meth:`read` waits for it."""
 
     def __init__(self, values: Tensor, name: Callable[[list[float]], dict[str, float]]) -> None:
-        self._name, self._copied = name, None  # it turns the numbers into metrics
+        self._name, self._copied = name, None  # ``name`` turns the numbers into metrics
         if values.is_cuda:
             # A copy into memory that is not pinned would wait for the device.
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

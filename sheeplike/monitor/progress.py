@@ -22,11 +22,11 @@ _SHOWN = {
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
 MEASURED = 5.0  # seconds of progress before a speed is shown and the time that remains is estimated
-RECENT_EPISODES = 20  # return and success are means over at least so many
+RECENT_EPISODES = 20  # least number of episodes in the means of return and success
 
 
 def banner(title: str, entries: Mapping[str, object]) -> None:
-    """Print a title, and aligned keys and values, also of several lines, under it."""
+    """Print a title and, below it, aligned keys and values, which may have several lines."""
     width = max(map(len, entries), default=0)
     lines = [title]
     for key, value in entries.items():
@@ -95,13 +95,13 @@ class Progress:
         self._metrics |= shown
 
     def stage(self, name: str) -> None:
-        """Show a stage with its duration instead of an estimate, and measure the speed anew; ``""``: the run learns."""
+        """Show a stage and its duration instead of the ETA, and restart the speed; ``""`` is the stage of learning."""
         self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
         self.skip()
 
     def skip(self) -> None:
-        """Leave the time since the last line, a pause, out of the estimate."""
+        """Leave the time since the last line, which was a pause, out of the estimate."""
         self._measured = (self._clock(), self._seen)
 
     def note(self, text: str) -> None:

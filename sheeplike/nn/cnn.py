@@ -9,20 +9,19 @@ Shape letters: ``B`` batch, ``H W`` pixels, ``C`` channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+ACTIVATIONS = {"elu": nn.ELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
 def to_unit(image: Tensor) -> Tensor:
     """Return an image as float32 in [0, 1]: uint8 colours over 255, float32 depth ``d`` in metres as ``d / (1 + d)``.
 
-    Half of the range of depth is below 1 m, a hundredth above 99 m. A renderer gives 0 m where it hit nothing.
+    Half of the range stands for depths below 1 m, a hundredth for those above 99 m. 0 m means that nothing was hit.
     """
     if image.dtype == torch.uint8:
         return image.float() / 255
@@ -57,8 +56,8 @@ def _differentiate(ctx: Any, gradient: Tensor, _: None) -> Tensor:
     return _max_pool_backward(gradient, *ctx.saved_tensors)
 
 
-# torch.compile cannot look into custom operators. It would compile the backward pass of max_pool2d such that what
-# follows the pool is recomputed for each input pixel: on a CPU three times the work of torch's own kernel.
+# torch.compile takes custom operators as they are. Compiled by itself, the backward pass of max_pool2d would recompute
+# what follows the pool for each input pixel: on a CPU three times the work of torch's own kernel.
 _max_pool = torch.library.custom_op("sheeplike::max_pool_2x2", _pool, mutates_args=())
 _max_pool_backward = torch.library.custom_op("sheeplike::max_pool_2x2_backward", _pool_backward, mutates_args=())
 _max_pool.register_fake(_pool)
@@ -111,7 +110,7 @@ class CNN(nn.Module):
         super().__init__()
         plan = LAYOUTS[layout]
         self.head, self.pool, self.normalise_channels = head, plan.pool, normalise_channels
-        self.activation = ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation]()
         self.convs = nn.ModuleList()
         h, w, inputs = height, width, channels
         for outputs, kernel, stride in zip(plan.channels, plan.kernels, plan.strides, strict=True):

@@ -1,6 +1,6 @@
 """Fused kernels by torch.compile, and a whole step as one CUDA graph.
 
-A model is written as if none of this existed; an agent names its hot functions once, in its constructor.
+No model depends on this file; an agent names its hot functions once, in its constructor.
 
 - Compiled are small functions: the cell of a recurrent scan, one step of imagination, a loss. A loop of 64 steps around
   a compiled cell compiles in the time of one step; unrolled by the compiler it takes minutes.
@@ -32,12 +32,12 @@ from torch.utils import _pytree as pytree
 from sheeplike.nn.patches import end_capture, keep_headers, without_line_tables
 from sheeplike.terminal import text_of, warn
 
-EAGER_CALLS = 3  # a step is captured after so many
+EAGER_CALLS = 3  # calls of a step before it is captured
 MODES = ("auto", "off", "inductor", "graph")
 
 
 class CannotCompile(ValueError):
-    """A mode that was asked for by name does not work on this machine."""
+    """A mode that was requested by name does not work on this machine."""
 
 
 _OUT_OF_MEMORY = re.compile(
@@ -96,7 +96,7 @@ class Compilation:
     def _leave_out(self, part: Literal["fused", "graphs"], error: Exception) -> None:
         """Go on without ``part``, which failed; CannotCompile if it was asked for by name."""
         first: BaseException = error
-        while part == "graphs" and first.__context__:  # the last error only says that the capture had failed before
+        while part == "graphs" and first.__context__:  # later errors only repeat that the capture has failed
             first = first.__context__
         reason = text_of(first).strip().partition("\n")[0]
         if self.asked != "auto":
@@ -129,7 +129,7 @@ class Compilation:
         return torch.compiler.set_stance("force_eager") if self.fused else nullcontext()
 
     def kernels(self, function: Callable) -> Callable:
-        """Return ``function`` with fused kernels. It must be free of branches on device values."""
+        """Return ``function``, which has no branches on device values, with fused kernels."""
         if not self.fused:
             return function
         # torch's own generators draw, so that a seed means the same run, compiled or not.
@@ -163,7 +163,7 @@ class Compilation:
         return GraphedStep(function, self.device, self) if self.graphs else function
 
     def shared_step(self, key: Hashable, function: Callable) -> Callable:
-        """Return the :meth:`step` of ``key``, made once: players come and go, their graphs stay."""
+        """Return the :meth:`step` of ``key``, made once, so that a new player reuses the graph of an old one."""
         if key not in self._shared:
             self._shared[key] = self.step(function)
         return self._shared[key]
@@ -179,7 +179,7 @@ class GraphedStep:
         function: tensors in, tensors (nested in tuples and dicts) or None out. It reads and writes nothing on the host,
             and its persistent tensors (parameters, moments, rings) stay at their addresses. Python numbers are baked in
             at the capture, and 0-dim outputs are float32.
-        owner: goes on eagerly when a capture fails; with None that is an error.
+        owner: compilation that goes on without graphs when a capture fails; None: the error is raised.
     """
 
     def __init__(self, function: Callable, device: torch.device, owner: Compilation | None = None) -> None:
@@ -199,7 +199,7 @@ class GraphedStep:
             return self._on_side_stream(inputs)
         if self._graph is None:
             self._try_capture(leaves, spec)
-            # The except block of a capture that failed would keep its memory alive.
+            # Not in an except block, which would keep the memory of the failed capture alive.
             if self._graph is None:
                 return self._on_side_stream(inputs)
         kinds = list(map(_kind, leaves))
@@ -276,10 +276,10 @@ def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 
 def keep_freed_memory(keep: bool = True) -> None:
-    """Have this process keep the memory that it frees, or give it back to the system as usual.
+    """Have this process keep the memory that it frees, or return it to the system as usual.
 
-    glibc maps every large tensor anew and unmaps it when it dies, and the system clears each of its pages again: on a
-    CPU that took a third of an update. Without glibc this does nothing.
+    glibc maps and unmaps memory for every large tensor, and the system clears each page again, which on a CPU took a
+    third of an update. Without glibc this does nothing.
     """
     trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # malloc.h
     try:

@@ -66,12 +66,8 @@ class OneHotCategorical:
         return (_cumulative(probs)[..., :-1] <= uniform.unsqueeze(-1)).sum(-1)
 
     def sample(self) -> Tensor:
-        """Draw one-hots ``(B, K)`` float32 with straight-through gradients."""
-        return self.straight_through(self.sample_index())
-
-    def straight_through(self, index: Tensor) -> Tensor:
-        """Return one-hots of ``index (B,)`` with the gradient of the probabilities: ``one_hot + p - sg(p)``."""
-        one_hot = F.one_hot(index, self.probs.shape[-1]).to(self.probs.dtype)
+        """Draw one-hots ``(B, K)`` float32 with straight-through gradients: ``one_hot + p - sg(p)``."""
+        one_hot = F.one_hot(self.sample_index(), self.probs.shape[-1]).to(self.probs.dtype)
         return one_hot + (self.probs - self.probs.detach())
 
     def mode(self) -> Tensor:

@@ -22,7 +22,7 @@ _TRUNCATED_STD = 0.87962566103423978
 
 def init_truncated_normal_(weight: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
     """Fill ``weight`` from a normal cut at two standard deviations, with variance ``scale**2 / fan_in``."""
-    if scale == 0.0:  # reward and value heads: their bins reach 4.85e8, and noise would become a huge prediction
+    if scale == 0.0:  # heads of reward and value: with bins up to 4.85e8, noise would be a huge prediction
         return nn.init.zeros_(weight)
     std = scale / math.sqrt(fan_in) / _TRUNCATED_STD
     # trunc_normal_ takes absolute bounds: +-2 would cut nothing and give a 14 % larger deviation.

@@ -1,7 +1,7 @@
 """Linear layers by oneDNN on a CPU.
 
-torch multiplies float32 matrices with MKL, which on an AMD leaves half of the vector units idle; oneDNN, which torch
-has for its convolutions, uses them all. Measured on an AMD only.
+torch multiplies float32 matrices with MKL, which leaves half of the vector units of an AMD processor idle; oneDNN,
+which torch uses for convolutions, does not. Measured on AMD only.
 
 Shape letters: ``B`` batch, ``I`` inputs, ``O`` outputs.
 """
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ONEDNN = torch.backends.mkldnn.is_available()
-ROWS = 128  # products of fewer rows gain less than the call costs
+ROWS = 128  # with fewer rows the gain is smaller than the cost of the call
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -36,7 +36,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, T
     return to_x, _onednn(gradient.T, x.T, None), gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
-# torch.compile does not know how to differentiate oneDNN's product, and does not look into a custom operator.
+# torch.compile cannot differentiate oneDNN's product, but takes a custom operator as it is.
 _onednn = torch.library.custom_op("sheeplike::linear", _multiply, mutates_args=())
 _onednn.register_fake(_like_product)
 _onednn.register_autograd(_differentiate, setup_context=_keep_for_backward)
@@ -44,21 +44,16 @@ _onednn.register_autograd(_differentiate, setup_context=_keep_for_backward)
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x @ weight.T + bias`` by the fastest library: ``(..., I)``, ``(O, I)``, ``(O,)`` to ``(..., O)``."""
-    if not _by_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    return _onednn(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
-
-
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    rows = x.numel() // x.shape[-1]
     plain = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return ONEDNN and x.device.type == "cpu" and plain and rows >= ROWS
+    if ONEDNN and plain and x.device.type == "cpu" and x.numel() // x.shape[-1] >= ROWS:
+        return _onednn(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+    return F.linear(x, weight, bias)
 
 
 class Linear(nn.Linear):
     """:class:`torch.nn.Linear` by oneDNN for float32 inputs ``(B, I)`` of any number of rows.
 
-    PPO compares probabilities when acting with those when learning: the products must be the same in both.
+    PPO compares probabilities of acting with those of learning, so both need the same products.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -40,14 +40,14 @@ class RunningNorm(nn.Module):
     def __init__(self, size: int, limit: float = 10.0) -> None:
         super().__init__()
         self.limit = limit
-        # After millions of steps float32 could not count on.
+        # float32 stops counting at 16 million.
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("square", torch.zeros(size, dtype=torch.float64))  # sum of squared deviations
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Add vectors ``(B, D)``; those that hold a non-finite number are left out, since it would stay for ever."""
+        """Add vectors ``(B, D)``, except those with a non-finite number, which would stay in the averages for ever."""
         finite = x.isfinite().all(-1, keepdim=True)
         count = finite.sum(dtype=torch.float64)
         # A product with zero would keep a NaN.

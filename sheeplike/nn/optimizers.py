@@ -18,12 +18,12 @@ from sheeplike.nn.patches import silence_capturable
 class RestoredInPlace(torch.optim.Optimizer):
     """Optimizer whose state is restored in place, so that a captured update goes on working.
 
-    Only the numbers of a loaded tensor are used: a fused step would write beyond the memory of one that claims a size.
+    Values are copied into the optimizer's own tensors: a fused step would write beyond a loaded one that is too small.
     """
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore moments, counters, and a learning rate that is a tensor; ValueError or LookupError for other ones."""
+        """Restore moments, counters, and a learning rate that is a tensor; ValueError or LookupError for a misfit."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             if isinstance(group["lr"], Tensor):
                 _restore("lr", group["lr"], saved["lr"])
@@ -44,9 +44,9 @@ def _restore(name: str, ours: Tensor, saved: Any) -> None:
 class LaProp(RestoredInPlace):
     """LaProp with gradients clipped per tensor, biases and norm scales included.
 
-    Counters are device tensors and all arithmetic is ``foreach``: no host synchronisation, ready for a CUDA graph. With
-    ``found_inf``, a 0-dim float32 device tensor that is 1, the next :meth:`step` changes nothing, as in torch. The
-    learning rate of the first update is zero when ``warmup > 0``, which counts completed updates.
+    Counters are device tensors and all arithmetic is ``foreach``: no host synchronisation, ready for a CUDA graph.
+    While ``found_inf``, a 0-dim float32 device tensor, is 1, :meth:`step` changes nothing, as in torch. ``warmup``
+    counts completed updates, so the learning rate of the first one is zero.
 
     Args:
         params: float32.
@@ -86,7 +86,6 @@ class LaProp(RestoredInPlace):
     def step(self, closure: None = None) -> None:
         """Update in place every parameter that has a ``grad``; where ``found_inf`` is 1, every bit stays."""
         found_inf = getattr(self, "found_inf", None)  # torch does not copy it with the optimizer
-        keep = None if found_inf is None else found_inf == 0
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
@@ -94,13 +93,10 @@ class LaProp(RestoredInPlace):
             beta1, beta2 = group["betas"]
             momentum, square, steps = ([self.state[p][name] for p in params] for name in ("momentum", "square", "step"))
             rate = self.learning_rate()
-            if keep is None:
-                one, decay = 1.0, beta2
-            else:
-                # With a single tensor the host would read its value; with a list it does not.
-                one, decay = [keep.float()] * len(steps), torch.where(keep, beta2, 1.0)
-            torch._foreach_add_(steps, one)
-            count = steps[0] if keep is None else steps[0].clamp_min(1.0)  # 0 when the first step is skipped
+            keep = torch.ones_like(rate).bool() if found_inf is None else found_inf == 0
+            # With a single tensor the host would read its value; with a list it does not.
+            torch._foreach_add_(steps, [keep.float()] * len(steps))
+            count = steps[0].clamp_min(1.0)  # 0 when the first step is skipped
 
             # Adaptive gradient clipping on the raw gradients: g / max(1, |g| / (agc * max(agc_min, |p|))).
             grads = [p.grad for p in params]
@@ -111,25 +107,23 @@ class LaProp(RestoredInPlace):
             torch._foreach_div_(shrink, limits)
             torch._foreach_clamp_min_(shrink, 1.0)
             update = torch._foreach_div(grads, shrink)
-            if keep is not None:
-                _erase(update, ~keep)
+            _erase(update, ~keep)
 
             # Divide by the bias-corrected root mean square.
-            torch._foreach_mul_(square, decay)
+            torch._foreach_mul_(square, torch.where(keep, beta2, 1.0))
             torch._foreach_addcmul_(square, update, update, 1 - beta2)
             rms = torch._foreach_div(square, 1 - torch.pow(beta2, count))
             torch._foreach_sqrt_(rms)
             torch._foreach_add_(rms, group["eps"])
             torch._foreach_div_(update, rms)
 
-            if keep is not None:  # a skipped update is 0 here; the momentum averaged with itself keeps its bits
-                torch._foreach_add_(_bits(update), torch._foreach_mul(_bits(momentum), (~keep).int()))
+            # A skipped update is 0 here; the momentum averaged with itself keeps its bits.
+            torch._foreach_add_(_bits(update), torch._foreach_mul(_bits(momentum), (~keep).int()))
 
             # Momentum of the scaled gradient; the learning rate multiplies afterwards.
             torch._foreach_lerp_(momentum, update, 1 - beta1)
             change = torch._foreach_mul(momentum, rate / (1 - torch.pow(beta1, count)))
-            if keep is not None:
-                _erase(change, ~keep)
+            _erase(change, ~keep)
             torch._foreach_sub_(params, change)
 
 
@@ -157,7 +151,7 @@ def _erase(tensors: list[Tensor], where: Tensor) -> None:
 
 
 def adam(params: Iterable[nn.Parameter], lr: float, *, eps: float) -> torch.optim.Adam:
-    """Build an Adam whose step can be changed or skipped without asking the host: fused, its rate on the device."""
+    """Build an Adam, fused and with its rate on the device, that needs no host to change the rate or skip a step."""
     params = list(params)
     device = params[0].device
     rate = torch.tensor(lr, device=device)

@@ -13,8 +13,8 @@ from torch import Tensor
 def keep_headers() -> None:
     """Have Inductor keep its precompiled headers, 140 MB, beside its kernels.
 
-    torch puts them below the system's directory for temporary files, under a name that another user can guess and take
-    first; and what is in a header ends up in the code that runs.
+    torch puts them into the system's directory for temporary files, under a name that another user can guess and take
+    first; and the content of a header becomes part of the code that runs.
     """
     from torch._inductor import codecache
     from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -47,5 +47,5 @@ def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
 
 
 def silence_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Keep an optimizer that is capturable, and not captured, from warning of it."""
+    """Silence the warning of a capturable optimizer that is not captured."""
     optimizer._warned_capturable_if_run_uncaptured = True

@@ -31,7 +31,7 @@ def lasting(agent: DreamerV3 | PPO) -> dict[str, Tensor]:
         found = agent.networks.state_dict() | {f"memory {key}": ring for key, ring in agent.replay.storage.items()}
     else:
         found = agent.networks.state_dict() | {f"memory {key}": ring for key, ring in agent.rollout.storage.items()}
-        found |= {"rate": agent.learning_rate, "stopped": agent.stopped}
+        found |= {"rate": agent.optimizer.learning_rate(), "stopped": agent.stopped}
     for n, state in enumerate(agent.optimizer.state.values()):
         found |= {f"optimizer {n} {name}": value for name, value in state.items()}
     return {name: bits(value) for name, value in found.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -42,18 +43,22 @@ def main() -> None:
         grow(replay.length * replay.num_envs)
         for number in range(1 + LATER):
             usual = statistics.median(spent / done for spent, done in (run(1) for _ in range(3)))
-            start, iterations = time.perf_counter(), 0
+            start, began, iterations = time.perf_counter(), time.time(), 0
             state = agent.state_dict(history=False)
             parts = {"agent": agent.state_dict(replay=False)}
             parts["memory"] = {name: value for name, value in state.items() if name not in parts["agent"]}
             writer.save(number, parts, {}, replay)
-            while writer.busy:
+            blocked = time.perf_counter() - start
+            waiting = threading.Thread(target=writer.wait)
+            waiting.start()
+            while waiting.is_alive():
                 iterations += run(1)[1]
-            lost = time.perf_counter() - start - iterations * usual
-            writer.wait()
-            one = writer.last
+            writer.wait()  # raises if the save failed
+            seconds = time.perf_counter() - start
+            new = [file.stat() for file in Path(root).rglob("*.pt") if file.stat().st_mtime >= began]
+            written = sum(file.st_size for file in new) / 2**20
             # The rest may drown in noise.
-            rows.append((one.blocked, one.seconds, one.written / 2**20, max(lost, one.blocked)))
+            rows.append((blocked, seconds, written, max(seconds - iterations * usual, blocked)))
             grow(NEW)
     first, later = rows[0], zip(*rows[1:], strict=True)
     table = Table("checkpoint", f"Checkpoints with {len(replay):,} policy steps in the replay", COLUMNS)

@@ -186,7 +186,6 @@ def test_a_save_waits_for_the_one_before_and_closing_for_the_last(root, monkeypa
         threading.Timer(0.3, allowed.set).start()
         writer.close()
     assert steps(root) == [1, 2, 3]
-    assert writer.last.written == (writer.last.path / "agent.pt").stat().st_size
     writer.close()
 
 

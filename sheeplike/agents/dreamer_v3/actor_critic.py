@@ -47,7 +47,7 @@ class ActorCritic(nn.Module):
         units = config.widths.units
         self.policy = Policy(features, codec, units, unimix=config.policy_unimix)
         self.value = TwoHotHead(features, units, layers=3)
-        # A copy, in value: the slow critic regularises the fast one, it is not a target network.
+        # It starts with the same weights. It regularises the fast critic and is no target network.
         self.slow_value = TwoHotHead(features, units, layers=3).requires_grad_(False)
         self.slow_value.load_state_dict(self.value.state_dict())
         self.return_scale = PercentileScale()
@@ -84,9 +84,9 @@ def lambda_return(
     the rest; at a terminal step nothing follows.
 
     Args:
-        last: 1 where an episode ends in any way.
-        terminal: 1, or the probability of it, where it ends for good.
-        bootstrap: estimate of what follows each step.
+        last: 1 where an episode ends, by termination or truncation.
+        terminal: 1 where it terminates, or the probability of that.
+        bootstrap: value of each state.
     """
     assert last.shape == terminal.shape == reward.shape == bootstrap.shape
     live = (1 - terminal.float())[:, 1:] * discount
@@ -118,8 +118,8 @@ def imagination_loss(
 
     Args:
         action: ``(B, I + 1, A)`` as sampled.
-        reward, cont: ``(B, I + 1)`` predictions for every state, the first included: mean reward, and probability of
-            going on with the horizon inside it, so the discount here is 1.
+        reward, cont: ``(B, I + 1)`` predictions for every state, the first included: mean reward, and probability that
+            the episode goes on times the discount of the horizon, so the discount here is 1.
         policy, value, slow_value: distributions over the ``(B, I + 1)`` states.
         scale: range of returns; updated here.
 
@@ -165,7 +165,7 @@ def replay_value_loss(
 ) -> Tensor:
     """Return the critic loss on replayed sequences, ``(B, T - 1)``; its gradient reaches the world model.
 
-    Rewards and endings are the real ones, so the horizon is *not* inside them and the discount is ``1 - 1/horizon``.
+    Rewards and endings are the real ones, without the horizon, so the discount is ``1 - 1/horizon``.
     ``bootstrap (B, T)`` are the imagined returns that start at each replayed state.
     """
     slow = slow_value.pred().detach()

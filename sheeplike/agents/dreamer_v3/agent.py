@@ -45,18 +45,18 @@ from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
 
-FILMED = 6  # sequences in a film, at most
-DREAMT, SEEN = 50, 5  # steps of a dream, and of what was seen before it
+FILMED = 6  # most sequences in a video
+DREAMT, SEEN = 50, 5  # imagined steps of a dream, and real steps shown before it
 
 
 class DreamerV3(Agent):
-    """Learns a world model from replayed sequences, and behaviour inside it.
+    """Learner of a world model, from replayed sequences, and of behaviour inside it.
 
     Args:
-        num_envs: worlds ``N`` that :meth:`add` receives.
+        num_envs: number ``N`` of training worlds.
         compile: mode of :class:`~sheeplike.nn.compilation.Compilation`.
-        autocast: makes the context of mixed precision, such as ``fabric.autocast``.
-        seed: of parameters and replay sampling.
+        autocast: maker of the context of mixed precision, such as ``fabric.autocast``.
+        seed: seed of parameters and replay sampling.
 
     Raises:
         ValueError: the options do not suit the spaces.
@@ -108,20 +108,20 @@ class DreamerV3(Agent):
         self._compile(compile)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer; another one needs ``found_inf`` and ``learning_rate()`` too."""
+        """Return the optimizer; one of your own needs ``found_inf`` and ``learning_rate()`` too."""
         config = self.config
         betas, eps, agc = (config.beta1, config.beta2), config.eps, config.agc
         return LaProp(parameters, config.learning_rate, betas=betas, eps=eps, agc=agc, warmup=config.warmup)
 
     def _compile(self, mode: str) -> None:
-        """Compile and capture; everything else is written as if it were not."""
+        """Compile and capture; no other code depends on it."""
         self.compiled = self.networks.compiled = Compilation(mode, self.device)
         world, critic = self.world_model, self.actor_critic
         self.compiled.methods(world.rssm, "observe_step")
         self.compiled.methods(critic, "imagine_step")
         self.compiled.methods(self.networks, "_act")
         self.compiled.methods(self, "behaviour_losses")
-        # A CPU spends its time in convolutions: this would save 2 % there, for half a minute of compiling.
+        # On a CPU, whose time goes into convolutions, this would save 2 % for half a minute of compiling.
         if self.device.type != "cpu":
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
@@ -150,7 +150,7 @@ class DreamerV3(Agent):
         return self._learn(*self._last_draw)
 
     def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
-        """Learn from the sequences that ``envs`` and ``starts``, ``(B,)`` int64, name in the replay."""
+        """Learn from the replayed sequences of worlds ``envs`` from times ``starts``, ``(B,)`` int64 each."""
         data, _, times = self.replay.gather(envs, starts)
         returns = self.actor_critic.return_scale.range
         returns_before = returns.clone()
@@ -162,7 +162,7 @@ class DreamerV3(Agent):
         norms = self._gradient_norms()
         means = {name: mean.detach() for name, mean in (means | {"total": total}).items()}
         finite = torch.stack([means["total"], *norms.values()]).isfinite().all()
-        # Asked for on its own: an infinite reward falls into the last bin, and its loss is finite.
+        # Checked by itself: an infinite reward falls into the last bin, and its loss is finite.
         finite &= data["reward"].isfinite().all()
         skip = self.skips.count(finite)
         metrics |= {f"loss/{name}": mean for name, mean in means.items()} | norms | health(means["total"], skip)
@@ -171,7 +171,7 @@ class DreamerV3(Agent):
         self.optimizer.step()
         update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.config.slow_critic_rate, skip)
         returns.copy_(torch.where(finite, returns, returns_before))
-        # The latents were computed by parameters that have just changed, but are fresher than those stored.
+        # These latents are of the parameters before this step, but fresher than those stored.
         fresh = pack_latent(posterior.detach())
         fresh = {name: torch.where(finite, value, data[name][:, CONTEXT:]) for name, value in fresh.items()}
         self.replay.write_back(envs, times[:, CONTEXT:], fresh)
@@ -186,10 +186,11 @@ class DreamerV3(Agent):
             "a loss without a scale"
         )
         means = {name: loss.mean() for name, loss in losses.items()}
-        return means, sum(self._scale(name) * mean for name, mean in means.items())
+        scales = self.scales | dict.fromkeys(self.predicted.spaces, self.scales["reconstruction"])
+        return means, sum(scales[name] * mean for name, mean in means.items())
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
-        """Return losses by name on ``(B, CONTEXT + T, ...)``, metrics, posterior states ``(B, T)``."""
+        """Return losses by name, metrics and posterior states ``(B, T)`` of ``data (B, CONTEXT + T, ...)``."""
         world = self.world_model
         # The context step gives the latent and the action that lead into the first trained step.
         start = self.context(data)
@@ -211,7 +212,7 @@ class DreamerV3(Agent):
         Args:
             features, actions: imagined, ``(B * T, I + 1, F)`` and ``(B * T, I + 1, A)``.
             replayed: features ``(B, T, F)`` of the states in which imagination began, with gradient.
-            batch: ``reward``, ``is_last`` and ``is_terminal`` ``(B, T)`` of the same.
+            batch: ``reward``, ``is_last`` and ``is_terminal`` ``(B, T)`` of these states.
         """
         world, critic = self.world_model, self.actor_critic
         with torch.no_grad():
@@ -256,8 +257,7 @@ class DreamerV3(Agent):
     def dream(self) -> dict[str, Dream]:
         """Imagine 50 steps under the policy from replayed sequences, by camera.
 
-        A dream begins at the last step of a sequence that does not end an episode, after frames of that episode, of
-        which the first is repeated if there are too few. Traces: reward, value, probability that the episode goes on.
+        Each dream begins at :func:`frames_before`. Traces: reward, value, probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
         if not self.replay.ready or not world.decoder.keys.images:
@@ -287,7 +287,7 @@ class DreamerV3(Agent):
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Preserve randomness and the queue of fresh sequences."""
+        """Restore random generators and the queue of fresh sequences on exit; compute eagerly, without gradients."""
         state = self.replay.generator.get_state(), self.replay.fresh.copy()
         with own_randomness(self.device), torch.no_grad(), self.compiled.paused():
             try:
@@ -303,7 +303,7 @@ class DreamerV3(Agent):
     def last_batch(self) -> dict[str, Tensor]:
         """Return the sequences of the last update, ``(B, CONTEXT + T, ...)``, as the replay holds them now.
 
-        ``envs (B,)`` and ``times (B, CONTEXT + T)`` are the worlds, and how many steps they had seen before.
+        ``envs (B,)`` are their worlds, ``times (B, CONTEXT + T)`` the numbers of their steps in these.
         """
         if self._last_draw is None:
             return {}
@@ -346,9 +346,6 @@ class DreamerV3(Agent):
         finally:
             self.replay.write_back(envs, times, latents)
 
-    def _scale(self, name: str) -> float:
-        return self.scales["reconstruction" if name in self.predicted.spaces else name]
-
     def context(self, data: Mapping[str, Tensor]) -> Latent:
         """Return the stored latent ``(B, ...)`` from which the trained part of sequences begins."""
         return unpack_latent(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
@@ -356,7 +353,7 @@ class DreamerV3(Agent):
     def _gradient_norms(self) -> dict[str, Tensor]:
         parts = {name: module for name, module in self.networks.named_children() if name != "actor_critic"}
         parts |= {"actor": self.actor_critic.policy, "critic": self.actor_critic.value}
-        # What is frozen has none.
+        # Frozen parameters have no gradient.
         found = {name: [p.grad for p in part.parameters() if p.grad is not None] for name, part in parts.items()}
         return {f"grad_norm/{name}": nn.utils.get_total_norm(grads) for name, grads in found.items() if grads}
 
@@ -388,9 +385,10 @@ class DreamerV3(Agent):
 
 
 def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:
-    """Return the steps ``(B, SEEN)`` of sequences ``(B, T)`` before a dream, which begins after the last of them.
+    """Return the steps ``(B, SEEN)`` shown before a dream of each sequence ``(B, T)``.
 
-    They are of one episode that goes on; its first step is repeated if it began later.
+    The last of them is the last step that does not end an episode; there the dream begins. All are of its episode; the
+    first one of that is repeated if there are too few.
     """
     steps = torch.arange(is_first.shape[1], device=is_first.device)
     last = torch.where(is_last, 0, steps).amax(1, keepdim=True)

@@ -11,7 +11,7 @@ from sheeplike.agents.config import AgentConfig
 from sheeplike.options import HEADLINE, INCIDENTAL, InvalidOption, Options
 
 CONTEXT = 1  # replayed steps before each training sequence; the last one's stored latent initialises the RSSM
-WRITE_HEAD = 1  # steps kept free where each ring is written: a sequence across would join old and new
+WRITE_HEAD = 1  # steps at the write head that no sequence may span: it would join old and new steps
 
 
 class Size(Options):
@@ -36,11 +36,11 @@ SIZES = {
 
 
 class LossScales(Options):
-    """Weight of each loss; ``reconstruction`` is that of every observation, targets too."""
+    """Weight of each loss; ``reconstruction`` weighs every observation, targets included."""
 
-    reconstruction: float = Field(1.0, ge=0, le=1e6, description="observations, each of which is predicted back")
+    reconstruction: float = Field(1.0, ge=0, le=1e6, description="reconstruction of each observation")
     reward: float = Field(1.0, ge=0, le=1e6, description="reward")
-    continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="whether the episode goes on")
+    continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="end of the episode")
     dyn: float = Field(1.0, ge=0, le=1e6, description="KL divergence that moves the prior to the posterior")
     rep: float = Field(0.1, ge=0, le=1e6, description="KL divergence that moves the posterior to the prior")
     policy: float = Field(1.0, ge=0, le=1e6, description="actor")
@@ -54,13 +54,13 @@ class DreamerV3Config(AgentConfig):
     name: Annotated[Literal["dreamer_v3"], HEADLINE] = Field("dreamer_v3", description="the algorithm")
     targets: tuple[str, ...] = Field(
         (),
-        description="glob patterns of observations that it predicts without seeing them, such as privileged_state, to "
-        "shape its latents",
+        description="glob patterns of observations that the model predicts but does not see, such as privileged_state; "
+        "they shape its latents",
     )
     probes: Annotated[tuple[str, ...], INCIDENTAL] = Field(
         (),
-        description="glob patterns of vectors that probes learn to read off its latents, such as privileged_state, "
-        "without changing what it learns",
+        description="glob patterns of vectors that probes learn to read from the latents, such as privileged_state; "
+        "this does not change what the agent learns",
     )
     size: Annotated[Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size, HEADLINE] = Field(
         "12m", description="preset, or the widths of the model"
@@ -78,9 +78,9 @@ class DreamerV3Config(AgentConfig):
     learning_rate: Annotated[float, HEADLINE] = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
     warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
-    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the squared gradient")
-    eps: float = Field(1e-20, gt=0, le=1, description="added to the root of the squared gradient")
-    agc: float = Field(0.3, gt=0, le=1e6, description="largest gradient norm, relative to its parameter's norm")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay of the average squared gradient")
+    eps: float = Field(1e-20, gt=0, le=1, description="added to the root of the average squared gradient")
+    agc: float = Field(0.3, gt=0, le=1e6, description="maximum gradient norm, relative to the parameter's norm")
     unimix: float = Field(0.01, ge=0, lt=1, description="share of a uniform distribution in the latents")
     policy_unimix: float = Field(
         0.0, ge=0, lt=1, description="share of a uniform distribution in a discrete policy; the paper has 0.01"
@@ -90,10 +90,10 @@ class DreamerV3Config(AgentConfig):
     horizon: Annotated[float, HEADLINE] = Field(
         333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)"
     )
-    return_lambda: float = Field(0.95, ge=0, le=1, description="mixing of the lambda-returns")
+    return_lambda: float = Field(0.95, ge=0, le=1, description="lambda of the lambda-returns")
     entropy_scale: Annotated[float, HEADLINE] = Field(3e-4, ge=0, le=1e6, description="weight of the policy's entropy")
     slow_critic_rate: float = Field(
-        0.02, gt=0, le=1, description="how far the slow critic moves after each gradient step"
+        0.02, gt=0, le=1, description="share of the critic in the slow critic's moving average, per gradient step"
     )
     loss_scales: LossScales = Field(LossScales(), description="weight of each loss")
 
@@ -118,7 +118,7 @@ class DreamerV3Config(AgentConfig):
         return self.replay_ratio * self.batch_size * self.batch_length
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
-        """Fill in ``learning_starts``; check that the replay holds a sequence and the run makes an update."""
+        """Fill in ``learning_starts``; check that the replay can hold a sequence and that the run makes an update."""
         needed = num_envs * (self.batch_length + CONTEXT + WRITE_HEAD)
         if self.replay_size < needed:
             steps = self.replay_size // num_envs
@@ -141,7 +141,7 @@ class DreamerV3Config(AgentConfig):
         if starts < smallest:
             expected = (
                 f"at least {smallest}, when the replay holds one batch of {self.batch_size} x {self.batch_length} "
-                f"steps, and each of the {num_envs} worlds a sequence of it and the step before"
+                f"steps, and a sequence of {self.batch_length + CONTEXT} steps of each of the {num_envs} worlds"
             )
             raise InvalidOption("agent.learning_starts", starts, expected, smallest)
         first = starts + math.ceil(1 / self.replay_ratio)

@@ -24,7 +24,7 @@ class DreamerNetworks(PolicyNetworks):
 
     Attributes:
         keys: observations that the model sees.
-        predicted: these and its targets.
+        predicted: observations that it predicts: these and the targets.
     """
 
     config: DreamerV3Config
@@ -55,7 +55,7 @@ class DreamerNetworks(PolicyNetworks):
     def act(
         self, state: Mapping[str, Tensor], obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """Follow the model and choose; the authors evaluate with ``sample=True`` too."""
+        """Update the latent with the observation and choose; the authors evaluate with ``sample=True`` too."""
         latent = Latent(state["deter"], state["stoch"])
         with self.autocast():
             latent, action = self._act(latent, state["action"], obs, is_first, sample)

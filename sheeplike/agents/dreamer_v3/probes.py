@@ -1,7 +1,7 @@
-"""Probes: heads that learn to read vectors off the latents, and change nothing of what they read.
+"""Probes: heads that learn to read vectors from the latents, and do not change the agent.
 
-For each probed observation a linear map and a small MLP on detached features, with an optimizer of their own. Probes of
-a trained model, tested on other episodes than they learn from, are in :mod:`sheeplike.inspection.probes`.
+Each probed observation has a linear map and a small MLP on detached features, with an optimizer of their own.
+:mod:`sheeplike.inspection.probes` has probes of a trained model, tested on episodes that they did not learn from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADS = ("linear", "mlp")
 
 
 class Probes:
-    """Heads that read vectors off features ``(B, T, F)``, with an MLP of width ``units``."""
+    """Heads that read vectors from features ``(B, T, F)``; ``units`` is the width of the MLP."""
 
     def __init__(self, keys: ModelKeys, features: int, units: int, *, device: torch.device, seed: int) -> None:
         if keys.images:
@@ -39,7 +39,7 @@ class Probes:
                     "mlp": nn.ModuleList(
                         nn.Sequential(MLP(features, units, 1), Linear(units, width, scale=0.0)) for width in widths
                     ),
-                    # Whitened by all that was delivered, so that millimetres count as much as radians.
+                    # Targets are whitened, so that millimetres count as much as radians.
                     "norms": nn.ModuleList(RunningNorm(width) for width in widths),
                 }
             ).to(device)
@@ -57,8 +57,7 @@ class Probes:
             skip: 0-dim float32; 1 leaves all parameters as they are, as a non-finite number does.
 
         Returns:
-            ``probe/r2/<observation>/<head>``, 0-dim: explained share of the whitened variance in the batch, before the
-                step.
+            ``probe/r2/<observation>/<head>``, 0-dim: explained variance in the batch, before the step.
         """
         features, metrics, losses = features.detach().float(), {}, []
         for index, (key, norm) in enumerate(zip(self.names, self.heads["norms"], strict=True)):

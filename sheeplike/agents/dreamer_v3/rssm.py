@@ -59,11 +59,11 @@ def defers(device: torch.device) -> bool:
 
 
 class DeferredGradients(torch.autograd.Function):
-    """Zeros to be added to what each step of a loop computes with detached weights.
+    """Zeros that are added to the outputs of every step of a loop, which computes with detached weights.
 
-    Their gradient becomes that of the weights, by computing all steps once more side by side: the backward pass through
-    the loop carries the gradient of the state alone, and each weight's is one product over batch and time instead of a
-    sum of small ones, which on a GPU cost a few kernels each.
+    The backward pass through the loop then carries the gradient of the state alone. This function receives the gradient
+    of all outputs, computes all steps once more side by side, and so finds the gradient of each weight as one product
+    over batch and time, instead of a sum of small products that cost a GPU a few kernels each.
     """
 
     @staticmethod
@@ -90,7 +90,7 @@ class RSSM(nn.Module):
         stoch: categorical groups ``S``.
         blocks: blocks of the recurrent layers.
         unimix: share of a uniform distribution in prior and posterior.
-        free_nats: KL below which neither prior nor posterior is pushed.
+        free_nats: KL divergence, in nats, below which it has no gradient.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RSSM(nn.Module):
         return OneHotCategorical(logits, self.unimix)
 
     def embed_action(self, action: Tensor) -> Tensor:
-        """Embed actions ``(..., A)``; beyond 1 they are scaled back: the replay stores them unclipped."""
+        """Embed actions ``(..., A)``; numbers beyond 1 are scaled back, since the replay stores them unclipped."""
         return self.in_action(action / action.abs().clamp_min(1.0).detach())
 
     def advance(self, latent: Latent, action: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class RSSM(nn.Module):
         Returns:
             Posterior states ``(B, T, ...)`` and logits ``(B, T, S, K)`` float32.
         """
-        # Chosen, not multiplied by zero: that would keep a NaN alive.
+        # torch.where, since a product with zero would keep a NaN.
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
         starts, ends, after, logits = [], [], [], []
@@ -207,8 +207,8 @@ class RSSM(nn.Module):
         """Take one step of :meth:`observe`, with embedded action and observation ``(B, hidden)``.
 
         Args:
-            weights: by name, instead of the module's own.
-            tap: zeros of the shapes of deter and logits, whose gradients are wanted.
+            weights: tensors by name that replace the module's own.
+            tap: zeros of :class:`DeferredGradients`, of the shapes of deter and logits.
         """
         return functional_call(self, dict(weights), (latent, action, embed, tap))
 
@@ -225,9 +225,9 @@ class RSSM(nn.Module):
     def _defer(
         self, starts: list[Latent], ends: list[Latent], actions: Tensor, embeds: Tensor
     ) -> tuple[dict[str, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]:
-        """Return detached weights for all steps of a loop, and taps of each step that give them a gradient."""
-        # starts and ends, the latents around each step, are filled while the loop runs. They are detached: the graph
-        # that this function is a part of would otherwise hold itself, and never be freed.
+        """Return detached weights for all steps of a loop, and for each step the taps that collect their gradient."""
+        # starts and ends, the latents before and after each step, are filled while the loop runs. They are detached, or
+        # the graph would hold itself and never be freed.
         lead, device = actions.shape[:2], actions.device.type
         mixed, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         seen, done = embeds.detach().flatten(0, 1), actions.detach().flatten(0, 1)
@@ -241,7 +241,7 @@ class RSSM(nn.Module):
         parameters = dict(self.named_parameters())
         shapes = (*lead, self.deter), (*lead, self.stoch, self.classes)
         taps = DeferredGradients.apply(all_steps, shapes, *parameters.values())
-        # In the precision of products once, instead of at each step.
+        # Weights are cast to autocast's precision once, instead of at each step.
         weights = {name: p.detach().to(dtype if mixed and p.dim() > 1 else p.dtype) for name, p in parameters.items()}
         return weights, tuple(tap.unbind(1) for tap in taps)
 

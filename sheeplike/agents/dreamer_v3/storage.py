@@ -28,7 +28,7 @@ STORED = ("action", "reward", "is_first", "is_last", "is_terminal", *LATENTS, "e
 
 
 class Images(NamedTuple):
-    """Cameras of one size; ``name`` is that of their networks, ``channels`` key to channels, sorted."""
+    """Cameras of one size; ``name`` is the name of their networks, ``channels`` maps keys to channels, sorted."""
 
     name: str
     height: int
@@ -66,7 +66,7 @@ class ModelKeys(ObservationKeys):
             cameras.setdefault((height, width), []).append(key)
         self.sizes = [
             Images(
-                # One size alone has none in its name, which checkpoints hold.
+                # Checkpoints hold these names; a single size is not part of its name.
                 "cnn" if len(cameras) == 1 else f"cnn_{height}x{width}",
                 height,
                 width,
@@ -77,7 +77,7 @@ class ModelKeys(ObservationKeys):
         ]
 
     def with_targets(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> ModelKeys:
-        """Add targets, which the model must not see; without any, return these themselves."""
+        """Return these keys and targets, which must not be among them."""
         if not patterns:
             return self
         targets = ObservationKeys(space, patterns).spaces.keys()
@@ -111,8 +111,8 @@ def replay_spec(
 def encode_step(step: Step, keys: ModelKeys, codec: ActionCodec) -> dict[str, Tensor]:
     """Return a step as the replay stores it.
 
-    A non-finite number of an action or a latent becomes 0. The world that got such an action ends its episode, and the
-    next one begins from the zero state: only the updates that draw these steps would see it, and be skipped.
+    Non-finite numbers in actions and latents become 0, or each update that draws such a step would be skipped. The
+    world ends its episode after such an action, and the next one begins from the zero state.
     """
     # The environment ignores the action that was chosen on the last step of an episode.
     action = torch.where(step.is_last.unsqueeze(-1), 0.0, codec.from_env(step.action))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sheeplike.agents.agent import Prediction
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
-from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
+from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent, stack_latents
 from sheeplike.agents.dreamer_v3.storage import ModelKeys
 from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorical_kl, symlog
@@ -112,8 +112,8 @@ class WorldModel(nn.Module):
 
     Args:
         keys: observations that it sees.
-        predicted: observations that it predicts; None: the same. Targets, which it does not see, shape its latents as
-            others do. Vectors among them are whitened: in metres, what matters most would weigh least.
+        predicted: observations that it predicts; None: those that it sees. Vectors that it predicts without seeing them
+            are whitened, since their units differ: a millimetre may matter as much as a radian.
         actions: width of the action.
         config: options of the agent. Its ``horizon`` is folded into the continue target, ``1 - 1/horizon``, so that
             imagination needs no other discount.
@@ -152,7 +152,7 @@ class WorldModel(nn.Module):
     def observe(
         self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor
     ) -> tuple[Latent, Tensor]:
-        """Encode observations ``(B, T, ...)`` and follow them; see :meth:`RSSM.observe`."""
+        """Encode observations ``(B, T, ...)`` and infer the latents; see :meth:`RSSM.observe`."""
         embed = self.encoder({key: obs[key].flatten(0, 1) for key in self.encoder.keys.spaces})
         return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
 
@@ -186,7 +186,7 @@ class WorldModel(nn.Module):
         predicted = self.decoder(flat)
         losses = {key: loss.unflatten(0, lead) for key, loss in self.decoder.losses(predicted, obs).items()}
         reward = self.reward(posterior.features)
-        # Only termination ends the future: a truncated episode would have gone on.
+        # Only termination is learned as an end: a truncated episode would have gone on.
         goes_on = (1 - batch["is_terminal"].float()) * (1 - 1 / self.horizon)
         losses |= {
             "reward": reward.loss(batch["reward"]),
@@ -239,12 +239,11 @@ def open_loop(
     latent = seen.map(lambda x: x[:, -1])
     states = [seen.map(lambda x, t=t: x[:, t]) for t in range(context)]
     for t in range(context, length):
-        # An episode may end inside the imagined half: the model is told so, as it would be by the environment.
+        # An episode may end inside the imagined half; is_first tells the model, as the environment would.
         first = batch["is_first"][:, t]
         latent = world.rssm.imagine(latent.reset(first), torch.where(first[:, None], 0.0, action[:, t]))
         states.append(latent)
-    stacked = Latent(*(torch.stack(part, 1).flatten(0, 1) for part in zip(*states, strict=True)))
-    predicted = world.decoder(stacked)
+    predicted = world.decoder(stack_latents(states).map(lambda x: x.flatten(0, 1)))
     metrics: dict[str, Tensor] = {}
     predictions: dict[str, Prediction] = {}
     for key in world.decoder.keys.images:

@@ -21,23 +21,26 @@ from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.agents.ppo.losses import COMPUTED, STORED, compute_advantages, objective
 from sheeplike.agents.ppo.networks import PPONetworks
-from sheeplike.agents.ppo.storage import RESERVED, draw_shift, encode_step, observations, rollout_spec
+from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
-from sheeplike.memory.generator import load_generator
+from sheeplike.memory.replay import Spec, load_generator
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import adam
 
-# How adaptive_lr moves the learning rate, and how far; the numbers of Brax.
+# Factor by which adaptive_lr moves the learning rate, and its limits, as in Brax.
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
 MEASURABLE_KL = 1e-6  # nats
 LEARNING = ("order", "advantage", "target", "mask", "stopped")  # shared by the updates on a rollout
+SHIFT = 4  # most pixels by which augmentation moves an image
+# Names that no observation may have: the rollout or a batch has these keys too.
+RESERVED = ("reward", "is_first", "is_last", "is_terminal", "shift", *STORED, *COMPUTED, "envs", "times")
 
 
 class PPO(Agent):
     """Proximal policy optimisation.
 
-    When every world has taken ``rollout_length`` steps, ``epochs`` passes are made over them, each in ``minibatches``
-    parts drawn without replacement. Arguments are those of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
+    After ``rollout_length`` steps of every world it makes ``epochs`` passes over them, each in ``minibatches`` parts
+    that are drawn without replacement. Arguments are those of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`.
 
     Raises:
         ValueError: the options do not suit the spaces or the number of worlds.
@@ -77,19 +80,19 @@ class PPO(Agent):
         )
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.shift = draw_shift(num_envs, len(self.keys.images), self.generator)
-        # What the updates on one rollout share. It stays where it is: a captured update reads it there.
+        # Shared by the updates on one rollout, and changed in place: a captured update reads these addresses.
         self.advantage, self.target, self.mask = torch.zeros(3, num_envs * length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
         self.order = torch.arange(num_envs * length, device=self.device)  # the steps as an epoch takes them
         self.updates = 0  # made on the current rollout
-        self.unknown = config.frame_stack - 1  # coming steps whose stacks may reach back beyond what the rollout holds
+        self.unknown = config.frame_stack - 1  # coming steps whose stacks may reach back beyond the rollout
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
         self._last_batch: dict[str, Tensor] = {}  # the last one of the rollout before
         self._compile(compile)
 
     def _compile(self, mode: str) -> None:
-        """Compile and capture; everything else is written as if it were not."""
+        """Compile and capture; no other code depends on it."""
         self.compiled = self.networks.compiled = Compilation(mode, self.device)
         self.compiled.methods(self.networks, "forward")
         self.compute_advantages = self.compiled.kernels(compute_advantages)
@@ -102,8 +105,8 @@ class PPO(Agent):
     def add(self, step: Step) -> None:
         """Store one step.
 
-        If the updates will see other images, log-probability and value are computed anew, on those: with augmentation,
-        and where a rollout begins amid an episode whose older frames only the player knows, after a resume without it.
+        Where the updates will see other images than the policy saw, log-probability and value are computed anew: with
+        augmentation, and after a resume without the rollout, whose older frames only the player still has.
         """
         self.rollout.add(encode_step(step, self.keys) | ({"shift": self.shift} if self.augment else {}))
         if self.augment or self.unknown:
@@ -129,7 +132,7 @@ class PPO(Agent):
     def update(self) -> dict[str, Tensor]:
         """Make one gradient step on a minibatch: static shapes, no host synchronisation.
 
-        A step that ``early_stop`` skips is not non-finite: ``ppo/skipped`` counts both, ``health/skipped_update`` the
+        ``ppo/skipped`` is 1 if ``early_stop`` or a non-finite number skips it, ``health/skipped_update`` only for the
         latter.
         """
         assert self.rollout.full, "ask updates_due() first"
@@ -157,11 +160,11 @@ class PPO(Agent):
 
     def _finish(self) -> None:
         self._last_batch = self.last_batch()
-        # Only now, or the ratio would compare actions chosen under two different normalisations.
+        # Not before, or the ratio would compare probabilities under two different normalisations.
         steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
         self.networks.update_norms(steps)
         self.rollout.restart()
-        # The step that both rollouts share: its action is that of the networks before the updates, and stays.
+        # Both rollouts share the newest step; its action was chosen before the updates, and stays.
         self._evaluate_newest()
         self.shift = draw_shift(self.num_envs, len(self.keys.images), self.generator)
         self.updates = 0
@@ -182,7 +185,7 @@ class PPO(Agent):
         self.optimizer.found_inf = torch.maximum(self.stopped, skip)
         self.optimizer.step()
         metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | health(losses["total"], skip)
-        metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.learning_rate}
+        metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.optimizer.learning_rate()}
         return metrics | {"ppo/skipped": self.optimizer.found_inf}
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -196,10 +199,6 @@ class PPO(Agent):
         value_scale, entropy_scale = self.config.value_scale, self.config.entropy_scale
         return losses["policy"] + value_scale * losses["value"] - entropy_scale * losses["entropy"]
 
-    @property
-    def learning_rate(self) -> Tensor:
-        return self.optimizer.param_groups[0]["lr"].clone()
-
     def minibatch(self, index: Tensor) -> dict[str, Tensor]:
         """Return the steps ``index (B,)`` of the flattened rollout: observations and inputs of :func:`objective`."""
         slot, env = index // self.num_envs + self.rollout.history, index % self.num_envs
@@ -207,7 +206,7 @@ class PPO(Agent):
         stored = {key: self.rollout.storage[key][slot, env] for key in STORED}
         return {**obs, **stored, **{key: getattr(self, key)[index] for key in COMPUTED}}
 
-    # --- what the loop asks beside that -----------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------------------------
 
     def last_batch(self) -> dict[str, Tensor]:
         """Return the last :meth:`minibatch`, with world and time of each step, ``envs`` and ``times`` ``(B,)``."""
@@ -269,10 +268,40 @@ class PPO(Agent):
                 for name in LEARNING:
                     getattr(self, name).copy_(state["learning"][name])
                 if not torch.equal(self.order.sort().values, torch.arange(len(self.order), device=self.device)):
-                    raise ValueError("order is no order of the rollout's steps")
+                    raise ValueError("order is no permutation of the rollout's steps")
                 turn = (self.updates - 1) % self.config.minibatches
                 self._last_index = self.order.view(self.config.minibatches, -1)[turn]
         self.unknown = 0 if "rollout" in state else self.config.frame_stack - 1
+
+
+def rollout_spec(keys: ObservationKeys, codec: ActionCodec, *, augment: bool = False) -> Spec:
+    """Return shape and dtype of each key of one step of one world."""
+    flags = {name: ((), torch.bool) for name in ("is_first", "is_last", "is_terminal")}
+    numbers = {name: ((), torch.float32) for name in ("reward", "log_prob", "value")}
+    shift = {"shift": ((len(keys.images), 2), torch.int8)} if augment else {}
+    return {**keys.stored(), **flags, **numbers, "raw_action": ((codec.width,), torch.float32), **shift}
+
+
+def encode_step(step: Step, keys: ObservationKeys) -> dict[str, Tensor]:
+    """Return a step as the rollout takes it, without shifts."""
+    flags = {"is_first": step.is_first, "is_last": step.is_last, "is_terminal": step.is_terminal}
+    return {**{key: step.obs[key] for key in keys.spaces}, **flags, "reward": step.reward, **step.extras}
+
+
+def draw_shift(num_envs: int, cameras: int, generator: torch.Generator) -> Tensor:
+    """Draw one shift for each world's next trajectory and camera: ``(N, cameras, 2)`` int8."""
+    shift = torch.randint(-SHIFT, SHIFT + 1, (num_envs, cameras, 2), generator=generator, device=generator.device)
+    return shift.to(torch.int8)
+
+
+def observations(rollout: Rollout, keys: ObservationKeys, slot: Tensor, env: Tensor) -> dict[str, Tensor]:
+    """Return inputs of the networks at steps ``(B,)``: images stacked and, if augmented, moved; vectors."""
+    shift = rollout.storage["shift"][slot, env].long() if "shift" in rollout.storage else None
+    images = {
+        key: rollout.stack(key, slot, env, None if shift is None else shift[:, camera])
+        for camera, key in enumerate(keys.images)
+    }
+    return images | {key: rollout.storage[key][slot, env] for key in keys.vectors}
 
 
 def control_kl(kind: str, kl: Tensor, target: float, *, finite: Tensor, stopped: Tensor, rate: Tensor) -> None:
@@ -288,6 +317,6 @@ def control_kl(kind: str, kl: Tensor, target: float, *, finite: Tensor, stopped:
         stopped.copy_(torch.maximum(stopped, ((kl > 1.5 * target) & finite).float()))
     elif kind == "adaptive_lr":
         factor = torch.where(kl > 2 * target, 1 / LR_FACTOR, 1.0)
-        # At a rollout's first update, where the policy is still the one that acted, there is nothing but rounding.
+        # At a rollout's first update the policy is still the one that acted, and its KL divergence is rounding alone.
         factor = torch.where((kl < target / 2) & (kl > MEASURABLE_KL), LR_FACTOR, factor)
         rate.copy_(torch.where(finite, (rate * factor).clamp(*LR_RANGE), rate))

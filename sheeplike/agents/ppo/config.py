@@ -20,13 +20,13 @@ Activation = Literal["elu", "relu", "silu", "tanh"]
 class Vision(Options):
     """Options of :class:`sheeplike.nn.cnn.CNN`."""
 
-    layout: Literal["max_pool", "nature"] = Field("max_pool", description="convolutions")
+    layout: Literal["max_pool", "nature"] = Field("max_pool", description="layout of the convolutions")
     head: Literal["flatten", "average", "max", "spatial_softmax"] = Field(
-        "flatten", description="what becomes of the last feature map"
+        "flatten", description="reduction of the last feature map"
     )
-    activation: Activation = Field("elu", description="after each convolution")
+    activation: Activation = Field("elu", description="activation after each convolution")
     normalise_channels: bool = Field(False, description="whiten each channel of each image, without parameters")
-    shared: bool = Field(False, description="one network for all cameras, or one for each")
+    shared: bool = Field(False, description="all cameras share one network")
 
 
 class PPOConfig(AgentConfig):
@@ -42,17 +42,17 @@ class PPOConfig(AgentConfig):
         1, ge=1, le=16, description="frames stacked into one observation; a single frame shows no motion"
     )
     augment: bool = Field(False, description="move all images of a trajectory by a random few pixels")
-    vision: Vision = Field(Vision(), description="how images are seen")
+    vision: Vision = Field(Vision(), description="encoder of images")
     policy_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the policy's layers")
     value_layers: tuple[Width, ...] = Field((128, 64), min_length=1, description="widths of the value's layers")
-    activation: Activation = Field("silu", description="between the layers of policy and value")
+    activation: Activation = Field("silu", description="activation between the layers of policy and value")
     initialisation: Literal["orthogonal", "lecun_uniform"] = Field(
-        "orthogonal", description="first weights of policy and value; convolutions are orthogonal"
+        "orthogonal", description="initial weights of policy and value; convolutions are always orthogonal"
     )
     policy_gain: float = Field(
-        0.01, ge=0, description="gain of the first, orthogonal weights of the policy's last layer"
+        0.01, ge=0, description="gain of the initial, orthogonal weights of the policy's last layer"
     )
-    shared_trunk: bool = Field(False, description="policy and value see through the same convolutions")
+    shared_trunk: bool = Field(False, description="policy and value share their convolutions")
     distribution: Literal["auto", "tanh_normal", "clipped_normal", "categorical"] = Field(
         "auto", description="action distribution; auto: tanh_normal, or categorical where actions are discrete"
     )
@@ -64,25 +64,25 @@ class PPOConfig(AgentConfig):
     )
     epochs: Annotated[int, HEADLINE] = Field(8, ge=1, le=1000, description="passes over a rollout")
     discount: Annotated[float, HEADLINE] = Field(0.99, ge=0, lt=1, description="discount factor")
-    gae_lambda: Annotated[float, HEADLINE] = Field(0.95, ge=0, le=1, description="mixing of the advantage estimates")
+    gae_lambda: Annotated[float, HEADLINE] = Field(0.95, ge=0, le=1, description="lambda of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
     learning_rate: Annotated[float, HEADLINE] = Field(1e-3, gt=0, le=1, description="step size of Adam")
     adam_eps: float = Field(1e-5, gt=0, le=1, description="epsilon of Adam")
-    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="largest norm of all gradients together")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="maximum norm of all gradients together")
     clip: Annotated[float, HEADLINE] = Field(
-        0.3, gt=0, le=1e6, description="how far the ratio of probabilities may leave 1"
+        0.3, gt=0, le=1e6, description="clipping range of the ratio of probabilities, around 1"
     )
-    value_clip: float | None = Field(None, gt=0, le=1e6, description="how far a value may move; null: any distance")
+    value_clip: float | None = Field(None, gt=0, le=1e6, description="clipping range of a value's change; null: none")
     value_scale: float = Field(0.5, ge=0, le=1e6, description="weight of the value's loss")
     entropy_scale: Annotated[float, HEADLINE] = Field(0.01, ge=0, le=1e6, description="weight of the policy's entropy")
-    normalise_advantage: bool = Field(True, description="mean 0 and deviation 1 in each minibatch")
+    normalise_advantage: bool = Field(True, description="scale advantages to mean 0 and deviation 1 in each minibatch")
     kl_control: Literal["none", "early_stop", "adaptive_lr"] = Field(
         "none",
-        description="what happens when the policy moves by more than kl_target: early_stop skips the rest of the "
-        "updates on this rollout beyond 1.5 times as much; adaptive_lr lowers the learning rate beyond twice as much, "
-        "and raises it below half of it",
+        description="reaction to the KL divergence of an update: early_stop skips the rest of the updates on this "
+        "rollout above 1.5 kl_target; adaptive_lr lowers the learning rate above 2 kl_target, and raises it below half "
+        "of kl_target",
     )
-    kl_target: float = Field(0.01, gt=0, le=1e6, description="nats of KL divergence between two policies")
+    kl_target: float = Field(0.01, gt=0, le=1e6, description="KL divergence, in nats, that kl_control aims at")
 
     dry_run: ClassVar[dict[str, Any]] = {"rollout_length": 16, "minibatches": 2, "epochs": 2}
     collecting: ClassVar[str] = "collecting a rollout"

@@ -23,8 +23,8 @@ def gae(
     """Return advantages and value targets ``(T, N)`` of steps ``0 .. T-1`` from ``(T + 1, N)`` inputs.
 
     The advantage of an action of step ``t`` comes from reward, ending and value of step ``t + 1``. A truncated episode
-    bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one from nothing. The
-    action chosen on a last frame was ignored: its advantage is 0, its target its own value, and it is to be left out.
+    bootstraps from the value of its true last frame, which next-step reset delivers; a terminated one from 0. An
+    action chosen on a last frame was ignored: its advantage is 0, its target its own value, and the mask leaves it out.
     """
     assert reward.shape == value.shape == is_last.shape == is_terminal.shape
     follows = (~is_terminal[1:]).float() * discount
@@ -113,7 +113,7 @@ def objective(
             ``(B,)``.
         advantage, target, mask: ``(B,)``; see :func:`compute_advantages`.
     """
-    # On an ignored step the ratio is 1 by decree: one that overflowed would turn the masked sum into NaN.
+    # The ratio of an ignored step is set to 1: if it overflowed, the masked sum would be NaN.
     log_prob = torch.where(mask.bool(), policy.log_prob(raw_action), old_log_prob)
     if normalise_advantage:
         advantage = normalise(advantage, mask)

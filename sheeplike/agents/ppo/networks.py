@@ -5,7 +5,7 @@ Shape letters: ``N`` worlds, ``B`` batch, ``H W C`` image, ``D`` vector, ``A`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ class Trunk(nn.Module):
 
     def __init__(self, keys: ObservationKeys, config: PPOConfig) -> None:
         super().__init__()
-        vision = config.vision
+        vision, options = config.vision, config.vision.model_dump(exclude={"shared"})
         self.keys = keys
         shapes = {key: keys.spaces[key].shape for key in keys.images}
         if vision.shared and len(set(shapes.values())) > 1:
@@ -39,15 +39,7 @@ class Trunk(nn.Module):
         for key, (height, width, channels) in shapes.items():
             name = "shared" if vision.shared else _module_name(key)
             if name not in self.cnns:
-                self.cnns[name] = CNN(
-                    height,
-                    width,
-                    channels * config.frame_stack,
-                    layout=vision.layout,
-                    head=vision.head,
-                    activation=vision.activation,
-                    normalise_channels=vision.normalise_channels,
-                )
+                self.cnns[name] = CNN(height, width, channels * config.frame_stack, **options)
             self.names[key] = name
             self.outputs += self.cnns[name].outputs
         self.norms = nn.ModuleDict({_module_name(key): RunningNorm(keys.width(key)) for key in keys.vectors})
@@ -76,7 +68,7 @@ class MLP(nn.Sequential):
     Args:
         initialisation: ``orthogonal``, with a gain of the square root of 2, or ``lecun_uniform``, with a variance of
             one over the inputs.
-        gain: of the last layer's weights, which are orthogonal.
+        gain: gain of the last layer's weights, which are orthogonal.
     """
 
     def __init__(
@@ -92,22 +84,13 @@ class MLP(nn.Sequential):
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [Linear(wide, narrow), Activation(ACTIVATIONS[activation])]
+            layers += [Linear(wide, narrow), ACTIVATIONS[activation]()]
         super().__init__(*layers, Linear(widths[-1], outputs))
         orthogonal_(self)  # zero biases too
         if initialisation == "lecun_uniform":
             for layer in layers[::2]:
                 nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
         nn.init.orthogonal_(self[-1].weight, gain)
-
-
-class Activation(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class PPONetworks(PolicyNetworks):
@@ -138,11 +121,11 @@ class PPONetworks(PolicyNetworks):
         self.value_trunk = self.policy_trunk if config.shared_trunk else Trunk(value_keys, config)
         outputs = self.codec.width * (2 if self.distribution == "tanh_normal" else 1)
         mlp = partial(MLP, activation=config.activation, initialisation=config.initialisation)
-        # Nearly the same action everywhere at first: exploration comes from the deviation, not from the weights.
+        # With a small gain the policy begins nearly the same everywhere: exploration comes from the deviation.
         self.policy_head = mlp(self.policy_trunk.outputs, config.policy_layers, outputs, gain=config.policy_gain)
-        # A random value would outweigh rewards that are small, and and the policy would follow its errors.
+        # A random value would outweigh small rewards, and the policy would follow its errors.
         self.value_head = mlp(self.value_trunk.outputs, config.value_layers, 1, gain=0.0)
-        if self.distribution == "clipped_normal":  # its deviation does not depend on what is seen
+        if self.distribution == "clipped_normal":  # its deviation does not depend on the observation
             self.log_std = nn.Parameter(torch.zeros(self.codec.width))
 
     def initial(self, num_envs: int) -> dict[str, Tensor]:
@@ -155,7 +138,7 @@ class PPONetworks(PolicyNetworks):
         }
 
     def select(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        # A robot has no privileged state, and the policy does not ask for it.
+        # Inputs of the value alone may be missing, as a privileged state is on a robot.
         complete = self.keys.spaces.keys() <= obs.keys()
         return {key: obs[key] for key in (self.keys if complete else self.policy_keys).spaces}
 
@@ -170,30 +153,26 @@ class PPONetworks(PolicyNetworks):
         """
         stacks = {key: push_frame(state[key], obs[key], is_first) for key in state if key in obs}
         seen = obs | {key: frames.permute(0, 2, 3, 1, 4).flatten(-2) for key, frames in stacks.items()}
-        complete = seen.keys() == self.keys.spaces.keys()
         with self.autocast():
-            policy, value = self(seen) if complete else (self.policy(seen), None)
+            policy, value = self(seen)
         raw_action = policy.sample() if sample else policy.mode()
         extras = {"raw_action": raw_action, "log_prob": policy.log_prob(raw_action)}
-        extras |= {"value": value} if complete else {}
+        extras |= {} if value is None else {"value": value}
         return {key: stacks.get(key, state[key]) for key in state}, self.to_env(raw_action), extras
 
-    def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor]:
-        """Return the action distribution ``(B, A)`` and the value ``(B,)`` float32.
+    def forward(self, obs: Mapping[str, Tensor]) -> tuple[Distribution, Tensor | None]:
+        """Return the action distribution ``(B, A)`` and the value ``(B,)`` float32, None if its inputs are missing.
 
-        The heads compute in float32 under autocast too: advantages are differences of values, and near 100 two
-        neighbouring bfloat16 numbers are 0.5 apart.
+        The heads compute in float32 under autocast too: advantages are differences of values, and bfloat16 numbers near
+        100 are 0.5 apart.
         """
-        features = self.policy_trunk(obs)
-        seen = features if self.value_trunk is self.policy_trunk else self.value_trunk(obs)
+        seen = features = self.policy_trunk(obs)
+        complete = obs.keys() == self.keys.spaces.keys()
+        if complete and self.value_trunk is not self.policy_trunk:
+            seen = self.value_trunk(obs)
         with torch.autocast(features.device.type, enabled=False):
-            return self.to_distribution(self.policy_head(features.float())), self.value_head(seen.float()).squeeze(-1)
-
-    def policy(self, obs: Mapping[str, Tensor]) -> Distribution:
-        """Return the action distribution alone, which needs no input of the value."""
-        features = self.policy_trunk(obs)
-        with torch.autocast(features.device.type, enabled=False):
-            return self.to_distribution(self.policy_head(features.float()))
+            policy = self.to_distribution(self.policy_head(features.float()))
+            return policy, self.value_head(seen.float()).squeeze(-1) if complete else None
 
     def to_distribution(self, out: Tensor) -> Distribution:
         if self.distribution == "categorical":

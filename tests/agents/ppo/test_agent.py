@@ -157,7 +157,7 @@ def test_every_rollout_begins_with_the_policy_that_acted(
     diary = Diary(agent, fill)
     for round_ in range(4):
         diary.complete(round_)
-        rate = agent.learning_rate
+        rate = agent.optimizer.learning_rate()
         first, *_, last = learn(agent)
         assert first["ppo/approx_kl"].item() == pytest.approx(0, abs=1e-6), f"rollout {round_}"
         assert torch.equal(first["opt/learning_rate"], rate)

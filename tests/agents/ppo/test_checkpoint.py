@@ -152,15 +152,15 @@ def test_a_learning_rate_that_moved_is_restored(make_ppo: Callable[..., PPO], fi
     agent = make_ppo(kl_control="adaptive_lr", kl_target=1e3, learning_rate=1e-4)
     fill(agent)
     learn(agent)
-    moved = agent.learning_rate.item()
+    moved = agent.optimizer.learning_rate().item()
     assert moved > 2e-4
     resumed = make_ppo(kl_control="adaptive_lr", kl_target=1e-9, learning_rate=1e-4)
     resumed.load_state_dict(through_a_file(agent.state_dict()))
-    assert resumed.learning_rate.item() == moved
+    assert resumed.optimizer.learning_rate().item() == moved
     fill(resumed)
     learn(resumed)
-    assert resumed.learning_rate.item() < moved
-    assert agent.learning_rate.item() == moved
+    assert resumed.optimizer.learning_rate().item() < moved
+    assert agent.optimizer.learning_rate().item() == moved
 
 
 def test_a_rollout_of_another_kind_is_refused(make_ppo: Callable[..., PPO]) -> None:

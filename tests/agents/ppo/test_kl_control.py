@@ -60,7 +60,7 @@ def test_adaptive_lr_moves_the_learning_rate_as_brax_does(
     metrics = agent.update()
     assert metrics["ppo/approx_kl"].item() == pytest.approx(kl, rel=1e-2)
     assert metrics["opt/learning_rate"].item() == pytest.approx(expected, rel=1e-5)
-    assert agent.learning_rate.item() == pytest.approx(expected, rel=1e-5)
+    assert agent.optimizer.learning_rate().item() == pytest.approx(expected, rel=1e-5)
     # The first step of Adam moves a parameter by the learning rate, wherever its gradient is not tiny.
     moved = max((p - before[name]).abs().max().item() for name, p in snapshot(agent).parameters.items())
     assert moved == pytest.approx(expected, rel=0.02)
@@ -84,7 +84,7 @@ def test_the_learning_rate_stays_otherwise(
     agent = make_ppo(kl_control=control)
     fill(agent)
     pretend(agent, 1.0)
-    rates = {agent.update()["opt/learning_rate"].item() for _ in range(8)} | {agent.learning_rate.item()}
+    rates = {agent.update()["opt/learning_rate"].item() for _ in range(8)} | {agent.optimizer.learning_rate().item()}
     assert list(rates) == pytest.approx([1e-3])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -137,7 +136,7 @@ def test_vision_and_activation_arrive_where_they_belong() -> None:
     assert [conv.kernel_size[0] for conv in cnn.convs] == [8, 4, 3]
     assert networks.policy_trunk.outputs == 128
     assert cnn.normalise_channels
-    assert cnn.activation is F.relu
+    assert isinstance(cnn.activation, nn.ReLU)
     x = torch.randn(5, 128)
     first, _, last = networks.policy_head
     torch.testing.assert_close(networks.policy_head(x), torch.tanh(x @ first.weight.T) @ last.weight.T)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sheeplike.agents.agent import Step
 from sheeplike.agents.ppo import PPO, PPOConfig, Vision
-from sheeplike.agents.ppo.storage import observations
+from sheeplike.agents.ppo.agent import observations
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 
