@@ -24,8 +24,8 @@ from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
+from sheeplike.envs.mjx.patches import start_warp
 from sheeplike.envs.mjx.playground_patches import adapt_scenes, refuse_download, use_model
-from sheeplike.envs.mjx.quiet import start_warp
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.options import InvalidOption, nearest
 

@@ -13,7 +13,7 @@ import mujoco
 from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.envs.mjx.quiet import quiet
+from sheeplike.envs.mjx.patches import quiet
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from sheeplike.envs.contract import (
 from sheeplike.envs.mjx.engines import RENDERERS
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
-from sheeplike.envs.mjx.quiet import start_warp
+from sheeplike.envs.mjx.patches import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering.renderer import Renderer

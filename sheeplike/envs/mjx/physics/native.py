@@ -13,11 +13,10 @@ from mujoco import mjx
 from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from sheeplike.envs.mjx.host_call import call_for_all
-from sheeplike.envs.mjx.leaves import leaf
+from sheeplike.envs.mjx.patches import quiet
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics
-from sheeplike.envs.mjx.quiet import quiet
 from sheeplike.envs.mjx.randomization.draw import Randomization
-from sheeplike.envs.mjx.randomization.fields import DERIVED
+from sheeplike.envs.mjx.randomization.fields import DERIVED, leaf
 from sheeplike.envs.mjx.task import World
 from sheeplike.host import cpu_cores
 

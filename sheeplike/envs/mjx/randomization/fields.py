@@ -106,13 +106,17 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
         raise invalid(line, "field", path, f"{expected}; give the scene a small value")
     owner, _, name = path.rpartition(".")
     holder, prefix = (model.opt, "opt.") if owner else (model, "")
-    inside = name not in {f.name for f in type(holder).fields()}
-    nominal = getattr(holder._impl if inside else holder, name)
-    place = f"{prefix}_impl.{name}" if inside else path
+    nominal = leaf(holder, name)
+    place = path if _is_mjx(holder, name) else f"{prefix}_impl.{name}"
     elements = None if owner else tuple(_labels(name, scene))
     if elements is not None and nominal.ndim > 2:
         raise invalid(line, "field", path, "a field of numbers or vectors")
     return Field(path, place, nominal, elements)
+
+
+def leaf(holder: mjx.Model | mjx.Option | mjx.Data, name: str) -> jax.Array:
+    """Return a field of MJX's own, or of those that Warp has added in ``_impl``."""
+    return getattr(holder if _is_mjx(holder, name) else holder._impl, name)
 
 
 def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
@@ -134,6 +138,10 @@ def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
     if not chosen:
         raise invalid(line, "of", list(patterns), f"something that is not left out again, of {', '.join(known)}")
     return np.array([index for index, name in enumerate(field.elements) if name in chosen], np.int32)
+
+
+def _is_mjx(holder: mjx.Model | mjx.Option | mjx.Data, name: str) -> bool:
+    return name in {field.name for field in type(holder).fields()}
 
 
 def _labels(name: str, scene: mujoco.MjModel) -> list[str]:

@@ -14,8 +14,8 @@ from mujoco import mjx
 from mujoco.mjx.third_party import mujoco_warp
 
 from sheeplike.envs.mjx.host_call import call_for_all
-from sheeplike.envs.mjx.leaves import leaf
 from sheeplike.envs.mjx.patches import hide_side_effects
+from sheeplike.envs.mjx.randomization.fields import leaf
 from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
 from sheeplike.envs.mjx.rendering.renderer import GEOM_GROUPS, Frames, Renderer
 from sheeplike.host import cpu_cores
