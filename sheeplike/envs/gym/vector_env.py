@@ -32,6 +32,7 @@ from sheeplike.options import InvalidOption
 from sheeplike.terminal import warn
 
 Observations = dict[str, torch.Tensor]
+StepResult = tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 
 CLOSING = 10.0  # seconds that processes have to close their environments
 DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
@@ -132,9 +133,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._begin()
         return self._deliver()[::4]
 
-    def step(
-        self, actions: torch.Tensor
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def step(self, actions: torch.Tensor) -> StepResult:
         """Take one action in every world; waits for the device.
 
         Actions are float32 (N, A), clipped to [-1, 1], or int64 (N,) or (N, K). Raises ``GaveUp``.
@@ -227,9 +226,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             warn(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
 
-    def _deliver(
-        self, observations: Observations | None = None
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def _deliver(self, observations: Observations | None = None) -> StepResult:
         """Return the results of a call, with ``observations`` in place of the worlds' own if they are given."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
         self._observations = observations or {key: sent[key] for key in self.single_observation_space}

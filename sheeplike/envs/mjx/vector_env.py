@@ -37,6 +37,7 @@ from sheeplike.envs.mjx.task import SteppingTask, Task
 from sheeplike.terminal import first_sentence
 
 Observations = dict[str, torch.Tensor]
+StepResult = tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 
 FILM_SIZE = 180, 240
 
@@ -144,9 +145,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         observations, _, _, _, info = self._advance(no_actions, overrides)
         return observations, info
 
-    def step(
-        self, actions: torch.Tensor
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def step(self, actions: torch.Tensor) -> StepResult:
         """Take one control step in every world; actions float32 (N, A) are clipped to the action space."""
         check_actions(self, actions, torch.float32, begun=self._state is not None)
         # Clamping also makes a copy that no caller can write to while JAX reads it.
@@ -240,14 +239,11 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             self._in_flight[-1].extend(copies.values())
         return {name: to_torch(array) for name, array in copies.items()}
 
-    def _advance(
-        self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def _advance(self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES) -> StepResult:
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
-        self._variation, self._state, output = self.simulator.step(
-            self._variation, self._state, to_jax(flat), overrides
-        )
+        variation, state, output = self.simulator.step(self._variation, self._state, to_jax(flat), overrides)
+        self._variation, self._state = variation, state
         self._in_flight.append([flat, output])
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         results: Results = output.results.unpack()

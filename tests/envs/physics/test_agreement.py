@@ -8,7 +8,7 @@ import yaml
 
 import sheeplike.envs
 from sheeplike.config.sources import CONFIGS
-from sheeplike.envs.mjx.options import PlaygroundOptions, SimulationOptions
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions, SimulationOptions
 from sheeplike.envs.mjx.playground import PlaygroundTask
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -105,7 +105,7 @@ def test_frames_show_the_same(name, worlds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", [id for id in sheeplike.envs.list_ids("playground") if not id.startswith("Humanoid")])
+@pytest.mark.parametrize("id", [id for id in PLAYGROUND_IDS if not id.startswith("Humanoid")])
 def test_tasks_of_playground_are_the_same(id):
     """Agreement with a solver that converges: in two iterations each engine gets elsewhere in a hard contact.
 
