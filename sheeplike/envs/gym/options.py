@@ -249,12 +249,8 @@ def _read_ids(family: str, package: Path) -> tuple[str, ...]:
         games = sorted(path.stem for path in (package / "roms").glob("*.bin") if path.stem not in SEVERAL_PLAYERS)
         return tuple(f"ALE/{game.title().replace('_', '')}-v5" for game in games)
     found: list[str] = []
-    files = [package / "__init__.py"] if family == "minigrid" else sorted((package / "suite").glob("*.py"))
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError:
-            continue
+    for file in sorted(package.glob("__init__.py" if family == "minigrid" else "suite/*.py")):
+        text = file.read_text(encoding="utf-8")
         if family == "minigrid":
             found += re.findall(r"""register\(\s*(?:id=)?["']((?:MiniGrid|BabyAI)-[\w-]+)["']""", text)
         else:

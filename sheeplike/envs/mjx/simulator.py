@@ -261,7 +261,9 @@ class Simulator:
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
-        variation = _where(reset, self._vary(variation_key, overrides), variation)
+        drawn = self.randomization.draw(variation_key)
+        drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
+        variation = _where(reset, self.randomization.apply(drawn), variation)
         model = self._varied(variation)
         clean = self._clean(data, model)
         if self._resets:
@@ -333,12 +335,6 @@ class Simulator:
     def _varied(self, variation: Variation) -> mjx.Model:
         """Return the model of a world."""
         return self._model.tree_replace(self.randomization.placed(variation.model))
-
-    def _vary(self, key: jax.Array, overrides: Overrides) -> Variation:
-        """Return the variation of a new episode."""
-        drawn = self.randomization.draw(key)
-        drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
-        return self.randomization.apply(drawn)
 
     def _no_actions(self) -> dict[str, jax.Array]:
         """Return zeros in place of the actions that wait when an episode begins."""

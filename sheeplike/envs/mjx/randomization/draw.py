@@ -12,7 +12,7 @@ import numpy as np
 from mujoco import mjx
 
 from sheeplike.envs.mjx.randomization import checks, constants
-from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, fixed_to_world, rows
+from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, rows
 from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, Line, Lines, parse
 
 
@@ -209,8 +209,9 @@ class Randomization:
     def _check_scene(self, line: Line, target: Target) -> None:
         path, names = target.field.path, target.field.elements
         if path in ("geom_pos", "geom_quat", "body_pos", "body_quat"):
-            for row in target.rows[fixed_to_world(target.field, self._scene)[target.rows]][:1]:
-                expected = f"what can move: {path} of what is fixed to the world is computed once"
+            bodies = target.rows if path.startswith("body_") else self._scene.geom_bodyid[target.rows]
+            for row in target.rows[self._scene.body_weldid[bodies] == 0][:1]:
+                expected = f"something that can move: physics computes {path} of fixed bodies only once"
                 raise line.invalid("of", names[row], expected)
         for prefix, modes in (("cam_", self._scene.cam_mode), ("light_", self._scene.light_mode)):
             if path in (f"{prefix}pos", f"{prefix}quat", f"{prefix}dir"):

@@ -164,9 +164,3 @@ def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
         widths = np.diff([*scene.jnt_qposadr, scene.nq])
         return [label for label, width in zip(labels, widths, strict=True) for _ in range(width)]
     return labels
-
-
-def fixed_to_world(field: Field, scene: mujoco.MjModel) -> np.ndarray:
-    """Return bool, one per row: the place of this geom or body never changes, and physics has computed it once."""
-    bodies = np.arange(scene.nbody) if field.path.startswith("body_") else scene.geom_bodyid
-    return scene.body_weldid[bodies] == 0
