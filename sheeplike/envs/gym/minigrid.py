@@ -20,7 +20,7 @@ def tile_size(image_size: tuple[int, int], view: int = 7) -> int:
     return max(fits - fits % 2, 2)
 
 
-class PartialView(gymnasium.Wrapper):
+class PartialView(gymnasium.ObservationWrapper):
     """The agent's view in RGB, and the direction that it faces; the mission, a text, is left out.
 
     The frames are those of ``minigrid.wrappers.RGBImgPartialObsWrapper``, four times as fast: symbols choose from a
@@ -44,15 +44,11 @@ class PartialView(gymnasium.Wrapper):
         self._agent = self._view // 2 * self._view + self._view - 1  # its cell, at the middle of the lower edge
         self._drawable = True
 
-    def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        observation, info = self.env.reset(**kwargs)
-        return self._seen(observation), info
-
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._seen(observation), reward, terminated, truncated, info | {"is_success": terminated and reward > 0}
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"is_success": terminated and reward > 0}
 
-    def _seen(self, observation: dict[str, Any]) -> dict[str, Any]:
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         return {"direction": observation["direction"], "image": self._draw(observation["image"])}
 
     def _draw(self, symbols: np.ndarray) -> np.ndarray:

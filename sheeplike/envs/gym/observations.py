@@ -54,10 +54,9 @@ def choose_frames(frames: str, env: gymnasium.Env) -> str:
     if frames == "auto":
         return next(choice for choice, possible in can.items() if possible)
     if not can[frames]:
-        why = {
-            "observation": f"no image of at least {SMALLEST_IMAGE} pixels a side is among the observations {space}",
-            "render": f"the environment renders {', '.join(render_modes) or 'nothing'}, and no rgb_array",
-        }[frames]
+        why = f"the environment renders {', '.join(render_modes) or 'nothing'}, and no rgb_array"
+        if frames == "observation":
+            why = f"no image of at least {SMALLEST_IMAGE} pixels a side is among the observations {space}"
         raise ValueError(f"frames={frames!r}: {why}; nearest: {next(choice for choice in can if can[choice])}")
     return frames
 

@@ -5,12 +5,10 @@ Importing this module imports neither JAX nor MuJoCo.
 
 import pkgutil
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sheeplike import entry_points
 from sheeplike.options import InvalidOption, nearest
-
-T = TypeVar("T")
 
 
 class Engines(NamedTuple):
@@ -30,7 +28,7 @@ class Engines(NamedTuple):
         if name not in (known := self.names()):
             raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
 
-    def load(self, name: str, base: type[T]) -> type[T]:
+    def load(self, name: str, base: type) -> type:
         """Import the engine of this name; raise ``ValueError`` if that fails or it is no subclass of ``base``."""
         self.check(name)
         if name in self.built_in and name not in entry_points.plugins(self.group):

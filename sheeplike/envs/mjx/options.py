@@ -94,9 +94,7 @@ class CartpoleOptions(TaskOptions):
 class CartpoleBalanceOptions(CartpoleOptions):
     """Options of ``env=cartpole_balance``."""
 
-    fall_ends: bool = Field(
-        True, description="end the episode when the pole falls below the horizontal; the control suite does not"
-    )
+    fall_ends: bool = Field(True, description="end the episode when the pole falls below the horizontal")
 
 
 class CartpoleSwingupOptions(CartpoleOptions):

@@ -308,7 +308,10 @@ class Simulator:
             reward_terms={name: so_far.reward_terms[name] + value for name, value in terms.items()},
         )
         terminated = alive & outcome.terminated
-        longest = self._longest(state.key, state.episode)
+        longest = task.episode_length
+        if self.stagger:
+            first_length = jax.random.randint(jax.random.wrap_key_data(state.key), (), 1, longest + 1)
+            longest = jnp.where(state.episode <= 1, first_length, longest)
         truncated = ~terminated & (nonfinite | (statistics.length >= longest))
 
         frames, data = self.renderer.render(model, data)
@@ -324,13 +327,6 @@ class Simulator:
         )
         results = Results(reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, frames, vectors, results
-
-    def _longest(self, key: jax.Array, episode: jax.Array) -> jax.Array | int:
-        """Return the number of control steps after which an episode is truncated."""
-        if not self.stagger:
-            return self.task.episode_length
-        first = jax.random.randint(jax.random.wrap_key_data(key), (), 1, self.task.episode_length + 1)
-        return jnp.where(episode <= 1, first, self.task.episode_length)
 
     def _varied(self, variation: Variation) -> mjx.Model:
         """Return the model of a world."""

@@ -35,7 +35,6 @@ DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQ
 class NativePhysics(Physics):
     """Steps worlds with ``mujoco.batch``, on as many ``threads``; Warp's own ``data._impl`` stays empty."""
 
-    name = "native"
     derives_constants = True
 
     def __init__(self, task: World, *, num_envs: int, device: jax.Device, threads: int | None = None) -> None:

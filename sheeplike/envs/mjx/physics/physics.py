@@ -34,7 +34,6 @@ class Physics:
     layout, which renderers read; the inputs of ``template`` have the model's defaults.
     """
 
-    name: str
     derives_constants: ClassVar[bool] = False
     """The engine itself derives constants such as ``body_invweight0`` from the fields that vary."""
 
@@ -71,8 +70,6 @@ class Physics:
 
 class WarpPhysics(Physics):
     """Steps worlds in MJX-Warp's kernels, which are sequential on a CPU and read the fields that vary by themselves."""
-
-    name = "warp"
 
     def __init__(self, task: World, *, num_envs: int, device: jax.Device) -> None:
         contacts, constraints = num_envs * task.contacts_per_world, task.constraints_per_world

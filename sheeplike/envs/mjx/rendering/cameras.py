@@ -47,8 +47,8 @@ def resolve_image_sizes(
 def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
     """Compute poses of cameras and lights from the bodies that carry them, or that they track or look at.
 
-    Warp does this inside a full ``forward`` only. A tracking camera keeps the orientation, and the offset from its body,
-    that it has in the compiled scene. Source: MuJoCo's ``mj_camlight``.
+    Warp does this inside a full ``forward`` only. A tracking camera keeps the orientation, and the offset from its
+    body, of the compiled scene. Source: MuJoCo's ``mj_camlight``.
     """
     position, rotation, tracking, looking, at = _mounted(model, data, "cam")
     rotation = jnp.einsum("bij,bjk->bik", rotation, _quaternion_to_matrix(model.cam_quat))
