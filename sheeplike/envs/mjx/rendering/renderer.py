@@ -18,9 +18,6 @@ Frames = dict[str, jax.Array]
 ENVS = "envs"
 """The name of the axis over which the simulator maps its worlds."""
 
-GEOM_GROUPS = (0, 1, 2)
-"""Groups of geoms that are drawn; collision shapes are in the groups above."""
-
 
 class Renderer:
     """Renders one world; traced inside the simulator's ``vmap``, so that all worlds become one batch.

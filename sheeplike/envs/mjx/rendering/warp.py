@@ -17,7 +17,7 @@ from sheeplike.envs.mjx.host_call import call_for_all
 from sheeplike.envs.mjx.patches import hide_side_effects
 from sheeplike.envs.mjx.randomization.fields import leaf
 from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
-from sheeplike.envs.mjx.rendering.renderer import GEOM_GROUPS, Frames, Renderer
+from sheeplike.envs.mjx.rendering.renderer import Frames, Renderer
 from sheeplike.host import cpu_cores
 
 INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
@@ -57,7 +57,7 @@ class WarpRenderer(Renderer):
             "render_depth": self.options.depth,
             "render_seg": self.options.segmentation,
             "use_precomputed_rays": self._precomputed_rays,
-            "enabled_geom_groups": list(GEOM_GROUPS),
+            "enabled_geom_groups": [0, 1, 2],  # collision shapes are in the groups above
             "use_shadows": self.options.shadows,
             "use_textures": bool(self.options.textures),
         }
