@@ -154,7 +154,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if ours := OURS.get(key.partition(".")[0]):
-            raise ValueError(f"env.options.overrides: {key}={value!r} is set elsewhere: expected {ours}")
+            raise ValueError(f"env.options.overrides: {key}={value!r} of {id} is set elsewhere: expected {ours}")
         if key not in config:
             known = [name for name in config if name.partition(".")[0] not in OURS]
             raise ValueError(f"env.options.overrides: {id} has no key {key!r}: expected {one_of(key, known)}")

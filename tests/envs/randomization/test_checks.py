@@ -63,7 +63,7 @@ def test_constants_that_stay_are_remarked():
             spec("geom_rgba", "set", UNIFORM, of="bx"),
             r"of=bx.*floor, strip.*nearest: .*box",
         ),
-        (spec("geom_rgba", "set", UNIFORM, of=["box", "!box"]), "again"),
+        (spec("geom_rgba", "set", UNIFORM, of=["box", "!box"]), "at least one of"),
         (spec("geom_rgba", "set", UNIFORM, component=4), r"component=\[4\]"),
         (
             spec("opt.gravity", "set", UNIFORM, of="box"),
