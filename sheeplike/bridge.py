@@ -7,8 +7,8 @@ Rules for callers that hold both ends (the vector env is the model):
   ``writable=False``.
 - **torch to JAX forbids writing until JAX is done.** JAX computes asynchronously, on the CPU too. Pass a tensor made
   for this one call, never a buffer that is written again.
-- **What torch holds must not be donated.** XLA then silently keeps the old buffer: memory grows, addresses move, and
-  CUDA graphs keyed by address are captured anew.
+- **An array that torch holds must not be donated.** XLA would silently keep the old buffer: memory grows, addresses
+  move, and CUDA graphs keyed by address are captured anew.
 - **Whole tensors, not slices.** XLA wants 64-byte alignment on the CPU. A misaligned view is refused, not copied.
 - **Arrays made here are committed** to their device, and ``jax.jit`` compiles a function once more for committed
   arguments: ``jax.device_put`` the seed key on the device first.
@@ -20,8 +20,10 @@ Rules for callers that hold both ends (the vector env is the model):
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,18 +36,13 @@ _JAX_DTYPES = frozenset(jnp.dtype(name) for name in SHARED)
 _TORCH_DTYPES = frozenset(getattr(torch, name) for name in SHARED)
 
 
-def _warn_if_preallocated(started_first: bool, platform: str) -> None:
-    if started_first and platform in ("gpu", "cuda", "rocm"):
-        warnings.warn(
-            "jax started its GPU backend before sheeplike was imported and has reserved 75 % of the GPU's memory: "
-            "import sheeplike first, or set XLA_PYTHON_CLIENT_PREALLOCATE=false",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-if sheeplike.xla_started_before_import:
-    _warn_if_preallocated(True, jax.default_backend())
+if sheeplike.xla_started_before_import and jax.default_backend() == "gpu":
+    warnings.warn(
+        "jax started its GPU backend before sheeplike was imported and has reserved 75 % of the GPU's memory: "
+        "import sheeplike first, or set XLA_PYTHON_CLIENT_PREALLOCATE=false",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _sync() -> bool:
@@ -58,7 +55,7 @@ def to_torch(array: jax.Array, *, writable: bool = True) -> torch.Tensor:
     Args:
         array: a concrete, row-major array on one device.
         writable: ``False`` returns an inference tensor, on which torch raises ``RuntimeError`` at the line that writes
-            in place (the bytes are changed by then), and which autograd refuses to save for backward.
+            in place (the bytes have changed by then), and which autograd refuses to save for the backward pass.
     """
     assert isinstance(array, jax.Array), f"to_torch: {type(array)}: capsules can be read only once"
     assert not isinstance(array, jax.core.Tracer), "to_torch: a tracer inside of jit or vmap"
@@ -96,14 +93,42 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
             torch.cuda.synchronize(tensor.device)
     else:
         assert not tensor.is_pinned(), f"{what} is in pinned memory, which JAX takes for the GPU's"
-    try:
-        # copy=True does not copy an aligned tensor, and copy=None copies a misaligned one without a word.
-        return jax.dlpack.from_dlpack(tensor, copy=False)
-    except ValueError as error:
-        if "aligned" not in str(error):
-            raise
-        raise AssertionError(f"{what} starts at an address that XLA cannot use: pass tensor.clone()") from None
-    except RuntimeError as error:
-        if "backend" not in str(error).lower():
-            raise
-        raise ValueError(f"{what}: jax cannot use that device: {str(error).splitlines()[0]}") from None
+        assert tensor.data_ptr() % 64 == 0, f"{what} starts at an address that XLA cannot use: pass tensor.clone()"
+    # copy=True does not copy an aligned tensor, and copy=None copies a misaligned one without a word.
+    return jax.dlpack.from_dlpack(tensor, copy=False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A tree of arrays (N,), float32, int32 and bool, as two arrays.
+
+    To hand an array over to torch costs the host some 15 µs, and to view a part of a tensor about two.
+    """
+
+    words: jax.Array
+    """int32 (K, N), the bits of the numbers. As floats, NaNs might lose their payload on the way."""
+    flags: jax.Array  # bool (L, N)
+    structure: jax.tree_util.PyTreeDef = dataclasses.field(metadata={"static": True})
+    places: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
+    """Dtype and row of each leaf."""
+
+    def unpack(self) -> Any:
+        """Return the tree with torch tensors for leaves, all of them views of this memory."""
+        words, flags = to_torch(self.words), to_torch(self.flags)
+        rows = {"float32": words.view(torch.float32).unbind(), "int32": words.unbind(), "bool": flags.unbind()}
+        return self.structure.unflatten([rows[dtype][row] for dtype, row in self.places])
+
+
+def pack(tree: Any) -> Packed:
+    """Pack a tree of arrays (N,), at least one of them bool and one float32 or int32; traced inside a compiled step."""
+    leaves, structure = jax.tree.flatten(tree)
+    words: list[jax.Array] = []
+    flags: list[jax.Array] = []
+    places = []
+    for leaf in leaves:
+        is_flag = leaf.dtype == bool
+        rows = flags if is_flag else words
+        places.append((str(leaf.dtype), len(rows)))
+        rows.append(leaf if is_flag else jax.lax.bitcast_convert_type(leaf, jnp.int32))
+    return Packed(jnp.stack(words), jnp.stack(flags), structure, tuple(places))

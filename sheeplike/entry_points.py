@@ -5,7 +5,7 @@ A package announces it in its ``pyproject.toml``::
     [project.entry-points."sheeplike.envs"]
     reach = "my_worlds.reach:Reach"
 
-A configuration can choose one of these names, and never name a module.
+A configuration can choose such a name, but never a module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")  # it is typed behind `env=`, and becomes part of a path
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")  # users type it behind `env=`, and it becomes part of a path
 
 
 class Plugin(NamedTuple):
@@ -35,14 +35,15 @@ class Plugin(NamedTuple):
 
 
 def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
-    """Return the plugins of ``group`` by name, which several packages may use; none is imported."""
+    """Return the plugins of ``group`` by name, without an import; several packages may have one name."""
     return _plugins(group, tuple(sys.path))
 
 
 def load(group: str, name: str, what: str, *, built_in: bool = False) -> tuple[Any, Plugin]:
-    """Import the plugin ``name``; return it and its origin. Errors call its kind ``what``, such as an environment.
+    """Import the plugin ``name`` and return it with its origin; errors call it ``what``, such as "environment".
 
-    ValueError, in one line, if it cannot be imported, or unless exactly one package, ``built_in`` or not, has the name.
+    Raises ``ValueError``, in one line, if it cannot be imported, or if not exactly one package has the name;
+    ``built_in``: this package has it too.
     """
     found = plugins(group).get(name, ())
     if len(found) + built_in != 1:
@@ -66,7 +67,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ..
         with suppress(Exception):  # the metadata of an unrelated package may be broken
             entries = [entry for entry in one.entry_points if entry.group == group and _NAME.fullmatch(entry.name)]
             name = re.sub(r"[-_.]+", "-", one.name).lower()
-            # Of a package that is on the path twice the first is imported, even if it has no plugins.
+            # Python imports the first of two copies of a package on the path, even if that has no plugins.
             packages.setdefault(name, [Plugin(f"{one.name} {one.version}", entry) for entry in entries])
     found: dict[str, list[Plugin]] = {}
     for plugin in itertools.chain(*packages.values()):

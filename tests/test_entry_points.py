@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from sheeplike import entry_points, envs
+from sheeplike.envs.registry import options_of
 
 TASK = """
 print("imported")
@@ -54,9 +55,9 @@ def test_a_task_of_another_package(site):
     site.announce("my-worlds", announced("pole", "family"), TASK)
     assert envs.task_options("pole") == {"episode_length": 30, "swing_up": False}
     assert envs.simulated("pole")
-    assert not envs.takes_id("pole")
+    assert "id" not in options_of("pole").model_fields
     assert envs.task_options("family") == {"colour": "red"}
-    assert envs.takes_id("family")
+    assert "id" in options_of("family").model_fields
     assert not envs.simulated("family")
     made = envs.make("pole", num_envs=2, image_size=16, episode_length=7, swing_up=True)
     assert (made.num_envs, made.episode_length, made.name) == (2, 7, "cartpole_swingup")

@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -162,7 +163,7 @@ def test_lines_on_a_page_are_lines() -> None:
     lines, _ = (yaml.safe_load(block) for block in blocks(ROOT / "howto" / "randomize_worlds.md", "yaml"))
     scene = FrankaPick().model
     bound = Randomization(lines, scene, mjx.put_model(scene, impl="warp"), cameras=("front",))
-    assert tuple(bound.shapes) == tuple(lines)
+    assert tuple(bound.draw(jax.random.key(0))) == tuple(lines)
 
 
 def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:

@@ -22,15 +22,15 @@ IMAGES = {"pixels": ("uint8", 3), "depth": ("float32", 3), "segmentation": ("int
 
 
 class OptionalMembers:
-    """Defaults of members that an environment may have; :func:`check_vector_env` gives them to one that has none.
+    """Defaults of optional members; :func:`check_vector_env` gives them to an environment that lacks them.
 
     Attributes:
-        exact_resume: an environment that loads a state goes on exactly as the one that saved it would have.
+        exact_resume: after ``load_state_dict`` the environment goes on exactly as the saved one would have.
         counters: numbers of the run so far, by metric.
-        variation: of each line of randomization, what was drawn for each world: (N, ...) tensors by name.
+        variation: draws of each line of randomization for each world, (N, ...) tensors by name of line.
         simulator: the :class:`~sheeplike.envs.mjx.simulator.Simulator` of an environment that is simulated here.
-        positions: where in ``privileged_state`` the places of things stand, by name.
-        action_names: one for each entry of the action.
+        positions: slices of ``privileged_state`` that are positions, by name.
+        action_names: one name for each entry of the action.
     """
 
     exact_resume: bool = True
@@ -41,16 +41,16 @@ class OptionalMembers:
     action_names: Sequence[str] = ()
 
     def film(self) -> dict[str, torch.Tensor]:
-        """Return frames for videos alone, by camera, of the first worlds: uint8 (n, H, W, 3)."""
+        """Return frames of the first worlds for videos alone, by camera: uint8 (n, H, W, 3)."""
         return {}
 
 
 class Unusable(ValueError):
-    """The environment cannot be used here with any options: something that it needs is missing."""
+    """The environment cannot be used on this machine, since something that it needs is missing."""
 
 
 class GaveUp(CommandError, RuntimeError):
-    """The environment has failed again and again; the text says how."""
+    """The environment has failed too often; the text says how."""
 
     status = 70  # EX_SOFTWARE of sysexits.h
 
@@ -96,7 +96,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
 
 
 def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun: bool) -> None:
-    """Check the actions given to ``step``, which programs call too; ``begun``: there was a reset."""
+    """Check the actions given to ``step``; ``begun``: there was a reset."""
     if not begun:
         raise RuntimeError("step() of a closed environment" if env.closed else "step() before the first reset()")
     given, expected = (actions.dtype, tuple(actions.shape), actions.device), (dtype, env.action_space.shape, env.device)
@@ -107,7 +107,7 @@ def check_actions(env: Any, actions: torch.Tensor, dtype: torch.dtype, *, begun:
 def check_vector_env(env: Any, *, num_envs: int) -> None:
     """Check an environment of another package before its first step, and fill in :class:`OptionalMembers`.
 
-    See ``howto/add_an_environment.md``; raises ``ValueError`` for what it lacks, in one line.
+    Raises ``ValueError`` for the first thing that it lacks, in one line; see ``howto/add_an_environment.md``.
     """
     import gymnasium
     from gymnasium import spaces

@@ -1,4 +1,4 @@
-"""Environments by name: builders, options, and the check of both before anything heavy is imported.
+"""Environments by name: their builders and options, both checked before anything heavy is imported.
 
 Functions that take the name of an environment raise :class:`InvalidOption` for an unknown name.
 """
@@ -25,36 +25,30 @@ if TYPE_CHECKING:
 BUILT_IN: dict[str, type[Options]] = {**TASKS, **FAMILIES}
 """The options of each environment of this package."""
 GROUP = "sheeplike.envs"
-"""The entry points that name builders of other packages: functions and classes whose keywords are the options. One that
-takes the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment, any other a task, which our simulator steps."""
+"""Entry points for builders of other packages: functions and classes whose keywords are the options. A builder that
+takes the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment; any other makes a task for our simulator."""
 OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 """Arguments of a builder that makes a whole vector environment."""
 
 
 def list_envs() -> list[str]:
-    """Return the names that ``make`` knows, sorted: built-in ones and those of installed packages."""
+    """Return the names that ``make`` takes, sorted: built-in ones and those of installed packages."""
     return sorted({*BUILT_IN, *entry_points.plugins(GROUP)})
 
 
-def list_ids(name: str) -> tuple[str, ...]:
-    """Return Playground's environments, as far as they need no download; none for any other family."""
-    _find(name)
-    return PLAYGROUND_IDS if name == "playground" else ()
-
-
 def origins(name: str) -> list[str]:
-    """Return the packages that announce an environment, such as ``my-worlds 0.1.0``; none if it is built in."""
+    """Return the packages that have an environment, such as ``my-worlds 0.1.0``; none if it is built in."""
     others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
     return ["sheeplike", *others] if others and name in BUILT_IN else others
 
 
 def task_options(name: str) -> dict[str, object]:
-    """Return the options of an environment but ``id``, and their defaults, such as ``{"episode_length": 125}``."""
+    """Return an environment's options other than ``id``, and their defaults, such as ``{"episode_length": 125}``."""
     return {option: field.default for option, field in options_of(name).model_fields.items() if option != "id"}
 
 
 def options_of(name: str) -> type[Options]:
-    """Return the options of an environment, its ``id`` among them; those of a function are its keywords."""
+    """Return the class of an environment's options, with ``id``; of another package's builder its keywords."""
     builder = _find(name)
     if _is_options(builder):
         return builder
@@ -66,13 +60,8 @@ def options_of(name: str) -> type[Options]:
     return create_model(name, __base__=Options, **fields)
 
 
-def takes_id(name: str) -> bool:
-    """Return True if an environment is a family of which ``id`` names one."""
-    return "id" in options_of(name).model_fields
-
-
 def simulated(name: str) -> bool:
-    """Return True if our own simulator steps and renders an environment: cameras can be chosen, for example."""
+    """Return True if our own simulator steps and renders the environment."""
     builder = _find(name)
     if _is_options(builder):
         return issubclass(builder, TaskOptions)
@@ -89,17 +78,18 @@ def check(
     randomize: bool = True,
     simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
 ) -> Options:
-    """Check all that can be checked without torch and JAX; returns the options, the ``id`` among them.
+    """Check all that can be checked without torch and JAX; return the options, ``id`` included.
 
     Raises:
         Unusable: a package that the environment needs is missing.
-        InvalidOption: its key is the argument that is not valid, or the name of the option; ``options`` where there is
-            no such option, whose name is the error's ``value`` then.
+        InvalidOption: its ``key`` names the argument or the option that is not valid. For an unknown option ``key`` is
+            ``options``, and ``value`` the unknown name.
     """
     given = dict(options or {})
-    if takes_id(name) != (id is not None):
-        ids = ", ".join(list_ids(name)) or "such as CartPole-v1"
-        raise InvalidOption("id", id, f"which of {name}: {ids}" if takes_id(name) else f"null: {name} is not a family")
+    is_family = "id" in options_of(name).model_fields
+    if is_family != (id is not None):
+        ids = ", ".join(PLAYGROUND_IDS) if name == "playground" else "such as CartPole-v1"
+        raise InvalidOption("id", id, f"which of {name}: {ids}" if is_family else f"null: {name} is not a family")
     known = task_options(name)
     for option in given:
         if option not in known:
@@ -147,7 +137,7 @@ def make(
     """Build the vector environment ``name``.
 
     For ``stagger`` to ``simulation`` see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`. ``options`` are the
-    environment's own, such as ``id`` of a family; options of ``simulation`` may be given one by one too, such as
+    environment's own, with the ``id`` of a family. Those of ``simulation`` may be given one by one as well, such as
     ``cameras=["front"]``.
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
@@ -181,7 +171,7 @@ def make(
 
 
 def _find(name: str) -> Any:
-    """Return the options of an environment, or the builder of another package, which is imported."""
+    """Return the class of a built-in environment's options, or import and return another package's builder."""
     if name not in list_envs():
         raise InvalidOption("name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
     if name in BUILT_IN and name not in entry_points.plugins(GROUP):
@@ -193,7 +183,7 @@ def _find(name: str) -> Any:
 
 
 def _problem(builder: object) -> str:
-    """Describe the fault in the form of a builder, if it has one."""
+    """Describe the first fault in a builder's signature; empty if there is none."""
     try:
         parameters = inspect.signature(builder).parameters
     except (TypeError, ValueError):

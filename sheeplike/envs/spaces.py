@@ -1,4 +1,4 @@
-"""Observation and action spaces of one world, as data that a checkpoint or an export holds."""
+"""Observation and action spaces of one world, as plain data in checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Start = Annotated[int, Field(ge=-(2**31), le=2**31)]
 
 
 class Data(BaseModel):
-    """A part of a file from an unknown source: nothing is converted, and sizes have limits."""
+    """A part of a file from an unknown source: types are strict, and sizes have limits."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Box(Data):
-    """Numbers; a bound of null is infinite."""
+    """Array of numbers; a bound of null is infinite."""
 
     type: Literal["Box"] = "Box"
     shape: tuple[Count, ...]
@@ -47,14 +47,14 @@ Space = Annotated[Box | Discrete | MultiDiscrete, Field(discriminator="type")]
 
 
 class Spaces(Data):
-    """Spaces of one world, as each checkpoint of a run describes them."""
+    """Spaces of one world, as checkpoints describe them."""
 
     observations: dict[str, Space]
     actions: Space
 
     @classmethod
     def of(cls, observations: spaces.Dict, actions: spaces.Space) -> Spaces | None:
-        """Describe the observations that an agent can use; None where no agent here can act in ``actions``."""
+        """Describe the observations that an agent can use; None if no agent here can act in ``actions``."""
         from gymnasium import spaces
 
         if not isinstance(actions, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
@@ -63,7 +63,7 @@ class Spaces(Data):
         return cls(observations={key: describe(one) for key, one in usable.items()}, actions=describe(actions))
 
     def build(self) -> tuple[spaces.Dict, spaces.Space]:
-        """Return the two as Gymnasium has them."""
+        """Return observations and actions as spaces of Gymnasium."""
         from gymnasium import spaces
 
         return spaces.Dict({key: to_space(one) for key, one in self.observations.items()}), to_space(self.actions)

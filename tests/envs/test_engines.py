@@ -17,7 +17,6 @@ from sheeplike.envs.mjx.physics.native import NativePhysics
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 
 class Slow(NativePhysics):
-    name = "slow"
     def step(self, model, data, substeps=1):
         return super().step(model, data, 1)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from sheeplike.bridge import to_torch
-from sheeplike.envs.mjx import packing, vector_env
-from sheeplike.envs.mjx.packing import pack
+from sheeplike import bridge
+from sheeplike.bridge import pack, to_torch
+from sheeplike.envs.mjx import vector_env
 
 
 class Tree(NamedTuple):
@@ -57,7 +57,7 @@ def test_a_step_hands_over_what_is_observed_and_two_arrays(cartpole, monkeypatch
         handed.append(array)
         return to_torch(array)
 
-    for module in (packing, vector_env):
+    for module in (bridge, vector_env):
         monkeypatch.setattr(module, "to_torch", hand_over)
     cartpole.reset(seed=0)
     handed.clear()

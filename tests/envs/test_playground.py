@@ -19,7 +19,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 import sheeplike.envs
-from sheeplike.envs.mjx.options import PlaygroundOptions, SimulationOptions
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions, SimulationOptions
 from sheeplike.envs.mjx.playground import PlaygroundTask
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
@@ -110,7 +110,7 @@ def balance(physics: str) -> MjxVectorEnv:
 
 
 def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
-    assert sorted(sheeplike.envs.list_ids("playground")) == sorted(registry.dm_control_suite.ALL_ENVS)
+    assert sorted(PLAYGROUND_IDS) == sorted(registry.dm_control_suite.ALL_ENVS)
 
 
 def test_cartpole_is_playgrounds_step_for_step(balance: MjxVectorEnv) -> None:
@@ -239,7 +239,7 @@ def test_a_playground_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", sheeplike.envs.list_ids("playground"))
+@pytest.mark.parametrize("id", PLAYGROUND_IDS)
 def test_every_task_steps_and_shows_something_that_moves(id: str, physics: str) -> None:
     env = sheeplike.envs.make("playground", id=id, num_envs=2, image_size=64, episode_length=20, physics=physics)
     (camera,) = [name for name in env.single_observation_space if name.startswith("pixels/")]
@@ -276,7 +276,7 @@ def test_ppo_passes_through_every_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", sheeplike.envs.list_ids("playground"))
+@pytest.mark.parametrize("id", PLAYGROUND_IDS)
 @pytest.mark.parametrize("more", [["exp=ppo"], ["exp=dreamer_v3", "env.action_repeat=2"]], ids=["ppo", "dreamer_v3"])
 def test_both_agents_pass_through_every_stage(more: list[str], id: str, tmp_path: Path) -> None:
     trains([*more, "env=playground", f"env.id={id}", f"run_dir={tmp_path}/run"], tmp_path)

@@ -6,7 +6,7 @@ import sys
 import mujoco
 import pytest
 
-from sheeplike.envs.mjx.quiet import quiet
+from sheeplike.envs.mjx.patches import quiet
 
 
 def test_the_last_to_leave_restores_what_was_there_before():
@@ -23,7 +23,7 @@ def test_the_last_to_leave_restores_what_was_there_before():
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_warp_says_nothing_on_a_machine_without_a_gpu(closed: bool):
-    code = "import os, sys; from sheeplike.envs.mjx import quiet; "
-    code += "os.close(2); quiet.start_warp()" if closed else "quiet.start_warp(); print('heard', file=sys.stderr)"
+    code = "import os, sys; from sheeplike.envs.mjx import patches; "
+    code += "os.close(2); patches.start_warp()" if closed else "patches.start_warp(); print('heard', file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "" if closed else "heard\n")

@@ -8,6 +8,7 @@ import torch
 
 import sheeplike.envs
 from sheeplike.envs.mjx.options import SimulationOptions
+from sheeplike.envs.registry import options_of
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -21,7 +22,8 @@ def test_lists_the_environments():
     tasks, families = {"cartpole_balance", "cartpole_swingup", "franka_pick"}, {"atari", "dmc", "gym", "minigrid"}
     assert sheeplike.envs.list_envs() == sorted(tasks | families | {"playground"})
     assert {name for name in sheeplike.envs.list_envs() if sheeplike.envs.simulated(name)} == tasks | {"playground"}
-    assert {name for name in sheeplike.envs.list_envs() if sheeplike.envs.takes_id(name)} == families | {"playground"}
+    with_ids = {name for name in sheeplike.envs.list_envs() if "id" in options_of(name).model_fields}
+    assert with_ids == families | {"playground"}
 
 
 @pytest.mark.parametrize("scene", ["cartpole.xml", "franka_pick.xml"])

@@ -1,8 +1,8 @@
 """Atari games as DreamerV3's authors play them.
 
 Source: ``danijar/dreamerv3`` ``embodied/envs/atari.py``, and ``atari100k`` in ``dreamerv3/configs.yaml``: no sticky
-actions, up to 30 steps of doing nothing at the start, the actions that the game uses, every life of a game in one
-episode, frames in RGB. The world holds an action for four frames and takes the brighter of the last two.
+actions, up to 30 no-op steps at the start, only actions that the game uses, all lives of a game in one episode, frames
+in RGB. The world holds an action for four frames and takes the brighter pixels of the last two.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ NOOP = 0
 
 
 class Protocol(gymnasium.Wrapper):
-    """Begins episodes with up to ``noops`` frames of doing nothing, and ends them with a life if asked to."""
+    """Begins episodes with up to ``noops`` frames without action, and ends them with a life on demand."""
 
     def __init__(self, env: gymnasium.Env, *, noops: int, terminal_on_life_loss: bool) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""DeepMind's control suite through Gymnasium's interface, seen through one of its cameras."""
+"""DeepMind's control suite behind Gymnasium's interface, rendered by one of its cameras."""
 
 import os
 from typing import Any
@@ -10,13 +10,13 @@ from gymnasium import spaces
 from sheeplike.envs.contract import Unusable
 
 CAMERAS = {"quadruped": 2}
-"""Domains whose first camera is not the one to learn from; as ``danijar/dreamerv3`` ``embodied/envs/dmc.py`` has it."""
+"""Cameras of domains that are not learned from camera 0, as in ``danijar/dreamerv3`` ``embodied/envs/dmc.py``."""
 
 
 class ControlSuite(gymnasium.Env):
-    """One task of the suite; observations are its vectors by their names, float64.
+    """One task of the suite; observations are its vectors by name, float64.
 
-    An episode terminates where the task ends it with a discount of 0, and is truncated where its time is over.
+    An episode terminates if the task ends it with a discount of 0, and is truncated at the time limit.
     """
 
     def __init__(
@@ -28,7 +28,11 @@ class ControlSuite(gymnasium.Env):
         shadow_map: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self._load(*id.split("-", 1))
+        try:
+            from dm_control import suite
+        except (RuntimeError, ImportError) as error:  # MUJOCO_GL has an unknown value, or its library is missing
+            raise Unusable(_cannot_render(error)) from error
+        self._env = suite.load(*id.split("-", 1))
         physics = self._env.physics
         period = self._env.control_timestep()
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": 1.0 / period}
@@ -68,24 +72,17 @@ class ControlSuite(gymnasium.Env):
         self._camera = None
         self._env.close()
 
-    def _load(self, domain: str, task: str) -> None:
-        try:
-            from dm_control import suite
-        except (RuntimeError, ImportError) as error:  # MUJOCO_GL is none of its words, or its library is missing
-            raise Unusable(_cannot_render(error)) from error
-        self._env = suite.load(domain, task)
-
     def _open_camera(self, physics: Any, size: tuple[int, int], camera: int) -> None:
         from dm_control.mujoco.engine import Camera
 
         if camera >= physics.model.ncam:
             raise ValueError(f"camera={camera}: expected a number below {physics.model.ncam}; nearest: 0")
-        # The buffer that is drawn into need not be larger than the image.
+        # The offscreen buffer need not be larger than the image.
         physics.model.vis.global_.offheight, physics.model.vis.global_.offwidth = size
         try:
             self._camera = Camera(physics, *size, camera_id=camera)
             self._camera.render()  # fails early if there is no OpenGL
-        except Exception as error:  # each way to get a context fails in a way of its own
+        except Exception as error:  # each backend raises errors of its own
             raise Unusable(_cannot_render(error)) from error
 
 

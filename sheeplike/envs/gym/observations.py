@@ -1,4 +1,4 @@
-"""Translation between an environment's spaces and ours: frames of one size, vectors by name, actions in [-1, 1]."""
+"""Translation of an environment's spaces to ours: images of one size, vectors by name, actions in [-1, 1]."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, 
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """ITU-R BT.601, as in ``danijar/dreamerv3`` ``embodied/envs/atari.py``."""
 SMALLEST_IMAGE = 16
-"""Pixels a side: a smaller array of bytes is a grid of symbols or a vector."""
+"""Pixels a side: smaller arrays of bytes are grids of symbols, or vectors."""
 MOST_CHANNELS = 16
 VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 RENDERED = "render"
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     """One array among the observations."""
 
     name: str
-    """Entries of nested spaces are joined by ``/``; empty where the space is this array alone."""
+    """Keys of nested spaces, joined by ``/``; empty if the whole space is this array."""
     path: tuple[Any, ...]
     space: spaces.Space
 
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
-    """Return the arrays of an observation space, in the order of its entries: images, vectors, and all others."""
+    """Return the images, the vectors and all other arrays of an observation space, each in the order of its entries."""
     found = list(_walk(space, (), ()))
     images = [part for part in found if _is_image(part.space)]
     vectors = [part for part in found if part not in images and isinstance(part.space, VECTORS)]
@@ -48,27 +48,25 @@ def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
 
 
 def choose_frames(frames: str, env: gymnasium.Env) -> str:
-    """Resolve ``auto`` among ``observation``, ``render`` and ``none`` to the first that the environment can serve."""
+    """Resolve ``auto`` to the first of ``observation``, ``render`` and ``none`` that the environment can serve."""
     space, render_modes = env.observation_space, list(env.metadata.get("render_modes", []))
     can = {"observation": bool(parts_of(space)[0]), "render": "rgb_array" in render_modes, "none": True}
     if frames == "auto":
         return next(choice for choice, possible in can.items() if possible)
     if not can[frames]:
-        why = {
-            "observation": f"no image of at least {SMALLEST_IMAGE} pixels a side is among the observations {space}",
-            "render": f"the environment renders {', '.join(render_modes) or 'nothing'}, and no rgb_array",
-        }[frames]
+        why = f"the environment renders {', '.join(render_modes) or 'nothing'}, and no rgb_array"
+        if frames == "observation":
+            why = f"no image of at least {SMALLEST_IMAGE} pixels a side is among the observations {space}"
         raise ValueError(f"frames={frames!r}: {why}; nearest: {next(choice for choice in can if can[choice])}")
     return frames
 
 
 class Observer:
-    """Turns observations and frames of one world into the flat dict that agents see.
+    """Turns observations and frames of one world into the flat dict that agents see; its space is ``space``.
 
-    ``pixels/<entry>`` are images among the observations (``pixels/observation`` where there is nothing else), or
-    ``pixels/render``. Vectors have their entries' names; ``state`` is all of them together, in the order of their
-    names, unless an entry is called that. Discrete values are one-hot. Texts are left out. ``space`` is that of the
-    result, uint8 (H, W, C) and float32 (D,).
+    ``pixels/<entry>`` uint8 (H, W, C) are the images among the observations (``pixels/observation`` if the observation
+    is one image), or ``pixels/render``. Vectors float32 (D,) have their entries' names; ``state`` joins them in the
+    order of their names, unless an entry is called that. Discrete values are one-hot. Texts are left out.
     """
 
     def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
@@ -95,9 +93,9 @@ class Observer:
     def __call__(
         self, observation: Any, render: Callable[[], Any], *, first: bool, earlier: Any = None
     ) -> dict[str, np.ndarray]:
-        """Return the flat dict; of an ``earlier`` observation, pixel by pixel, the brighter is taken.
+        """Return the flat dict; images take the brighter pixels of this observation and an ``earlier`` one.
 
-        ``render`` is called where frames come from it; ``first``: an episode begins.
+        ``render`` is called if frames come from it; ``first``: an episode begins.
         """
         seen: dict[str, np.ndarray] = {}
         for camera, part in self._cameras.items():
@@ -164,7 +162,7 @@ def _vector(space: spaces.Space, value: Any) -> np.ndarray:
 
 
 class Images:
-    """Makes the images (H, W, C) of one camera from its frames: of one ``size``, grey if wanted, and stacked."""
+    """Makes the images (H, W, C) of one camera from its frames: resized to ``size``, grey on demand, and stacked."""
 
     def __init__(self, options: CommonOptions, size: tuple[int, int]) -> None:
         self._options, self._size = options, size
@@ -175,7 +173,7 @@ class Images:
         return (1 if self._options.grayscale and frame_channels == 3 else frame_channels) * self._options.frame_stack
 
     def __call__(self, frame: np.ndarray, *, first: bool) -> np.ndarray:
-        """Return the image after ``frame`` (H', W', C), the ``first`` of which in an episode fills the whole stack."""
+        """Return the image after ``frame`` (H', W', C); the ``first`` frame of an episode fills the whole stack."""
         image, stack = _fit(frame, self._size, self._options.resize), self._options.frame_stack
         if self._options.grayscale and image.shape[-1] == 3:
             image = (image @ GREY).astype(np.uint8)[..., None]
@@ -210,7 +208,7 @@ def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
 def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
     """Return the space in which agents act, and a function that turns their action into one of ``space``.
 
-    ``Discrete`` and, flat, ``MultiDiscrete`` are counted from 0; ``MultiBinary(n)`` becomes ``MultiDiscrete([2] * n)``,
+    ``Discrete`` and ``MultiDiscrete`` (made flat) count from 0; ``MultiBinary(n)`` becomes ``MultiDiscrete([2] * n)``,
     and a ``Box`` with finite bounds a ``Box`` (A,) float32 in [-1, 1].
     """
     if isinstance(space, spaces.Discrete):

@@ -1,7 +1,7 @@
 """``env=gym`` and the families ``minigrid``, ``atari`` and ``dmc``: their options, ids, and functions that make them.
 
 Importing this module imports neither torch nor gymnasium, and no environment: ids are read from the files of the
-family's package. Where a package looks otherwise than expected no id is known here, and making the environment decides.
+family's package. If these files have an unknown form, ids are checked only when the environment is made.
 """
 
 from __future__ import annotations
@@ -30,62 +30,61 @@ if TYPE_CHECKING:
 SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
 FROM_A_TABLE = "MiniGrid-WFC-"
-"""Prefix of the ids that only MiniGrid itself can list."""
+"""Prefix of ids that MiniGrid generates when it is imported; its files do not list them."""
 OURS = {
     "id": "that is env.id",
     "max_episode_steps": "that is env.options.episode_length",
     "render_mode": "images are rendered here, as env.options.frames says",
     "disable_env_checker": "the environment is checked here",
 }
-"""Arguments of ``gymnasium.make`` that are not left to the user, and why."""
+"""Arguments of ``gymnasium.make`` that users cannot give, and the reason."""
 RENDERED_BY = {"classic_control": "pygame", "toy_text": "pygame", "box2d": "Box2D"}
-"""Gymnasium's own environments by the package that they are in, and what that needs."""
+"""Gymnasium's own packages of environments, and the module with which each renders."""
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
-"""Values of ``MUJOCO_GL`` that need no screen, and the libraries that they need."""
+"""Values of ``MUJOCO_GL`` that need no screen, and their libraries."""
 
 
 class CommonOptions(Options):
-    """Options of every family. What a family does not leave to the user stands in its class as a ``ClassVar``."""
+    """Options of every family; those that a family fixes are class variables in its class."""
 
     id: str = Field(description="which environment of the family")
     episode_length: int | None = Field(
         None, ge=1, le=10**9, description="steps after which an episode is truncated; null: the environment's own limit"
     )
-    frame_stack: int = Field(1, ge=1, le=64, description="newest frames in one image, oldest first in its channels")
+    frame_stack: int = Field(1, ge=1, le=64, description="last frames in the channels of one image, oldest first")
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="sync: one world after another; async: each in a process of its own"
     )
-    max_restarts: int = Field(10, ge=0, description="how often in a row a world may fail before the run ends")
+    max_restarts: int = Field(10, ge=0, description="failures in a row of a world after which the run ends")
 
     pool_frames: ClassVar[bool] = False
-    """Take the brighter of the last two frames of a held action, pixel by pixel: screens flicker."""
+    """Take the brighter pixels of the last two frames of a held action, since screens flicker."""
 
     def check(self) -> None:
-        """Check the id before the environment, torch or JAX is imported; raises ``Unusable`` or ``InvalidOption``."""
+        """Check the id without importing the environment, torch or JAX; raise ``Unusable`` or ``InvalidOption``."""
         raise NotImplementedError
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
-        """Return a function that makes one environment, given ``render_mode``, and these options, completed."""
+        """Return a function that makes one environment, given ``render_mode``, and these options, resolved."""
         raise NotImplementedError
 
 
 class GymOptions(CommonOptions):
     """Options of ``env=gym``."""
 
-    id: str = Field(description="of a registered environment, also <module>:<id>")
+    id: str = Field(description="a registered environment; <module>:<id> imports the module first")
     frames: Literal["auto", "observation", "render", "none"] = Field(
-        "auto", description="where images come from; auto: the first of the others that there is"
+        "auto", description="source of the images; auto: the first of the others that the environment has"
     )
     resize: Literal["auto", "pad", "area", "bilinear", "nearest"] = Field(
         "auto",
-        description="pad: keep pixels, or enlarge them by a whole factor, in the middle of black; area (mean of the "
-        "pixels covered), bilinear (a triangle as wide as a pixel of the result) and nearest stretch to the size; "
-        "auto: pad what fits, average what does not",
+        description="pad: enlarge by the largest whole factor, 1 included, and fill up with black; area (mean of the "
+        "covered pixels), bilinear and nearest: stretch to the size; auto: pad if the frame fits, otherwise area",
     )
     grayscale: bool = Field(False, description="one channel instead of three")
-    clip_rewards: bool = Field(False, description="a reward is its sign")
+    clip_rewards: bool = Field(False, description="replace each reward by its sign")
     arguments: dict[str, Any] | None = Field(
-        None, description="further ones of gymnasium.make, such as {continuous: true}"
+        None, description="further arguments of gymnasium.make, such as {continuous: true}"
     )
 
     def check(self) -> None:
@@ -109,9 +108,9 @@ class GymOptions(CommonOptions):
 
 
 class FamilyOptions(CommonOptions):
-    """Options of the environments of one package; ``kind`` names them in words.
+    """Options of the environments of one package; errors call them ``kind``.
 
-    ``any_spelling`` of an id will do: ``pong``, ``walker_walk``.
+    With ``any_spelling``, ids may be written as ``pong`` or ``walker_walk``.
     """
 
     family: ClassVar[str]
@@ -121,7 +120,7 @@ class FamilyOptions(CommonOptions):
 
     @classmethod
     def list_ids(cls) -> tuple[str, ...]:
-        """Return the ids that the files of the package tell, or raise ``Unusable`` where it is not installed."""
+        """Read the ids from the files of the package; raise ``Unusable`` if it is not installed."""
         spec = find_module(cls.package)
         if spec is None or not spec.submodule_search_locations:
             raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
@@ -131,7 +130,7 @@ class FamilyOptions(CommonOptions):
         self.resolve()
 
     def resolve(self) -> Self:
-        """Return these options, with the id as the package has it."""
+        """Return these options with the package's own spelling of the id."""
         known, key = self.list_ids(), _key(self.id)
         if not known or self.id in known or self.id.startswith(FROM_A_TABLE):
             return self
@@ -155,7 +154,7 @@ class MinigridOptions(FamilyOptions):
 
     id: str = Field("MiniGrid-Empty-5x5-v0", description="one of MiniGrid's")
     tile_size: int | None = Field(
-        None, ge=2, description="pixels a side of a cell; null: the largest even number with which the view fits"
+        None, ge=2, description="pixels per side of a cell; null: the largest even number with which the view fits"
     )
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
@@ -178,11 +177,11 @@ class AtariOptions(FamilyOptions):
 
     id: str = Field("ALE/Pong-v5", description="one of ale_py's games, in any spelling")
     grayscale: bool = Field(False, description="one channel instead of three")
-    clip_rewards: bool = Field(False, description="a reward is its sign")
+    clip_rewards: bool = Field(False, description="replace each reward by its sign")
     sticky_actions: bool = Field(False, description="the game repeats the last action with a probability of 0.25")
-    all_actions: bool = Field(False, description="all 18, whether the game uses them or not")
-    noops: int = Field(30, ge=0, description="frames of doing nothing at the start of an episode, at most")
-    terminal_on_life_loss: bool = Field(False, description="an episode ends with a life")
+    all_actions: bool = Field(False, description="offer all 18 actions, also those that the game does not use")
+    noops: int = Field(30, ge=0, description="maximum of frames without action at the start of an episode")
+    terminal_on_life_loss: bool = Field(False, description="end an episode when a life is lost")
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
         options = self.resolve()
@@ -210,13 +209,13 @@ class DmcOptions(FamilyOptions):
     clip_rewards: ClassVar[bool] = False
 
     id: str = Field("walker-walk", description="<domain>-<task>, in any spelling")
-    frames: Literal["render", "none"] = Field("render", description="where images come from")
-    camera: int | None = Field(None, ge=0, description="number of the camera; null: the one to learn from")
+    frames: Literal["render", "none"] = Field("render", description="source of the images")
+    camera: int | None = Field(None, ge=0, description="number of the camera; null: 0, for quadruped 2")
     shadow_map: int | None = Field(
         None,
         ge=0,
-        description="pixels a side of the map from which shadows are drawn, which takes most of the time where there "
-        "is no GPU; 0: no shadows; null: the task's own",
+        description="pixels per side of the shadow map, which takes most of the time without a GPU; 0: no shadows; "
+        "null: the task's own size",
     )
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
@@ -237,7 +236,7 @@ FAMILIES: dict[str, type[CommonOptions]] = {
 
 
 def find_module(module: str) -> ModuleSpec | None:
-    """Return the module's spec, or None also where :func:`importlib.util.find_spec` raises."""
+    """Return the module's spec; None if there is none, and if :func:`importlib.util.find_spec` raises."""
     try:
         return importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -250,12 +249,8 @@ def _read_ids(family: str, package: Path) -> tuple[str, ...]:
         games = sorted(path.stem for path in (package / "roms").glob("*.bin") if path.stem not in SEVERAL_PLAYERS)
         return tuple(f"ALE/{game.title().replace('_', '')}-v5" for game in games)
     found: list[str] = []
-    files = [package / "__init__.py"] if family == "minigrid" else sorted((package / "suite").glob("*.py"))
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except OSError:
-            continue
+    for file in sorted(package.glob("__init__.py" if family == "minigrid" else "suite/*.py")):
+        text = file.read_text(encoding="utf-8")
         if family == "minigrid":
             found += re.findall(r"""register\(\s*(?:id=)?["']((?:MiniGrid|BabyAI)-[\w-]+)["']""", text)
         else:
@@ -265,14 +260,14 @@ def _read_ids(family: str, package: Path) -> tuple[str, ...]:
 
 
 def _key(id: str) -> str:
-    """Return what all spellings of an id have in common; DreamerV3 calls the domain ``ball_in_cup`` ``cup``."""
+    """Return the same key for all spellings of an id; DreamerV3 calls the domain ``ball_in_cup`` ``cup``."""
     return re.sub(r"^ale/|-v\d+$|[-_]", "", re.sub(r"^cup[-_]", "ball_in_cup-", id.lower()))
 
 
 def find(id: str) -> EnvSpec:
     """Return the registered environment ``Name-v1`` or ``namespace/Name-v1``.
 
-    Without a version it is the newest one; a ``module:`` in front is imported first.
+    Without a version, return the newest; a ``module:`` in front is imported first.
     """
     import gymnasium
     from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
@@ -300,18 +295,18 @@ def find(id: str) -> EnvSpec:
 def _make(
     spec: EnvSpec, arguments: Mapping[str, Any], wrap: Callable[..., gymnasium.Env] | None, render_mode: str | None
 ) -> gymnasium.Env:
-    """Make a registered environment; ``spec`` goes along to other processes, where it may not be registered."""
+    """Make an environment from its ``spec``, which is sent to other processes: it may not be registered there."""
     import gymnasium
 
-    # -1: no wrapper that truncates; the world counts.
+    # -1: no wrapper that truncates, since the world counts the steps.
     env = gymnasium.make(spec, render_mode=render_mode, max_episode_steps=-1, disable_env_checker=True, **arguments)
     return env if wrap is None else wrap(env)
 
 
 def choose_backend(*, required: bool) -> None:
-    """Set ``MUJOCO_GL`` where it is not set and there is no screen: ``egl``, or else ``osmesa``.
+    """Set ``MUJOCO_GL`` to ``egl``, or else ``osmesa``, if it is not set and there is no screen.
 
-    ``required``: raise ``Unusable`` where there is neither; an environment that does not render can do without.
+    ``required``: raise ``Unusable`` if the machine has neither.
     """
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return

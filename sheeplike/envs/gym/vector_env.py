@@ -32,12 +32,13 @@ from sheeplike.options import InvalidOption
 from sheeplike.terminal import warn
 
 Observations = dict[str, torch.Tensor]
+StepResult = tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 
 CLOSING = 10.0  # seconds that processes have to close their environments
 DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
-FRAME_RATES = (0.01, 1000.0)  # steps a second; what an environment says beyond them is not believed
+FRAME_RATES = (0.01, 1000.0)  # credible steps per second
 UNKNOWN_FPS = 30.0
-ALIGNMENT = 64  # bytes: every tensor begins at an address that suits its dtype, and the device's reads
+ALIGNMENT = 64  # bytes; it suits every dtype and the reads of a device
 SCALARS = {
     "reward": np.float32,
     "terminated": np.bool_,
@@ -59,16 +60,15 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`, but for:
 
     - ``success`` (N,) float32: 1 if ``info["is_success"]`` or ``info["success"]`` was true in this episode, else 0; NaN
-      until the environment has said one of them: most define no success;
-    - ``restarted`` (N,) bool: the environment failed, or a process died, and a new one replaces it, as a line on stderr
-      says. The world is truncated, shows its last good observation and has reward 0; its episode does not count.
+      while no environment has reported either, as most define no success;
+    - ``restarted`` (N,) bool: the environment failed, or its process died, and a new one replaces it; stderr tells why.
+      The world is truncated, shows its last good observation and has reward 0; its episode does not count.
 
     World ``i`` draws from seeds that follow from ``seed`` and ``i`` alone. Gymnasium's environments cannot be saved: a
     loaded state begins new episodes in all worlds, from seeds that no episode had.
 
     Args:
-        make: makes one environment; takes ``render_mode``. For ``async`` it is sent to other processes.
-        options: of the worlds; its ``id`` is the name of the environment.
+        make: makes one environment, given ``render_mode``. With ``vectorization=async``, other processes call it.
         action_repeat: steps of the environment for which an action is held; rewards are summed.
     """
 
@@ -97,7 +97,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.single_observation_space = self._worlds.single_observation_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        # Names of observations are the environment's: what begins with a colon is ours.
+        # A colon tells our own names from the environment's, which name the observations.
         sent = {key: (space.shape, space.dtype) for key, space in self.observation_space.items()}
         sent |= {f":{key}": ((num_envs,), dtype) for key, dtype in SCALARS.items()}
         self._staging = Staging(sent, self.device)
@@ -121,7 +121,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin a new episode in every world; with a ``seed`` as if none had been before."""
+        """Begin a new episode in every world; with a ``seed`` the whole stream of episodes begins anew."""
         if options:
             raise ValueError(f"options={dict(options)!r}: expected none")
         assert not self.closed, "reset() of a closed environment"
@@ -132,9 +132,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._begin()
         return self._deliver()[::4]
 
-    def step(
-        self, actions: torch.Tensor
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def step(self, actions: torch.Tensor) -> StepResult:
         """Take one action in every world; waits for the device.
 
         Actions are float32 (N, A), clipped to [-1, 1], or int64 (N,) or (N, K). Raises ``GaveUp``.
@@ -150,7 +148,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             self._buffer, reward, terminated, truncated, info = self._worlds.step(actions.detach().cpu().numpy())
         except (EOFError, OSError) as error:
             self._replace_processes(error)
-            # All worlds are cut where they last were seen; the next step begins their episodes.
+            # All worlds are truncated at their last observation; the next step begins new episodes.
             self._count(0, False, True, {}, began=before)
             self._host["restarted"][:] = True
             return self._deliver(self._observations)
@@ -165,12 +163,12 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._end_processes()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the numbers from which a continuation derives seeds that no episode had."""
+        """Return the numbers from which a resumed run derives seeds that no episode had."""
         assert self._running, "state_dict() before reset()"
         return {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Have the next step begin a new episode in every world, with seeds that the run before did not use."""
+        """Make the next step begin a new episode in every world, with seeds that the saved run did not use."""
         if set(state) != set(STATE):
             odd = sorted(set(state) ^ set(STATE))[0]
             raise ValueError(f"state has {len(state)} entries, this environment {len(STATE)}: {odd!r} is in one only")
@@ -182,14 +180,14 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def _make_worlds(self) -> SyncVectorEnv | AsyncVectorEnv:
         makers: list[Callable[[], gymnasium.Env]] = [self._make_world] * self.num_envs
-        # Nothing is copied there: what leaves here is.
+        # No copy there: `Staging` copies all that is delivered.
         common = {"copy": False, "autoreset_mode": AutoresetMode.NEXT_STEP}
         if self._options.vectorization == "sync":
             return SyncVectorEnv(makers, **common)
         # A forked copy of this process would hold locks and device contexts whose threads it lacks.
         context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         if context == "forkserver":
-            # Once for all of them: what they need, and the program, which each of them would import otherwise.
+            # Otherwise each process would import the program and this package by itself.
             multiprocessing.get_context(context).set_forkserver_preload(["__main__", MakeWorld.__module__])
         try:
             return AsyncVectorEnv(makers, context=context, **common)
@@ -227,10 +225,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             warn(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
 
-    def _deliver(
-        self, observations: Observations | None = None
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Return the results of a call, with ``observations`` in place of the worlds' own if they are given."""
+    def _deliver(self, observations: Observations | None = None) -> StepResult:
+        """Return the results of a call; ``observations`` replace those of the worlds."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
         self._observations = observations or {key: sent[key] for key in self.single_observation_space}
         scalars = {key: sent[f":{key}"] for key in SCALARS}
@@ -262,13 +258,13 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         for process in getattr(self._worlds, "processes", ()):
             process.kill()
             process.join()
-        self._worlds.closed = True  # otherwise it would wait for answers when it is collected
+        self._worlds.closed = True  # otherwise its destructor would wait for answers
 
 
 class Staging:
     """Sends the same named arrays (shape and dtype) again and again, from the host to the device.
 
-    On a GPU, all of them go in one asynchronous copy from one pinned buffer, which torch reuses only after its copies.
+    All of them share one buffer. For a GPU it is pinned and copied asynchronously; torch reuses it after the copy only.
     """
 
     def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:
@@ -284,12 +280,7 @@ class Staging:
 
     def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Return tensors of the arrays as they are now; they share no memory with them."""
-        if self.device.type == "cpu":
-            return {
-                name: torch.from_numpy(np.array(arrays[name], dtype).reshape(shape))
-                for name, (_, shape, dtype, _) in self._places.items()
-            }
-        packed = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
+        packed = torch.empty(self._size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         host = packed.numpy()
         for name, (place, shape, dtype, _) in self._places.items():
             host[place].view(dtype).reshape(shape)[...] = arrays[name]
@@ -298,7 +289,7 @@ class Staging:
 
 
 def _frame_rate(metadata: Any) -> float:
-    """Return ``render_fps``, or a default where no video could be shown at it."""
+    """Return ``render_fps``, or a default if it is missing or not credible."""
     try:
         rate = float(metadata["render_fps"])
     except (TypeError, KeyError, ValueError, OverflowError):
@@ -309,7 +300,7 @@ def _frame_rate(metadata: Any) -> float:
 def _inspect(
     make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
 ) -> tuple[MakeWorld, float]:
-    """Return what makes the worlds, and the environment's frame rate, by making one environment here."""
+    """Return the maker of worlds, and the frame rate, both read from one environment that is made here."""
     with by_name(options.id):
         env = make(render_mode=None)
     try:

@@ -25,16 +25,16 @@ from sheeplike.terminal import one_line, text_of, warn
 
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Signals that ask a run to stop: they reach all processes of a terminal or a job, and only the first is to act."""
+"""Signals that ask a run to stop: they reach all processes of a job, of which only the main one acts."""
 PATIENCE = 5.0
-"""Seconds for which an environment may close after the run has ended."""
+"""Seconds that an environment has to close after the run has ended."""
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
 """Prefixes of the environment variables that choose how environments render."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeWorld:
-    """Makes a world, in this process or, unpickled, in another one; ``frames`` and ``episode_length`` are decided."""
+    """Makes a world, in this process or, unpickled, in another; ``frames`` and ``episode_length`` are resolved."""
 
     make: MakeEnv
     options: CommonOptions
@@ -43,7 +43,7 @@ class MakeWorld:
     image_size: tuple[int, int]
     action_repeat: int
     process: int = field(default_factory=os.getpid)
-    # A server of processes may have begun before these were set.
+    # The server that forks the processes may have begun before these were set.
     environment: dict[str, str] = field(
         default_factory=lambda: {name: value for name, value in os.environ.items() if name.startswith(RENDERING)}
     )
@@ -54,7 +54,7 @@ class MakeWorld:
             with by_name(self.options.id):
                 world.open()
             return world
-        # An exception here would be lost with the process: there, the first reset opens the environment.
+        # Another process opens the environment at its first reset: an exception here would be lost with the process.
         os.environ.update(self.environment)
         for name in IGNORED:
             if hasattr(signal, name):
@@ -64,7 +64,7 @@ class MakeWorld:
 
 
 def _end_with_run() -> None:
-    """End this process when the run has ended: an environment that hangs would not notice."""
+    """End this process when the run has ended, even if its environment hangs."""
     run = multiprocessing.parent_process()
     if run is not None:
         multiprocessing.connection.wait([run.sentinel])
@@ -73,10 +73,10 @@ def _end_with_run() -> None:
 
 
 class World(gymnasium.Env):
-    """One world; its ``info`` may hold ``success``, ``nonfinite`` and ``restarted``, the reason for that.
+    """One world; its ``info`` may hold ``success``, ``nonfinite``, and ``restarted`` with the reason.
 
-    An environment that raises in ``step`` or ``render`` is cut: the step delivers its last good observation, truncated
-    and with reward 0. The reset that follows makes a new one, with a seed of its own, and tries again if that fails.
+    If the environment raises in ``step`` or ``render``, the step delivers the last good observation, truncated and with
+    reward 0. The reset that follows makes a new environment, with a new seed, and tries again if that fails.
     """
 
     def __init__(self, made: MakeWorld) -> None:
@@ -88,14 +88,13 @@ class World(gymnasium.Env):
         self._env: gymnasium.Env | None = None
         self._last: dict[str, np.ndarray] = {}
         self._steps = 0
-        # Environments that were replaced since the stream of this seed began.
-        self._seed, self._restarts = 0, 0
+        self._seed, self._restarts = 0, 0  # environments that were replaced since this seed was set
         self._unseeded = True
         self._failures: list[str] = []  # failures since the last info
-        self._in_a_row = 0  # failures, without an episode that ended by itself between them
+        self._in_a_row = 0  # failures since an episode ended by itself
 
     def open(self) -> None:
-        """Make the environment, which renders if frames come from there."""
+        """Make the environment, with rendering if frames come from it."""
         self._env = self._made.make(render_mode="rgb_array" if self._options.frames == "render" else None)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -160,7 +159,7 @@ class World(gymnasium.Env):
         own = {}
         if said := {"is_success", "success"} & info.keys():
             success = np.asarray(info[min(said)])
-            # NaN, which counts as true, is none; nor is what is no number.
+            # NaN would count as true; texts and objects are no success either.
             own["success"] = bool(success.dtype.kind in "biuf" and success.all() and not np.isnan(success).any())
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
@@ -173,14 +172,14 @@ class World(gymnasium.Env):
         return False
 
     def _discard(self, error: BaseException) -> None:
-        """Close the environment that raised ``error``, so that a reset makes another one; raises as reset does."""
-        # What is not installed, or does not fit, will not the next time either.
+        """Close the environment that raised ``error``, so that a reset makes a new one; may raise ``GaveUp``."""
+        # A missing package or a wrong option fails the next time as well.
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error
         self._in_a_row += 1
         self._failures.append(f"{type(error).__name__}: {first_line(error)}")
         if self._in_a_row > self._options.max_restarts:
-            # Other types may not survive the way out of a process, where OSError means that one has died.
+            # Other types may not survive pickling, and an OSError would mean that a process has died.
             row = f"the environment failed {self._in_a_row} times in a row (max_restarts)"
             raise GaveUp(f"{self._failures[-1]}; {row}") from error
         self.close()
@@ -194,7 +193,7 @@ class World(gymnasium.Env):
 
 @contextmanager
 def by_name(id: str) -> Iterator[None]:
-    """Raise errors of the environment's own code as ``Unusable``, with its name."""
+    """Turn errors of the environment's own code into ``Unusable``, with its name."""
     try:
         yield
     except (Unusable, InvalidOption):
@@ -204,7 +203,7 @@ def by_name(id: str) -> Iterator[None]:
 
 
 def close(env: gymnasium.Env, id: str) -> None:
-    """Close an environment; a failure to do so is only a warning."""
+    """Close an environment; if that fails, warn."""
     try:
         env.close()
     except KeyboardInterrupt:
@@ -214,7 +213,7 @@ def close(env: gymnasium.Env, id: str) -> None:
 
 
 def derive_seed(*numbers: int) -> int:
-    """Derive a seed in [0, 2**31) that other numbers do not have; 31 bits, which every environment takes."""
+    """Derive a seed from numbers; it is in [0, 2**31), the range that every environment takes."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 

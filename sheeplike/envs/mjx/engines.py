@@ -5,33 +5,31 @@ Importing this module imports neither JAX nor MuJoCo.
 
 import pkgutil
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sheeplike import entry_points
 from sheeplike.options import InvalidOption, nearest
-
-T = TypeVar("T")
 
 
 class Engines(NamedTuple):
     """Engines of one kind."""
 
-    option: str  # The key that chooses one
-    group: str  # Entry points of other packages
-    built_in: Mapping[str, str]  # Each engine's `<module>:<class>`
-    automatic: tuple[str, ...] = ()  # Values of the key that leave the choice to the simulator
+    option: str  # the option that chooses one
+    group: str  # the entry points of other packages
+    built_in: Mapping[str, str]  # `<module>:<class>` by name
+    automatic: tuple[str, ...] = ()  # values of the option that leave the choice to the simulator
 
     def names(self) -> list[str]:
-        """Return the values that the key takes here, those of installed packages last."""
+        """Return the values that the option takes here, those of installed packages last."""
         return list(dict.fromkeys([*self.automatic, *self.built_in, *entry_points.plugins(self.group)]))
 
     def check(self, name: str) -> None:
-        """Raise ``InvalidOption`` unless an engine of this name is installed; nothing is imported."""
+        """Raise ``InvalidOption`` unless an engine of this name is installed, without importing it."""
         if name not in (known := self.names()):
             raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
 
-    def load(self, name: str, base: type[T]) -> type[T]:
-        """Import the engine of this name, a subclass of ``base``; raise ``ValueError`` if it cannot be imported."""
+    def load(self, name: str, base: type) -> type:
+        """Import the engine of this name; raise ``ValueError`` if that fails or it is no subclass of ``base``."""
         self.check(name)
         if name in self.built_in and name not in entry_points.plugins(self.group):
             return pkgutil.resolve_name(self.built_in[name])
@@ -45,7 +43,7 @@ PHYSICS = Engines(
     "physics",
     "sheeplike.physics",
     {
-        "warp": "sheeplike.envs.mjx.physics.warp:WarpPhysics",
+        "warp": "sheeplike.envs.mjx.physics.physics:WarpPhysics",
         "native": "sheeplike.envs.mjx.physics.native:NativePhysics",
     },
     automatic=("auto",),

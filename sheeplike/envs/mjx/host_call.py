@@ -1,6 +1,6 @@
 """A Python function called inside a compiled step, on a CPU, with NumPy views of XLA's own buffers.
 
-``jax.pure_callback`` hands over JAX arrays, and to read one may wait for the very thread that makes the call. Here
+``jax.pure_callback`` hands over JAX arrays, and reading one may wait for the very thread that makes the call. Here
 nothing is copied and nothing waits: Warp's foreign function interface passes the buffers themselves.
 """
 
@@ -11,15 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import warp as wp
-
-_DTYPES = {
-    np.dtype(np.float32): wp.float32,
-    np.dtype(np.int32): wp.int32,
-    np.dtype(np.uint32): wp.uint32,
-    np.dtype(bool): wp.bool,
-}
 
 
 def call_for_all(
@@ -30,10 +22,10 @@ def call_for_all(
     *,
     num_envs: int,
 ) -> tuple[jax.Array, ...]:
-    """Compute ``method`` for one world; traced inside a ``vmap`` over all, and called once for them.
+    """Return the outputs of one world; traced inside a ``vmap`` over all worlds, for which ``method`` is called once.
 
-    ``method(argument, *inputs, *outputs)`` gets arrays (N, ...), of which it fills the outputs. JAX keeps what is
-    registered for ever, so that its object is held weakly. ``inputs`` are not empty: float32, int32, uint32 or bool.
+    ``method(argument, *inputs, *outputs)`` gets arrays (N, ...) and fills the outputs. Its object is held weakly, since
+    JAX keeps for ever what is registered. ``inputs`` are not empty: float32, int32, uint32 or bool.
     """
 
     def call_once(size: int, batched: list[bool], *inputs: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
@@ -42,12 +34,10 @@ def call_for_all(
             for value, each in zip(inputs, batched, strict=True)
         ]
         shapes = {f"output{i}": (num_envs, *output.shape) for i, output in enumerate(outputs)}
-        dtypes = [*(value.dtype for value in own), *(output.dtype for output in outputs)]
-        ranks = [*(value.ndim for value in own), *map(len, shapes.values())]
-        names = [*(f"input{i}" for i in range(len(own))), *shapes]
+        ranks = {f"input{i}": value.ndim for i, value in enumerate(own)} | {name: len(shapes[name]) for name in shapes}
         types = {
-            name: wp.array(dtype=_DTYPES[np.dtype(dtype)], ndim=rank)
-            for name, dtype, rank in zip(names, dtypes, ranks, strict=True)
+            name: wp.array(dtype=wp.dtype_from_jax(array.dtype), ndim=ranks[name])
+            for name, array in zip(ranks, (*own, *outputs), strict=True)
         }
         function = _with_signature(method, argument, types)
         mode = wp.JaxCallableGraphMode.NONE
@@ -56,7 +46,7 @@ def call_for_all(
 
     @jax.custom_batching.custom_vmap
     def call(*inputs: jax.Array) -> tuple[jax.Array, ...]:
-        # Nothing differs between worlds, as where an episode begins without a draw: any of them has the result.
+        # Nothing differs between worlds, as when an episode begins without a draw: each has the result of all.
         results, _ = call_once(num_envs, [False] * len(inputs), *inputs)
         return tuple(result[0] for result in results)
 
@@ -65,7 +55,7 @@ def call_for_all(
 
 
 def _with_signature(method: Callable[..., None], argument: object, types: dict[str, wp.array]) -> Callable[..., None]:
-    """Return the function that Warp registers, and whose arguments it reads from the signature."""
+    """Return the function that Warp registers, with a signature from which Warp reads the arguments."""
     weak, name = weakref.WeakMethod(method), method.__name__
 
     def call(*arrays: wp.array) -> None:

@@ -18,14 +18,14 @@ PLAYGROUND_IDS = (
     *("FishSwim", "HopperHop", "HopperStand", "HumanoidRun", "HumanoidStand", "HumanoidWalk", "PendulumSwingup"),
     *("PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6", "WalkerRun", "WalkerStand", "WalkerWalk"),
 )
-"""Playground's tasks of the DeepMind Control suite, whose scenes it brings along; all others need meshes."""
+"""Playground's tasks of the DeepMind Control suite, whose scenes are part of it; all others need meshes."""
 
 
 class SimulationOptions(Options):
     """Options of simulation and rendering, each a key ``env.<name>`` of a run.
 
-    An image option is written here, and read by the renderers that serve it as ``self.options.<name>``. ``stagger`` and
-    ``randomize`` are not among these options: evaluations in the same simulation change them.
+    An image option is one line here; renderers read it as ``self.options.<name>``. ``stagger`` and ``randomize`` are
+    not among these options, since evaluations change them in the same simulation.
     """
 
     cameras: tuple[str, ...] | None = Field(
@@ -43,22 +43,22 @@ class SimulationOptions(Options):
     depth: bool = Field(False, description="render depth beside the colours")
     segmentation: bool = Field(False, description="render which geom each pixel shows, beside the colours")
     shadows: bool = Field(False, description="render the shadows of lights that cast any")
-    textures: bool | None = Field(None, description="render the textures of materials; null: if the task says so")
+    textures: bool | None = Field(None, description="render the textures of materials; null: the task's choice")
 
     def check(self) -> None:
-        """Check the names of the engines, and that nothing is asked of a renderer that renders nothing."""
+        """Check the names of the engines, and that no image option is set if nothing is rendered."""
         PHYSICS.check(self.physics)
         RENDERERS.check(self.renderer)
-        of_images = SimulationOptions.model_fields.keys() - {"cameras", "physics", "renderer"}
+        others = ("cameras", "physics", "renderer")
         for name in SimulationOptions.model_fields if self.renderer == "none" else ():
-            if name in of_images and (value := getattr(self, name)):
+            if name not in others and (value := getattr(self, name)):
                 off = type(value)()
                 expected = f"{format_value(off)}, since env.renderer=none renders nothing"
                 raise InvalidOption(name, value, expected, off)
 
 
 class TaskOptions(Options):
-    """Options of one task; ``task`` is ``<module>:<class>`` of the task, which takes them.
+    """Options of one task: ``<module>:<class>`` in ``task`` takes them.
 
     ``scene`` is the file of its scene in ``tasks/``; None for a scene made in code.
     """
@@ -73,7 +73,7 @@ class TaskOptions(Options):
 
     @classmethod
     def check_cameras(cls, cameras: Sequence[str]) -> None:
-        """Raise ``InvalidOption`` for a camera that the scene lacks; without ``scene``, that shows when it is made."""
+        """Raise ``InvalidOption`` for a camera that the file ``scene`` lacks."""
         if cls.scene is None:
             return
         known = [camera.get("name") for camera in ElementTree.fromstring(cls.read_scene()).iter("camera")]
@@ -94,9 +94,7 @@ class CartpoleOptions(TaskOptions):
 class CartpoleBalanceOptions(CartpoleOptions):
     """Options of ``env=cartpole_balance``."""
 
-    fall_ends: bool = Field(
-        True, description="a pole below the horizontal ends the episode; in the control suite nothing does"
-    )
+    fall_ends: bool = Field(True, description="end the episode when the pole falls below the horizontal")
 
 
 class CartpoleSwingupOptions(CartpoleOptions):
@@ -111,10 +109,10 @@ class FrankaPickOptions(TaskOptions):
 
     episode_length: int = Field(200, ge=1, le=10**9, description="control steps of 50 ms")
     picked_probability: float = Field(
-        0.05, ge=0, le=1, description="part of the episodes that start with the box grasped, as a help to exploration"
+        0.05, ge=0, le=1, description="fraction of episodes that start with the box grasped, to help exploration"
     )
     box_range: float = Field(
-        0.05, ge=0, le=0.2, description="metres to either side within which the box is placed, as a first setting"
+        0.05, ge=0, le=0.2, description="metres to either side within which the box starts; programs may change it"
     )
 
 
@@ -124,11 +122,9 @@ class PlaygroundOptions(TaskOptions):
     task: ClassVar[str] = "sheeplike.envs.mjx.playground:PlaygroundTask"
 
     id: str = Field(description="name in Playground's registry, such as CheetahRun")
-    episode_length: int | None = Field(
-        None, ge=1, le=10**9, description="control steps; null: as Playground configures it"
-    )
+    episode_length: int | None = Field(None, ge=1, le=10**9, description="control steps; null: Playground's own")
     overrides: dict[str, Any] | None = Field(
-        None, description="of Playground's configuration of the task, such as {ctrl_dt: 0.02}; keys nested or dotted"
+        None, description="changes of Playground's configuration, such as {ctrl_dt: 0.02}; keys nested or dotted"
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of ``reset``: values for chosen worlds in place of those that they would draw."""
+"""Options of ``reset``: values that chosen worlds take instead of drawing them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ from sheeplike.options import one_of
 OPTIONS = ("variation", "memory", "worlds")
 
 Choices = dict[str, tuple[jax.Array, jax.Array]]
-"""Masks (N,) bool of the worlds that take a value, and the values (N, ...), by name."""
+"""By name, a mask (N,) bool of the worlds that take a value, and the values (N, ...)."""
 
 
 class Overrides(NamedTuple):
-    """Values that worlds that begin an episode take in place of what they would draw."""
+    """Values that worlds take when an episode begins, instead of drawing them."""
 
-    drawn: Choices  # Draws of lines, (N, R, C)
-    memory: Choices  # Fields of the task's memory, as the reset leaves it
+    drawn: Choices  # draws of lines, (N, R, C)
+    memory: Choices  # fields of the task's memory, as the reset leaves it
 
 
 NO_OVERRIDES = Overrides({}, {})
@@ -40,10 +40,10 @@ def parse_options(
     """Check the options of a reset against what the worlds have.
 
     Args:
-        options: ``variation``: values by name of line; ``memory``: values by name of field of the task's memory, of
-            dictionaries within it as ``info.target``; ``worlds``: indices of the worlds that take them, or (N,) bool;
-            all if left out. A value is one for all these worlds, or one for each, in their order.
-        variation, memory: of all worlds, whose shapes tell what fits.
+        options: ``variation``: values by name of line; ``memory``: values by name of field of the task's memory, within
+            dictionaries as ``info.target``; ``worlds``: indices of the worlds that take them, or (N,) bool; by default
+            all. A value is one for all these worlds, or one for each in their order.
+        variation, memory: those of all worlds, for their shapes.
     """
     for option in options:
         if option not in OPTIONS:
@@ -90,7 +90,7 @@ def _array(given: Any) -> np.ndarray:
 def _choices(
     options: Mapping[str, Any], section: str, known: Mapping[str, jax.Array], chosen: np.ndarray, none: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return masks (N,) of the worlds that take a value, and values for all worlds like those of ``known``, by name."""
+    """Return by name masks (N,) of the worlds that take a value, and values (N, ...) in the shape of ``known``."""
     found = {}
     given = options.get(section, {})
     if not isinstance(given, Mapping):
@@ -101,7 +101,7 @@ def _choices(
             raise ValueError(f"{place}: expected {one_of(name, known) if known else none}")
         like, array = known[name], _array(value)
         one, each = like.shape[1:], (len(chosen), *like.shape[1:])
-        # Axes of length 1 may be left out: of 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
+        # Axes of length 1 may be left out: for 8 worlds, a line of one number takes (8,) as well as (8, 1, 1).
         forms = [form for form in ((), one, each) if _long(form) == _long(array.shape)]
         if array.dtype.kind not in "biuf" or not forms:
             expected = f"{like.dtype} {one}, or {each} with one for each world"

@@ -1,30 +1,40 @@
 """Private parts of MuJoCo's MJX, and of MJX-Warp within it, that are replaced here; read from version 3.17.0.
 
-On a new version of MuJoCo, compare each of these with what it replaces. :mod:`sheeplike.envs.mjx.randomization.fields`
-reads one more private name, ``mujoco.mjx.warp.types._BATCH_DIM``.
+On a new version of MuJoCo, compare each of these with the original that it names.
+:mod:`sheeplike.envs.mjx.randomization.fields` reads one more private name, ``mujoco.mjx.warp.types._BATCH_DIM``.
+
+At the end, both libraries are silenced: MuJoCo writes a log file into the working directory, and Warp tells that there
+is no GPU.
 """
 
 import functools
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import jax
+import mujoco
+import torch
+import warp as wp
 from mujoco import mjx
 from mujoco.mjx.warp import ffi, forward
 
 Step = Callable[[mjx.Model, mjx.Data], mjx.Data]
 mjx_forward = mjx.forward
 """MJX's own function, also where :func:`replace_engine` is in force."""
+_lock, _inside = threading.Lock(), 0
+_handler: Callable[[str], None] | None = None
 
 
 @functools.cache
 def repeat_step(number: int) -> Step:
     """Return ``mjx.step`` repeated ``number`` times in a single call from XLA to Warp.
 
-    Each such call reads the addresses of some 560 arrays in Python, and on a GPU looks up the CUDA graph that was
-    captured with them: a scan would do so once for each step. Replaces ``mujoco.mjx.warp.forward._step_shim``.
+    Each call reads the addresses of some 560 arrays in Python, and on a GPU looks up the CUDA graph that was captured
+    with them: a scan would do so for each step. Replaces ``mujoco.mjx.warp.forward._step_shim``.
     """
     once = forward._step_shim
 
@@ -50,7 +60,7 @@ def repeat_step(number: int) -> Step:
 
 
 def replace_engine(step: Step, forward: Step) -> AbstractContextManager:
-    """Have code of other libraries that is traced inside call these in place of ``mjx.step`` and ``mjx.forward``."""
+    """Call these in place of ``mjx.step`` and ``mjx.forward`` in code of other libraries that is traced inside."""
     return mock.patch.multiple(mjx, step=step, forward=forward)
 
 
@@ -58,9 +68,9 @@ def replace_engine(step: Step, forward: Step) -> AbstractContextManager:
 def hide_side_effects() -> Iterator[None]:
     """Hide the side effects of refit and render from XLA.
 
-    JAX dispatches a computation with side effects in Python, leaf by leaf: 3 to 5 ms for each step of the worlds. They
-    need not be declared: the token in the data orders these calls, and the delivered frames keep them from being
-    dropped. Replaces ``mujoco.mjx.warp.ffi.jax_callable_variadic_tuple``.
+    JAX dispatches a computation with side effects in Python, leaf by leaf: 3 to 5 ms for each step of the worlds. XLA
+    need not know of them: the token in the data orders these calls, and the delivered frames keep XLA from dropping
+    them. Replaces ``mujoco.mjx.warp.ffi.jax_callable_variadic_tuple``.
     """
     declared = ffi.jax_callable_variadic_tuple
 
@@ -69,3 +79,46 @@ def hide_side_effects() -> Iterator[None]:
 
     with mock.patch.object(ffi, "jax_callable_variadic_tuple", undeclared):
         yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop MuJoCo's warnings in the whole process; the last of the threads inside restores the handler from before."""
+    global _inside, _handler
+    with _lock:
+        if not _inside:
+            _handler = mujoco.get_mju_user_warning()
+            mujoco.set_mju_user_warning(lambda _: None)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                mujoco.set_mju_user_warning(_handler)
+
+
+def start_warp() -> None:
+    """Start Warp, which reports problems only; a missing GPU is none on a machine that has none."""
+    wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)
+    with nullcontext() if torch.cuda.is_available() else _discard_stderr():
+        wp.init()
+
+
+@contextmanager
+def _discard_stderr() -> Iterator[None]:
+    """Discard all writes to the descriptor of stderr."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

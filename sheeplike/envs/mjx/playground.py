@@ -1,13 +1,13 @@
-"""Every task of MuJoCo Playground, from pixels, whether or not it has a vision mode of its own.
+"""Every task of MuJoCo Playground, from pixels, with or without a vision mode of its own.
 
-Playground's reset and step place, control, simulate and judge; its wrappers, automatic reset and renderer take no part.
+Playground's ``reset`` and ``step`` define the task; its wrappers, automatic reset and renderer are not used.
 
-Observations are Playground's vector as ``state``, or its vectors by their names. The reward terms are its metrics of
-the step, ``reward/upright`` as ``upright``; they need not sum to the reward, which is often their product.
+Observations are Playground's vector as ``state``, or its vectors by name. The reward terms are its metrics of the step,
+``reward/upright`` as ``upright``; they need not sum to the reward, which is often their product.
 
-As in Playground, the vectors come from the last physics step's positions, one physics step before what the frame shows,
-and a target that a reset moves (in reaching and swimming) is in the vectors one step later. Unlike there, a world whose
-numbers diverge is truncated, not terminated. Source: Zakka et al. 2025, "MuJoCo Playground".
+As in Playground, the vectors lag the frame by one physics step, and a target that a reset moves (in reaching and
+swimming) is in the vectors one step later. Unlike there, a world whose numbers diverge is truncated, not terminated.
+Source: Zakka et al. 2025, "MuJoCo Playground".
 """
 
 import math
@@ -24,13 +24,13 @@ from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
+from sheeplike.envs.mjx.patches import start_warp
 from sheeplike.envs.mjx.playground_patches import adapt_scenes, refuse_download, use_model
-from sheeplike.envs.mjx.quiet import start_warp
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
-from sheeplike.options import InvalidOption, nearest
+from sheeplike.options import InvalidOption, nearest, one_of
 
 ALLOCATED_FOR = 2048
-"""Worlds for which Playground's configurations allocate contacts, at the fewest."""
+"""The fewest worlds for which Playground's configurations allocate contacts."""
 
 OURS = {
     "episode_length": "env.options.episode_length",
@@ -39,18 +39,17 @@ OURS = {
     "vision_config": "env.image_size and env.cameras",
     "impl": "warp, the only one that is rendered",
 }
-"""Keys of Playground's configurations that are not its own here, and what takes their place."""
+"""Keys of Playground's configurations that are set in other ways here."""
 
 HIDDEN = {"FishSwim": ("ground",)}
 """Geoms that are not drawn: the fish begins each episode halfway in a floor without contacts, and swims below it."""
-HIDDEN_GROUP = 3
 
 CAMERAS = {"FishSwim": "fixed_top"}
-"""Default cameras that are not the scene's first, which for the fish tracks its target's weight more than the fish."""
+"""Default cameras where the scene's first is unsuitable: the fish's follows the target's weight, not the fish."""
 
 
 class Memory(NamedTuple):
-    """State of an episode: of Playground's state all but the physics, made afresh by each reset."""
+    """State of an episode: Playground's state without the physics, made anew by each reset."""
 
     obs: Any
     info: dict[str, Any]
@@ -60,8 +59,8 @@ class Memory(NamedTuple):
 class PlaygroundTask:
     """One world of a task of MuJoCo Playground, with actions in [-1, 1]; see the module's docstring.
 
-    ``textures`` show that a robot moves: without them the floor is white. They cost a fifth to a third of the
-    renderer's speed. ``default_cameras`` is the scene's first, which published results use too; see ``CAMERAS``.
+    With ``textures`` one sees that a robot moves: without them the floor is white. They cost a fifth to a third of the
+    renderer's speed. ``default_cameras`` is the scene's first, as in published results; see ``CAMERAS``.
     """
 
     def __init__(self, options: PlaygroundOptions) -> None:
@@ -81,14 +80,12 @@ class PlaygroundTask:
         config = self._env._config
         steps = config.ctrl_dt / config.sim_dt
         if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
-            multiple = max(round(steps), 1) * config.sim_dt
-            raise ValueError(
-                f"ctrl_dt={config.ctrl_dt}: expected a multiple of sim_dt={config.sim_dt}; nearest: {multiple:g}"
-            )
+            expected = f"a multiple of sim_dt={config.sim_dt}; nearest: {max(round(steps), 1) * config.sim_dt:g}"
+            raise ValueError(f"ctrl_dt={config.ctrl_dt}: expected {expected}")
         self.name, self.textures = id, True
         self.model: mujoco.MjModel = self._env.mj_model
         for name in HIDDEN.get(id, ()):
-            self.model.geom(name).group = HIDDEN_GROUP
+            self.model.geom(name).group = 3  # renderers draw groups 0 to 2
         self.episode_length = options.episode_length or config.episode_length
         self.substeps = self._env.n_substeps
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (self._env.action_size,), np.float32)
@@ -125,7 +122,7 @@ class PlaygroundTask:
         return state.data, outcome, _vectors(state.obs)
 
     def repeated(self, repeat: int) -> "PlaygroundTask":
-        """Return the task at a lower control rate: some of Playground's rewards and clocks depend on it."""
+        """Return the task at a lower control rate, on which some of Playground's rewards and clocks depend."""
         if repeat == 1:
             return self
         overrides = {**self._overrides, "ctrl_dt": self._env._config.ctrl_dt * repeat}
@@ -133,17 +130,16 @@ class PlaygroundTask:
 
 
 def _import() -> tuple[Any, Any]:
-    """Return Playground's registry, and its module of what all tasks share."""
+    """Return Playground's registry, and the module that all its tasks share."""
     try:
         with warnings.catch_warnings():
-            # Brax imports it.
+            # Brax imports JAXopt.
             warnings.filterwarnings("ignore", "JAXopt is no longer maintained", DeprecationWarning)
             from mujoco_playground import registry
             from mujoco_playground._src import mjx_env
     except ImportError as error:
-        raise Unusable(
-            f"MuJoCo Playground cannot be imported ({error}): pip install 'sheeplike[playground]' repairs that"
-        ) from error
+        repair = "pip install 'sheeplike[playground]' repairs that"
+        raise Unusable(f"MuJoCo Playground cannot be imported ({error}): {repair}") from error
     return registry, mjx_env
 
 
@@ -157,32 +153,26 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
-        ours = OURS.get(key.partition(".")[0])
-        if ours:
-            raise ValueError(f"env.options.overrides: {key}={value!r} is not for {id} to say: expected {ours}")
+        if ours := OURS.get(key.partition(".")[0]):
+            raise ValueError(f"env.options.overrides: {key}={value!r} of {id} is set elsewhere: expected {ours}")
         if key not in config:
             known = [name for name in config if name.partition(".")[0] not in OURS]
-            raise ValueError(
-                f"env.options.overrides: {id} has no key {key!r}: expected one of {', '.join(known)} "
-                f"(nearest: {nearest(key, known)})"
-            )
+            raise ValueError(f"env.options.overrides: {id} has no key {key!r}: expected {one_of(key, known)}")
         default = config[key]
-        number = isinstance(default, int | float) and not isinstance(default, bool)
-        fits = isinstance(value, type(default)) or (number and type(value) in (int, float) and type(default) is float)
+        fits = isinstance(value, type(default)) or (type(default) is float and type(value) is int)
         if default is not None and not fits:
-            raise ValueError(
-                f"env.options.overrides: {key}={value!r}: expected a value like Playground's own, {default!r}"
-            )
+            expected = f"a value like Playground's own, {default!r}"
+            raise ValueError(f"env.options.overrides: {key}={value!r}: expected {expected}")
 
 
 def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
-    """Return True if a function of a PRNG key has a loop when traced; a reset has one only if it runs physics."""
+    """Return True if a function of a PRNG key has a loop; a reset has one only if it steps the physics."""
     traced = str(jax.make_jaxpr(function)(jax.random.PRNGKey(0)))
     return "scan[" in traced or "while[" in traced
 
 
 def _memory(state: Any) -> Memory:
-    # Typed strongly, so that what a reset and a step return are one type.
+    # Weak types become strong ones, so that a reset and a step return the same types.
     memory = Memory(state.obs, state.info, state.metrics)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), memory)
 

@@ -1,7 +1,7 @@
 """Private parts of MuJoCo Playground that are replaced here; read from version 0.2.0.
 
-On a new version of Playground, compare each of these with what it replaces. :class:`PlaygroundTask` also reads
-``_config`` of Playground's environments.
+On a new version of Playground, compare each of these with the original that it names. :class:`PlaygroundTask` also
+reads ``_config`` of Playground's environments.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ import mujoco
 from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.envs.mjx.quiet import quiet
+from sheeplike.envs.mjx.patches import quiet
 
 
 @contextmanager
 def use_model(library: Any, env: Any, model: mjx.Model, data: mjx.Data) -> Iterator[None]:
-    """Have what is traced inside use this model, as Playground's own domain randomization does, and these data.
+    """Use this model, as Playground's own domain randomization does, and these data in what is traced inside.
 
-    A reset of Playground's allocates data of its own, for as many contacts as its configuration has for all worlds.
-    Replaces ``mjx_env.make_data`` of the ``library`` and ``_mjx_model`` of the ``env``.
+    Playground's resets would allocate data in each world, with contacts for all worlds. Replaces ``mjx_env.make_data``
+    of the ``library`` and ``_mjx_model`` of the ``env``.
     """
 
     def make_data(_: mujoco.MjModel, **options: Any) -> mjx.Data:
@@ -35,7 +35,7 @@ def use_model(library: Any, env: Any, model: mjx.Model, data: mjx.Data) -> Itera
 
 @contextmanager
 def refuse_download(id: str, library: Any) -> Iterator[None]:
-    """Raise ``Unusable`` where meshes are missing, in place of cloning a repository of gigabytes.
+    """Raise ``Unusable`` if meshes are missing, instead of cloning a repository of gigabytes.
 
     Replaces ``mjx_env.ensure_menagerie_exists`` of the ``library``.
     """
@@ -55,10 +55,10 @@ def refuse_download(id: str, library: Any) -> Iterator[None]:
 
 @contextmanager
 def adapt_scenes() -> Iterator[None]:
-    """Adapt scenes of Playground's that are compiled inside; replaces methods of ``mujoco.MjSpec``.
+    """Adapt Playground's scenes that are compiled inside; replaces methods of ``mujoco.MjSpec``.
 
-    - Playground 0.2 compares versions as texts, and asks MuJoCo 3.17 for what only those before 3.3 have.
-    - Sites are not rendered. A target that is one, as of ``FingerTurnHard``, becomes a geom that touches nothing.
+    - Playground 0.2 compares versions as texts, and so calls a method that MuJoCo 3.3 removed.
+    - Sites are not rendered: targets that are sites, as in ``FingerTurnHard``, become geoms that touch nothing.
     - MuJoCo would write its warnings about these scenes to a file in the working directory.
     """
     spec_class = mujoco.MjSpec
@@ -77,7 +77,7 @@ def adapt_scenes() -> Iterator[None]:
 
 
 def _show_sites(spec: mujoco.MjSpec) -> None:
-    """Give sites that have a material, and are in a group that is shown, a geom of their form, without mass."""
+    """Give each site that has a material and is in a visible group a geom of its form, without mass."""
     for body in spec.bodies:
         for site in body.sites:
             if site.material and site.group <= 2:

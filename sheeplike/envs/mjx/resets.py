@@ -1,4 +1,4 @@
-"""Beginnings of episodes of tasks that step the physics themselves."""
+"""Begin of episodes, for tasks that step the physics themselves."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Vectors
 
 
 class Resets:
-    """Begins episodes of a stepping task; ``outcome`` and ``vectors`` are the shapes of what ``advance`` returns.
+    """Begins episodes of a stepping task; ``outcome`` and ``vectors`` are the shapes of those that ``advance`` returns.
 
-    ``begin`` runs a forward pass, and some tasks let their robot fall to rest in it: 200 physics steps, for a control
-    step of one. So it is made only in steps in which some world begins an episode, and then for all worlds. On a CPU
-    the branch costs nothing. On a GPU, XLA reads its condition on the host, which has to wait for it, so that only a
-    long reset is branched around; the others are made in every step.
+    A task's ``begin`` runs a forward pass, and some let their robot fall to rest: 200 physics steps, where a control
+    step may have one. So it is called only in steps in which some world begins an episode, and then for all worlds. On
+    a CPU this branch is free. On a GPU the host has to wait for its condition, so that only long resets have a branch;
+    the others run in every step.
     """
 
     def __init__(self, task: SteppingTask, physics: Physics, device: jax.Device) -> None:
@@ -35,13 +35,13 @@ class Resets:
                 raise TypeError(f"{task.name}.advance returned {what} of {later}: expected begin's, {first}")
 
     def blank_memory(self) -> Memory:
-        """Return zeros in the shape of a memory, for a world that has not begun yet."""
-        return jax.tree.map(_zeros, self._first[1])
+        """Return a memory of zeros, for a world that has not begun yet."""
+        return jax.tree.map(jnp.zeros_like, self._first[1])
 
     def begin(
         self, model: mjx.Model, clean: mjx.Data, key: jax.Array, due: jax.Array
     ) -> tuple[mjx.Data, Memory, dict[str, jax.Array]]:
-        """Return data, memory and vectors at the begin of an episode of one world; arbitrary unless it is ``due``.
+        """Return data, memory and first vectors of an episode of one world; arbitrary unless the reset is ``due``.
 
         ``model`` has this world's fields, ``clean`` inputs at their defaults; ``key`` is a typed PRNG key.
         """
@@ -49,7 +49,7 @@ class Resets:
             inputs, memory, vectors = jax.lax.cond(
                 jax.lax.pmax(due.astype(jnp.int32), ENVS) > 0,  # one flag for all worlds, or both branches would run
                 lambda: self._begin(model, clean, key),
-                lambda: jax.tree.map(_zeros, self._first),
+                lambda: jax.tree.map(jnp.zeros_like, self._first),
             )
         else:
             inputs, memory, vectors = self._begin(model, clean, key)
@@ -58,7 +58,7 @@ class Resets:
     def advance(
         self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
     ) -> tuple[mjx.Data, Outcome, Vectors]:
-        """Take a step of the task's own, in this engine."""
+        """Take the task's own step, with this engine."""
         with replace_engine(self._physics.step, self._physics.forward):
             return self._task.advance(model, data, memory, action)
 
@@ -70,9 +70,5 @@ class Resets:
 
 
 def signature(tree: Any) -> Any:
-    """Return structure, shapes and dtypes: trees that agree in them may take each other's place."""
+    """Return structure, shapes and dtypes, which are equal in trees that may replace each other."""
     return jax.tree.structure(tree), [(leaf.shape, np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
-
-
-def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(shape.shape, shape.dtype)

@@ -1,6 +1,6 @@
 """Numbers of a task that may change while it runs, one value per world, such as the difficulty of a curriculum.
 
-They enter the compiled step as arguments: to change one compiles nothing.
+They enter the compiled step as arguments, so that a change compiles nothing.
 """
 
 import inspect
@@ -37,7 +37,7 @@ def declared(task: Task) -> dict[str, float]:
 
 
 class Settings:
-    """Settings of all worlds: on the host to be changed, ``on_device`` float32 (N,) by name for the simulator."""
+    """Settings of all worlds: a copy on the host that changes, and ``on_device`` float32 (N,) for the simulator."""
 
     def __init__(self, defaults: Mapping[str, float], *, num_envs: int, device: jax.Device) -> None:
         self.num_envs, self._device = num_envs, device
@@ -46,11 +46,11 @@ class Settings:
         self.write(defaults)
 
     def write(self, values: Mapping[str, Values]) -> None:
-        """Change those that are named: all of them, or none."""
+        """Change the named settings, or none of them if a value is not valid."""
         written = {name: self._checked(name, value) for name, value in values.items()}
         self._on_host |= written
-        # Always an array of its own that is never changed: on a CPU the device may read the host's memory. Committed to
-        # the device, like everything that a step takes.
+        # `_checked` returns new arrays: on a CPU the device may read the host's memory. They are committed to the
+        # device, like all arguments of a step.
         self.on_device |= {name: jax.device_put(value, self._device) for name, value in written.items()}
 
     def read(self) -> dict[str, torch.Tensor]:
@@ -58,7 +58,7 @@ class Settings:
         return {name: torch.from_numpy(value.copy()) for name, value in self._on_host.items()}
 
     def check_name(self, name: str) -> str:
-        """Return the name, or raise ``ValueError`` where there is no such setting."""
+        """Return the name; raise ``ValueError`` if there is no such setting."""
         if name not in self._on_host:
             known = one_of(name, sorted(self._on_host)) if self._on_host else "none, as this task has no settings"
             raise ValueError(f"there is no setting {name!r}: expected {known}")
@@ -77,5 +77,5 @@ class Settings:
 
 
 def _float32(values: object) -> np.ndarray:
-    with np.errstate(over="ignore"):  # too large is infinite, which is refused
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinite, and is refused
         return np.asarray(values).astype(np.float32)

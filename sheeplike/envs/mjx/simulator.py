@@ -2,29 +2,29 @@
 
 Order inside ``step``, for every world at once:
 
-    1 control and substeps        also in worlds that ended: their result is thrown away, which costs less than a branch
+    1 control and substeps        also in worlds that ended: to discard their results costs less than a branch
     2 reset merge                 worlds that ended at the previous call get a new variation and a fresh episode
     3 kinematics                  so that all positions are those of the merged state
     4 evaluate, observe           reward, termination, truncation, statistics, vectors
     5 one batch render
 
-A task that steps the physics itself does 1 and 4 in one call, before the merge; its resets deliver the first vectors.
+A task that steps the physics itself does 1 and 4 in one call, before the merge; its ``begin`` returns first vectors.
 """
 
 import atexit
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 from mujoco import mjx
 
-from sheeplike.envs.mjx.leaves import leaves_read
+from sheeplike.bridge import Packed, pack
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
-from sheeplike.envs.mjx.packing import Packed, pack
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, make_physics
 from sheeplike.envs.mjx.randomization.draw import (
     Randomization,
@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
     returns: jax.Array  # float32 (), sum of rewards
     length: jax.Array  # int32 (), control steps
     success: jax.Array | None
-    """bool (), success was reached at some step; None where the task defines none."""
+    """bool (), success was reached at some step; None where the task defines no success."""
     reward_terms: dict[str, jax.Array]  # float32 () each, sums of the weighted terms
 
 
@@ -61,17 +61,17 @@ class State(NamedTuple):
     memory: Memory
     statistics: Statistics
     key: jax.Array
-    """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. Not the typed key
-    itself: JAX would then dispatch every step in Python, leaf by leaf."""
+    """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. With a typed key,
+    JAX would dispatch every step in Python, leaf by leaf."""
     episode: jax.Array  # int32 (), episodes begun, the current one included
     ended: jax.Array
-    """bool (), the previous call delivered the last frame; the next one resets."""
+    """bool (), the previous call delivered the last frame of an episode; the next one resets."""
     waiting: dict[str, jax.Array]
     """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
 
 
 class Results(NamedTuple):
-    """Results of a step apart from observations: () each of one world."""
+    """Results of a step in one world, () each, without its observations."""
 
     reward: jax.Array
     terminated: jax.Array
@@ -82,7 +82,7 @@ class Results(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Results of a step, always in memory of their own, so that torch may hold them while the state moves on."""
+    """Everything that a step delivers, in memory of its own, so that torch may hold it while the state moves on."""
 
     frames: dict[str, jax.Array]
     vectors: dict[str, jax.Array]
@@ -93,13 +93,13 @@ class Simulator:
     """Steps all worlds of ``task``.
 
     Args:
-        renderer: built for as many worlds; its options are those of the simulation.
-        randomization: lines, see :mod:`sheeplike.envs.mjx.randomization.spec`, or one that is bound to this scene.
-        randomize: False: every world is the compiled scene all the same.
+        renderer: sets the number of worlds and the options of the simulation.
+        randomization: lines, see :mod:`sheeplike.envs.mjx.randomization.spec`, unbound or bound to this scene.
+        randomize: False: every world is the compiled scene, and observes its variation nevertheless.
 
     Raises:
-        ValueError: too few contacts or constraints allocated, or a variation that cannot be simulated or seen.
-        TypeError: a task that takes or returns something other than the protocol says.
+        ValueError: too few contacts or constraints are allocated, or a variation cannot be simulated or seen.
+        TypeError: the task takes or returns something other than the protocol says.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class Simulator:
         renderer.vary(self._varied_fields)
         # State and variation are donated: Warp's physics updates its buffers in place, and on a GPU their stable
         # addresses keep the captured CUDA graphs valid. JAX pairs donated buffers with outputs of the same shape in
-        # order of appearance, so every leaf keeps its own only if arguments and results have one order, the donated
-        # ones first, and no unused leaf is dropped.
+        # order of appearance: each leaf keeps its buffer only if arguments and results have the same order, the
+        # donated ones come first, and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(0, 1), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0, 0)))
-        # A step under way on a CPU calls Warp in Python, and would hang where Python has gone: the exit waits for it.
+        # A step on a CPU calls Warp in Python, and would hang if Python ended before it: the exit waits for the step.
         self._newest: list[jax.Array] = []
         atexit.register(_finish, self._newest)
 
@@ -152,19 +152,23 @@ class Simulator:
         self.physics, self._model, self._template = physics, physics.model, physics.template
         self._resets = Resets(self.task, physics, self.device) if steps_itself(self.task) else None
 
-    def _leaves_read(self, memory: Memory) -> Iterator[str]:
-        """Yield the names of the leaves of a step's data that the task reads."""
+    def _leaves_read(self, memory: Memory) -> list[str]:
+        """Return the names, such as ``qpos``, of the leaves of a step's data that the task reads."""
         action = jnp.zeros(self.task.action_space.shape, jnp.float32)
 
-        def judge(data: mjx.Data, memory: Memory) -> Any:
+        def take_step(data: mjx.Data, memory: Memory) -> Any:
             if self._resets:
                 after, outcome, vectors = self._resets.advance(self._model, data, memory, action)
-                return {name: getattr(after, name) for name in INPUTS}, outcome, dict(vectors)
-            after, memory = self.task.control(data, memory, action)
-            outcome = self.task.evaluate(data, memory, action)
-            return {name: getattr(after, name) for name in INPUTS}, outcome, dict(self.task.observe(data, memory))
+            else:
+                after, memory = self.task.control(data, memory, action)
+                outcome, vectors = self.task.evaluate(data, memory, action), self.task.observe(data, memory)
+            return {name: getattr(after, name) for name in INPUTS}, outcome, dict(vectors)
 
-        yield from leaves_read(judge, self._template, memory)
+        traced = jax.make_jaxpr(take_step)(self._template, memory).jaxpr
+        _, used = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self._template)]
+        named = zip(paths, used, strict=False)  # the leaves of the memory come after those of the data
+        return [jax.tree_util.keystr(path, simple=True, separator=".") for path, is_read in named if is_read]
 
     def start(self, seed: int) -> tuple[Variation, State]:
         """Return worlds that are all due for a reset: the next ``step`` delivers first frames.
@@ -172,8 +176,7 @@ class Simulator:
         World ``i`` draws from ``fold_in(key(seed), i)``.
         """
         self.renderer.open()
-        # Committed to the device like every state that a step returns: step would otherwise compile once for this state
-        # and once more for its own.
+        # Committed to the device, like every state that a step returns: the step would be compiled twice otherwise.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
         return self._start(key, index, self.settings.on_device)
 
@@ -258,7 +261,9 @@ class Simulator:
 
         episode_key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.episode)
         variation_key, reset_key = jax.random.split(episode_key)
-        variation = _where(reset, self._vary(variation_key, overrides), variation)
+        drawn = self.randomization.draw(variation_key)
+        drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
+        variation = _where(reset, self.randomization.apply(drawn), variation)
         model = self._varied(variation)
         clean = self._clean(data, model)
         if self._resets:
@@ -266,9 +271,8 @@ class Simulator:
         else:
             first, first_memory = task.reset(reset_key, clean, **settings)
         first_memory = replace_fields(first_memory, overrides.memory)
-        # A diverged world is parked at the defaults until its reset: what the kinematics and the renderer see of it is
-        # finite, and nothing of it can spread.
-        # Controls count too: physics clamps a NaN to a limit, and would hide that the action was one.
+        # A diverged world is parked at the defaults until its reset: kinematics and renderer see finite numbers only.
+        # Controls are checked too, since physics clamps a NaN to a limit and so hides that an action was one.
         inputs = (data.qpos, data.qvel, data.act, data.ctrl)
         diverged = ~jnp.stack([jnp.isfinite(value).all() for value in inputs]).all()
         # Field by field: a tree-wide jnp.where would touch Warp's buffers that all worlds share.
@@ -304,7 +308,10 @@ class Simulator:
             reward_terms={name: so_far.reward_terms[name] + value for name, value in terms.items()},
         )
         terminated = alive & outcome.terminated
-        longest = self._longest(state.key, state.episode)
+        longest = task.episode_length
+        if self.stagger:
+            first_length = jax.random.randint(jax.random.wrap_key_data(state.key), (), 1, longest + 1)
+            longest = jnp.where(state.episode <= 1, first_length, longest)
         truncated = ~terminated & (nonfinite | (statistics.length >= longest))
 
         frames, data = self.renderer.render(model, data)
@@ -321,25 +328,12 @@ class Simulator:
         results = Results(reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, frames, vectors, results
 
-    def _longest(self, key: jax.Array, episode: jax.Array) -> jax.Array | int:
-        """Return the number of control steps after which an episode is truncated."""
-        if not self.stagger:
-            return self.task.episode_length
-        first = jax.random.randint(jax.random.wrap_key_data(key), (), 1, self.task.episode_length + 1)
-        return jnp.where(episode <= 1, first, self.task.episode_length)
-
     def _varied(self, variation: Variation) -> mjx.Model:
         """Return the model of a world."""
         return self._model.tree_replace(self.randomization.placed(variation.model))
 
-    def _vary(self, key: jax.Array, overrides: Overrides) -> Variation:
-        """Return the variation of a new episode."""
-        drawn = self.randomization.draw(key)
-        drawn |= {name: jnp.where(*choice, drawn[name]) for name, choice in overrides.drawn.items()}
-        return self.randomization.apply(drawn)
-
     def _no_actions(self) -> dict[str, jax.Array]:
-        """Return zeros for all the time that an action can wait."""
+        """Return zeros in place of the actions that wait when an episode begins."""
         depth = self.randomization.max_delay
         return {DELAY: jnp.zeros((depth, *self.task.action_space.shape), jnp.float32)} if depth else {}
 
@@ -349,7 +343,7 @@ class Simulator:
         return data.replace(**{**defaults, "qpos": model.qpos0})
 
     def _check_task(self) -> tuple[Memory, dict[str, tuple[int, ...]], Outcome]:
-        """Check the task by tracing one world; returns shapes of its memory, vectors by name, and outcome."""
+        """Check the task by tracing one world; return the shapes of its memory, vectors by name, and outcome."""
         changed: list[str] = []
         action = jnp.zeros(self.task.action_space.shape, jnp.float32)
 
@@ -393,7 +387,7 @@ def _where(condition: jax.Array, chosen: Any, other: Any) -> Any:
 
 
 def _zero_statistics(outcome: Outcome) -> Statistics:
-    """Return the statistics of an episode that begins, whose steps have such outcomes."""
+    """Return the statistics at the begin of an episode, with the reward terms of ``outcome``."""
     return Statistics(
         returns=jnp.zeros((), jnp.float32),
         length=jnp.zeros((), jnp.int32),

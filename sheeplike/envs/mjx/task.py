@@ -21,10 +21,10 @@ import mujoco
 from mujoco import mjx
 
 Memory = Any
-"""A task's own typed pytree (a NamedTuple or a registered dataclass) of fixed shapes, made afresh by every reset."""
+"""A task's own pytree (a NamedTuple or a registered dataclass) of fixed shapes, made anew by every reset."""
 
 Vectors = Mapping[str, jax.Array]
-"""Named float32 vectors of one world, such as ``"state"``, and ``"privileged_state"`` to learn with and never see."""
+"""Named float32 vectors of one world, such as ``"state"``, and ``"privileged_state"``, on which no policy acts."""
 
 
 class Outcome(NamedTuple):
@@ -32,9 +32,9 @@ class Outcome(NamedTuple):
 
     reward: jax.Array  # float32 (), the sum of `reward_terms`
     terminated: jax.Array
-    """bool (), the episode ended by the task's own rules (never by time: that is the simulator's truncation)."""
+    """bool (), the episode ended by the task's own rules (not by time: the simulator truncates)."""
     success: jax.Array | None
-    """bool (), the goal is met at this step; None where the task has no such goal."""
+    """bool (), the goal is met at this step; None if the task has no such goal."""
     reward_terms: dict[str, jax.Array]  # float32 () each, weighted; they sum to `reward`
     memory: Memory
 
@@ -49,7 +49,7 @@ class World(Protocol):
     action_space: gymnasium.spaces.Box
     """Actions of one world, float32 (A,). The simulator clips to its bounds."""
     contacts_per_world: int
-    """Contacts to allocate per world; worlds share one pool, so this is an average with headroom."""
+    """Contacts to allocate per world: an average with headroom, since worlds share one pool."""
     constraints_per_world: int
     """Constraint rows to allocate in each world: four per frictional contact, plus limits and equalities."""
 
@@ -62,11 +62,11 @@ class Task(World, Protocol):
 
     Optional attributes:
 
-    - ``settings``, numbers by name and with their defaults that may change while it runs, for a curriculum, such as
-      ``{"box_range": 0.05}``; ``reset`` then takes each as a keyword, a traced float32 ();
+    - ``settings``, numbers that may change while the task runs, as in a curriculum, by name with their defaults, such
+      as ``{"box_range": 0.05}``; ``reset`` takes each as a keyword, a traced float32 ();
     - ``default_cameras``, names of cameras in place of all; ``textures``, True to draw those of the scene's materials;
-    - ``film_camera``, one that is rendered for videos alone, larger and with shadows;
-    - ``positions``, where in ``privileged_state`` the places of things are, such as ``{"box": slice(7, 10)}``, and
+    - ``film_camera``, a camera for videos alone, rendered larger and with shadows;
+    - ``positions``, slices of ``privileged_state`` that are positions, such as ``{"box": slice(7, 10)}``, and
       ``action_names``, one for each entry of the action: ``dream`` shows both.
     """
 
@@ -77,7 +77,7 @@ class Task(World, Protocol):
         """Turn an action float32 (A,) into actuator targets (``data.ctrl``)."""
 
     def evaluate(self, data: mjx.Data, memory: Memory, action: jax.Array) -> Outcome:
-        """Judge the state arrived at."""
+        """Return the outcome of the step that led to this state."""
 
     def observe(self, data: mjx.Data, memory: Memory) -> Vectors:
         """Return the vectors to observe, float32 (D,) each."""
@@ -86,19 +86,19 @@ class Task(World, Protocol):
 class SteppingTask(World, Protocol):
     """One world of a task that steps the physics itself; it has no settings.
 
-    ``begin`` and ``advance`` must use the ``model`` that they are given, in which fields may differ between worlds.
+    ``begin`` and ``advance`` must use the given ``model``, whose fields may differ between worlds.
     """
 
     long_reset: bool
     """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.resets.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
-        """Begin an episode, from data whose inputs stand at the model's defaults; only inputs are taken over."""
+        """Begin an episode, from data whose inputs have the model's defaults; only inputs of the result are used."""
 
     def advance(
         self, model: mjx.Model, data: mjx.Data, memory: Memory, action: jax.Array
     ) -> tuple[mjx.Data, Outcome, Vectors]:
-        """Take one control step; returns data, and the outcome and vectors of where it led."""
+        """Take one control step; return the new data, its outcome and its vectors."""
 
     def repeated(self, repeat: int) -> "SteppingTask":
         """Return the task with each action held ``repeat`` times as long; ``repeat`` divides ``episode_length``."""
@@ -110,15 +110,14 @@ def steps_itself(task: Task | SteppingTask) -> TypeGuard[SteppingTask]:
 
 
 def repeat_actions(task: Task | SteppingTask, repeat: int) -> Task | SteppingTask:
-    """Return the task with each action held for ``repeat`` control steps, of which only the last is judged."""
+    """Return the task with each action held for ``repeat`` control steps; only the last is evaluated."""
     if repeat < 1:
         raise ValueError(f"action_repeat={repeat}: expected a positive number of control steps, such as 1")
     if task.episode_length % repeat:
         divisors = [count for count in range(1, task.episode_length + 1) if task.episode_length % count == 0]
         nearest = min(divisors, key=lambda count: abs(count - repeat))
-        raise ValueError(
-            f"action_repeat={repeat}: expected a divisor of episode_length={task.episode_length}; nearest: {nearest}"
-        )
+        expected = f"a divisor of episode_length={task.episode_length}"
+        raise ValueError(f"action_repeat={repeat}: expected {expected}; nearest: {nearest}")
     if steps_itself(task):
         return task.repeated(repeat)
     held = copy.copy(task)

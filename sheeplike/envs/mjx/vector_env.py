@@ -27,7 +27,7 @@ from sheeplike.envs.contract import (
 from sheeplike.envs.mjx.engines import RENDERERS
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
-from sheeplike.envs.mjx.quiet import start_warp
+from sheeplike.envs.mjx.patches import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering.renderer import Renderer
@@ -37,11 +37,10 @@ from sheeplike.envs.mjx.task import SteppingTask, Task
 from sheeplike.terminal import first_sentence
 
 Observations = dict[str, torch.Tensor]
+StepResult = tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 
 FILM_SIZE = 180, 240
-
-SETTING = "settings."
-"""Prefix of settings in a saved state."""
+SETTING = "settings."  # prefix of settings in a saved state
 
 
 class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
@@ -51,26 +50,26 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     :class:`~sheeplike.envs.mjx.rendering.renderer.Renderer`, ``"state"``, ``"privileged_state"`` and the task's other
     vectors float32 (N, D). Resets follow ``AutoresetMode.NEXT_STEP``. ``info`` has the same keys at every call:
 
-    - ``success`` (N,) bool: reached in this episode so far; float32 NaN where the task defines none;
+    - ``success`` (N,) bool: reached in this episode so far; float32 NaN if the task defines no success;
     - ``reward_terms`` {name: (N,) float32}: this step's weighted terms, whose sum is the reward;
     - ``episode`` {``return`` (N,) float32, ``length`` (N,) int32, ``success``, ``reward_terms``}: running totals;
     - ``nonfinite`` (N,) bool: this world diverged at this step. Its vectors and reward are zeros, its frames show the
       scene's default pose, it is truncated, and the next step resets it.
 
-    Nothing in ``step`` waits for the device. Tensors given out are views of JAX arrays: read them, never write them.
+    Nothing in ``step`` waits for the device. Tensors that it returns are views of JAX arrays: never write to them.
 
     Args:
         image_size: pixels, ``(H, W)`` or one number, for all cameras; or a size for each of them, by name.
         randomization: lines by name; see :mod:`sheeplike.envs.mjx.randomization.spec`. Each world draws its variation
-            anew for every episode, observes it as ``"variation"``, and has it at the end of ``"privileged_state"``.
+            anew for every episode, and observes it as ``"variation"`` and at the end of ``"privileged_state"``.
         randomize: False: every world is the compiled scene, with the same observations.
-        stagger: truncate the first episode of each world at a random step, after which no two worlds are in step.
+        stagger: truncate the first episode of each world at a random step, so that episodes do not end together.
 
     Attributes:
-        film_pixels: of the longer side of what :meth:`film` renders by the agent's cameras too; None: it does not.
+        film_pixels: longer side of the frames that :meth:`film` renders by the agent's cameras; None: no such frames.
 
     Raises:
-        ValueError: a value that the task, the scene or the machine cannot serve; before anything is compiled.
+        ValueError: the task, the scene or the machine cannot serve a value; raised before anything is compiled.
     """
 
     def __init__(
@@ -119,8 +118,8 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._state: State | None = None
         self.film_pixels: int | None = None
         self._films: dict[str, Callable[[Variation, State], jax.Array]] = {}
-        # Nothing orders JAX's or torch's reuse of memory after the other's last read of it on a GPU: all that crossed
-        # the bridge in the last two steps stays alive until the next hand-over has fenced those reads.
+        # On a GPU, JAX and torch may reuse memory before the other has read it: all that crossed the bridge in the last
+        # two steps stays alive until the next crossing has ordered those reads.
         self._in_flight: deque[list[Any]] = deque([[]], maxlen=2)
 
     def reset(
@@ -128,7 +127,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     ) -> tuple[Observations, dict[str, Any]]:
         """Begin a new episode in every world; with a ``seed`` everything restarts from it.
 
-        ``options`` are values for worlds to take in place of what they would draw, see ``overrides.parse_options``.
+        ``options`` are values that worlds take instead of drawing them; see ``overrides.parse_options``.
         """
         assert not self.closed, "reset() of a closed environment"
         first = seed is not None or self._state is None
@@ -144,18 +143,16 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         observations, _, _, _, info = self._advance(no_actions, overrides)
         return observations, info
 
-    def step(
-        self, actions: torch.Tensor
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def step(self, actions: torch.Tensor) -> StepResult:
         """Take one control step in every world; actions float32 (N, A) are clipped to the action space."""
         check_actions(self, actions, torch.float32, begun=self._state is not None)
-        # Clamping also makes a copy that no caller can write to while JAX reads it.
+        # Clamping makes a copy as well, to which no caller can write while JAX reads it.
         return self._advance(actions.detach().clamp(self._low, self._high))
 
     def film(self) -> dict[str, torch.Tensor]:
         """Render the first world by the task's ``film_camera``: uint8 (1, H, W, 3) by its name, on the device.
 
-        With ``film_pixels`` also by the agent's cameras, larger. The first call compiles a renderer for each camera.
+        With ``film_pixels``, by the agent's cameras as well. The first call compiles a renderer for each camera.
         """
         camera = getattr(self.simulator.task, "film_camera", None)
         seen = self.simulator.renderer.image_sizes
@@ -171,7 +168,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     @property
     def variation(self) -> dict[str, torch.Tensor]:
-        """Values in force in each world by name of line: float32 (N, R, C), a copy, on the device."""
+        """Current draws of each world by name of line: float32 (N, R, C), a copy, on the device."""
         return self._copies(self._variation.drawn)
 
     @property
@@ -196,10 +193,10 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return tuple(self.settings[self.simulator.settings.check_name(name)].tolist())
 
     def close_extras(self, **kwargs: Any) -> None:
-        self._state, self._variation, self._in_flight = None, NOMINAL, deque()
+        self._state, self._variation, self._in_flight = None, NOMINAL, deque([[]], maxlen=2)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return all worlds as CPU tensors, by name: a copy, from which stepping goes on exactly as it would have."""
+        """Return copies of all worlds' state as CPU tensors, by name; a run that loads them goes on identically."""
         assert self._state is not None, "state_dict() before reset()"
         leaves = self._named_leaves((self._variation, self._state)).items()
         # A copy: on a CPU, device_get gives a view of buffers that the next step donates.
@@ -207,7 +204,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return state | {f"{SETTING}{name}": values for name, values in self.settings.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore worlds that ``state_dict`` of the same task, number of worlds and versions returned."""
+        """Restore a ``state_dict`` of the same task, number of worlds and versions."""
         template = self.simulator.start(self._seed)
         leaves = self._named_leaves(template)
         settings = {f"{SETTING}{name}": name for name in self.simulator.settings.on_device}
@@ -219,9 +216,9 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         for name, leaf in leaves.items():
             value, expected = state[name].cpu().numpy(), _raw(leaf)
             if (value.shape, value.dtype) != (expected.shape, expected.dtype):
-                wanted = f"expected {expected.dtype} {expected.shape}"
-                raise ValueError(f"state[{name!r}] is {value.dtype} {value.shape}: {wanted}")
-            # device_put may borrow the tensor's memory, and a donated state is written to: jnp.copy makes it ours.
+                form = f"{value.dtype} {value.shape}: expected {expected.dtype} {expected.shape}"
+                raise ValueError(f"state[{name!r}] is {form}")
+            # device_put may borrow the tensor's memory, and a donated state is written to, hence the copy.
             array = jnp.copy(jax.device_put(value, self.simulator.device))
             restored[name] = jax.random.wrap_key_data(array) if _is_key(leaf) else array
         self.simulator.settings.write({name: state[saved] for saved, name in settings.items()})
@@ -230,24 +227,20 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         )
 
     def _named_leaves(self, tree: tuple[Variation, State]) -> dict[str, jax.Array]:
-        """Return the leaves that belong into a checkpoint, by name."""
+        """Return the leaves that a checkpoint needs, by name."""
         named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         return {name: leaf for name, leaf in named.items() if self.simulator.physics.saves(name)}
 
     def _copies(self, arrays: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:
         copies = {name: jnp.copy(array) for name, array in arrays.items()}
-        if copies:  # they cross the bridge too
-            self._in_flight[-1].extend(copies.values())
+        self._in_flight[-1].extend(copies.values())  # they cross the bridge too
         return {name: to_torch(array) for name, array in copies.items()}
 
-    def _advance(
-        self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES
-    ) -> tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def _advance(self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES) -> StepResult:
         # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
         flat = actions.reshape(-1)
-        self._variation, self._state, output = self.simulator.step(
-            self._variation, self._state, to_jax(flat), overrides
-        )
+        variation, state, output = self.simulator.step(self._variation, self._state, to_jax(flat), overrides)
+        self._variation, self._state = variation, state
         self._in_flight.append([flat, output])
         observations = {name: to_torch(array) for name, array in sorted({**output.frames, **output.vectors}.items())}
         results: Results = output.results.unpack()
@@ -276,15 +269,13 @@ def jax_device_of(device: torch.device) -> jax.Device:
     """Return JAX's device for the same hardware; raise ``ValueError`` if JAX does not have it."""
     try:
         found = jax.devices(device.type)[device.index or 0]
-        if device.type == "cuda":  # torch's stream could not be waited for, and JAX would read what is not yet written
+        if device.type == "cuda":  # without it JAX could not wait for torch's stream
             found.get_stream_for_external_ready_events()
         return found
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
-        expected = (
-            f"expected JAX's CUDA plugin at work (python -m sheeplike doctor says more), or 'cpu'; JAX says: "
-            f"{first_sentence(error)}"
-            if device.type == "cuda"
-            else "expected JAX_PLATFORMS unset, or with cpu in it"
-        )
+        expected = "expected JAX_PLATFORMS unset, or with cpu in it"
+        if device.type == "cuda":
+            expected = "expected a working CUDA plugin of JAX (see python -m sheeplike doctor), or 'cpu'"
+            expected += f"; JAX says: {first_sentence(error)}"
         raise ValueError(f"device={str(device)!r}: JAX has no such device here; {asked}{expected}") from error

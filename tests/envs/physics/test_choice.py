@@ -84,7 +84,7 @@ def make(task, physics="auto", **options):
 def chosen(task, **options):
     """The engine under ``auto``, and the warnings."""
     with warnings.catch_warnings(record=True, action="always") as caught:
-        engine = make(task, **options).simulator.physics.name
+        engine = type(make(task, **options).simulator.physics).__name__.removesuffix("Physics").lower()
     return engine, [str(warning.message) for warning in caught if warning.category is UserWarning]
 
 

@@ -9,7 +9,7 @@ from warp._src.jax.ffi import FfiCallable
 
 import sheeplike.envs
 from sheeplike.config.sources import CONFIGS
-from sheeplike.envs.mjx.physics.warp import WarpPhysics
+from sheeplike.envs.mjx.physics.physics import WarpPhysics
 
 mjx_step = mjx.step
 

@@ -1,7 +1,7 @@
 """MuJoCo's own engine, on all cores of a CPU: some forty times as fast there as kernels made for a GPU.
 
-Before each call the engine takes the inputs of the step from JAX's float32 arrays, and afterwards its results are
-written to new ones. So a step depends on nothing that a checkpoint does not hold, nor on the number of threads.
+Each call copies the inputs from JAX's float32 arrays into the engine, and its results into new arrays. So a step
+depends only on what a checkpoint holds, and not on the number of threads.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -13,11 +13,10 @@ from mujoco import mjx
 from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from sheeplike.envs.mjx.host_call import call_for_all
-from sheeplike.envs.mjx.leaves import leaf
+from sheeplike.envs.mjx.patches import quiet
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics
-from sheeplike.envs.mjx.quiet import quiet
 from sheeplike.envs.mjx.randomization.draw import Randomization
-from sheeplike.envs.mjx.randomization.fields import DERIVED
+from sheeplike.envs.mjx.randomization.fields import DERIVED, leaf
 from sheeplike.envs.mjx.task import World
 from sheeplike.host import cpu_cores
 
@@ -27,16 +26,15 @@ STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
 _OWN_NAMES = {"opt.impratio_invsqrt": "opt.impratio"}
 _WARPS_NAMES = {own: name for name, own in _OWN_NAMES.items()}
 _CONVERTED = {"opt.impratio": lambda inverse_root: inverse_root**-2.0}
-"""Numbers that Warp keeps in another form than MuJoCo."""
+"""Conversions to MuJoCo's form of a number, for those that Warp keeps in another form."""
 
 DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQPOS", "BADQVEL", "BADQACC", "INERTIA")]
-"""Warnings after which MuJoCo begins anew from the model's defaults, without a word to the caller."""
+"""Warnings after which MuJoCo silently begins anew from the model's defaults."""
 
 
 class NativePhysics(Physics):
-    """Steps worlds by ``mujoco.batch``, with ``threads`` side by side; leaves Warp's own ``data._impl`` empty."""
+    """Steps worlds with ``mujoco.batch``, on as many ``threads``; Warp's own ``data._impl`` stays empty."""
 
-    name = "native"
     derives_constants = True
 
     def __init__(self, task: World, *, num_envs: int, device: jax.Device, threads: int | None = None) -> None:
@@ -59,7 +57,7 @@ class NativePhysics(Physics):
         for body in randomization.rows("body_ipos", "body_iquat"):
             if self._scene.body_simple[body]:
                 name = self._scene.body(body).name
-                return f"body_ipos or body_iquat of {name} to vary, which Warp alone lets it"
+                return f"body_ipos or body_iquat of {name} to vary, which Warp alone can do"
         return next((f"data.{name}, which Warp alone has" for name in read if name.startswith("_impl.")), None)
 
     def saves(self, leaf: str) -> bool:
@@ -81,15 +79,15 @@ class NativePhysics(Physics):
         return self._compute(self._step_all, self._stepped, model, data, substeps)
 
     def forward(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
-        return self._compute(self._forward_all, self._derived, model, data)
+        return self._compute(self._forward_all, self._derived, model, data, int(mujoco.mjtStage.mjSTAGE_ACC))
 
     def kinematics(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
-        return self._compute(self._kinematics_all, self._poses, model, data)
+        return self._compute(self._forward_all, self._poses, model, data, int(mujoco.mjtStage.mjSTAGE_POS))
 
     def _compute(
-        self, method: Callable[..., None], outputs: tuple[str, ...], model: mjx.Model, data: mjx.Data, number: int = 0
+        self, method: Callable[..., None], outputs: tuple[str, ...], model: mjx.Model, data: mjx.Data, number: int
     ) -> mjx.Data:
-        """Replace those fields of ``data`` by the outputs of ``method(number, *inputs, *fields, *outputs)``."""
+        """Replace fields of ``data`` by the ``outputs`` that ``method(number, *inputs, *fields, *outputs)`` fills."""
         inputs = [getattr(data, name) for name in self._inputs] + [_field(model, path) for path in self._varied]
         shapes = [getattr(self.template, name) for name in outputs]
         computed = call_for_all(method, number, inputs, shapes, num_envs=self.num_envs)
@@ -110,20 +108,14 @@ class NativePhysics(Physics):
         failed |= batch.warning[:, DIVERGED, 1].any(1)
         outputs[0][failed] = np.nan
 
-    def _forward_all(self, _: int, *arrays: np.ndarray) -> None:
+    def _forward_all(self, stage: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
         with quiet():
-            self._batch.forward()
-        self._deliver(self._derived, outputs)
-
-    def _kinematics_all(self, _: int, *arrays: np.ndarray) -> None:
-        outputs = self._load(arrays)
-        with quiet():
-            self._batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
-        self._deliver(self._poses, outputs)
+            self._batch.forward(stage=stage)
+        self._deliver(self._poses if stage == mujoco.mjtStage.mjSTAGE_POS else self._derived, outputs)
 
     def _load(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        """Give the inputs and the fields that vary to the engine; returns the rest."""
+        """Give the inputs and the fields that vary to the engine; return the other arrays, its outputs."""
         batch, inputs = self._batch, len(self._inputs)
         for name, values in zip(self._inputs, arrays, strict=False):
             batch.bind(name)[...] = values
@@ -144,7 +136,7 @@ class NativePhysics(Physics):
 
 
 def _field(model: mjx.Model, path: str) -> jax.Array:
-    """Return a field by the name that MuJoCo has for it."""
+    """Return a field by MuJoCo's name of it."""
     path = _WARPS_NAMES.get(path, path)
     owner, _, name = path.rpartition(".")
     return leaf(model.opt if owner else model, name)

@@ -1,12 +1,14 @@
-"""Base class of physics engines, which step the worlds."""
+"""Base class of physics engines, which step the worlds, and MJX-Warp as one of them."""
 
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 import jax
 from mujoco import mjx
+from mujoco.mjx.third_party.mujoco_warp import OverflowType
 
 from sheeplike.envs.mjx.engines import PHYSICS
+from sheeplike.envs.mjx.patches import mjx_forward, repeat_step
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.task import World
 
@@ -28,13 +30,12 @@ class Physics:
     """Steps one world; traced inside the simulator's ``vmap``, so that all worlds are stepped together.
 
     An engine implements ``step``, ``forward`` and ``kinematics``; everything else has a default. ``contacts`` are
-    allocated for all worlds together, ``constraints`` in each. ``model`` is the scene on the device, in MJX's Warp
-    layout, which renderers read; inputs of ``template`` stand at the model's defaults.
+    allocated for all worlds together, ``constraints`` for each. ``model`` is the scene on the device, in MJX's Warp
+    layout, which renderers read; the inputs of ``template`` have the model's defaults.
     """
 
-    name: str
     derives_constants: ClassVar[bool] = False
-    """The engine itself derives constants such as ``body_invweight0`` anew from the fields that vary."""
+    """The engine itself derives constants such as ``body_invweight0`` from the fields that vary."""
 
     def __init__(
         self, task: World, *, num_envs: int, device: jax.Device, contacts: int = 1, constraints: int = 1
@@ -44,27 +45,48 @@ class Physics:
         self.template = mjx.make_data(task.model, device=device, impl="warp", naconmax=contacts, njmax=constraints)
 
     def lacks(self, randomization: Randomization, read: Iterable[str]) -> str | None:
-        """Name something that the task needs and this engine does not have; ``read``: leaves of data the task reads."""
+        """Name a thing that the task needs and this engine lacks; ``read``: leaves of data that the task reads."""
         return None
 
     def saves(self, leaf: str) -> bool:
-        """Return True if a leaf of the worlds' state belongs into a checkpoint."""
+        """Return True if a checkpoint needs this leaf of the worlds' state."""
         return True
 
     def vary(self, fields: Collection[str]) -> None:
         """Take the paths of the model's fields that differ between worlds; called before anything is traced."""
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
-        """Take ``substeps`` physics steps; as after ``mj_step``, derived fields are of the last one's beginning."""
+        """Take physics steps; as after ``mj_step``, derived fields belong to the state before the last of them."""
         raise NotImplementedError
 
     def forward(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
-        """Compute all that follows from the state."""
+        """Compute all fields that follow from the inputs."""
         raise NotImplementedError
 
     def kinematics(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
         """Compute :data:`POSES`."""
         raise NotImplementedError
+
+
+class WarpPhysics(Physics):
+    """Steps worlds in MJX-Warp's kernels, which are sequential on a CPU and read the fields that vary by themselves."""
+
+    def __init__(self, task: World, *, num_envs: int, device: jax.Device) -> None:
+        contacts, constraints = num_envs * task.contacts_per_world, task.constraints_per_world
+        super().__init__(task, num_envs=num_envs, device=device, contacts=contacts, constraints=constraints)
+        # Too few contacts or constraints stay reported; few iterations of the solver are intended.
+        quiet = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
+        shown = self.model.opt._impl.warn_overflow & ~int(quiet)
+        self.model = self.model.tree_replace({"opt._impl.warn_overflow": shown})
+
+    def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
+        return repeat_step(substeps)(model, data)
+
+    def forward(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
+        return mjx_forward(model, data)
+
+    def kinematics(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
+        return mjx.kinematics(model, data)
 
 
 def make_physics(name: str, task: World, *, num_envs: int, device: jax.Device) -> Physics:

@@ -1,1 +1,1 @@
-"""Worlds that differ: drawn anew for each episode, from lines that say what varies and how."""
+"""Domain randomization: differences between worlds, drawn anew for each episode from lines of a configuration."""

@@ -1,4 +1,4 @@
-"""Checks of what lines may do to the fields of a scene, before anything is compiled or drawn."""
+"""Checks of lines against the fields of a scene, before anything is compiled or drawn."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,14 +14,14 @@ NOT_NEGATIVE = frozenset(
     | {"opt.density", "opt.viscosity"}
 )
 POSITIVE = frozenset({"body_mass", "body_inertia", "geom_size"})
-"""Quantities that may not vanish where the compiled scene has some of them."""
+"""Quantities that must stay above 0 where they are so in the compiled scene."""
 
 DEVIATIONS = 3.0
-"""A normal distribution ends so many deviations from its mean: no draw, however rare, leaves what was checked."""
+"""Deviations from the mean at which normal distributions are cut off, so that all draws are within checked limits."""
 
 
 class Reach(NamedTuple):
-    """Range of a line's draws for its targets: the least and the most, float32, both of a shape that fits (R, C)."""
+    """Range of a line's draws for its targets: minimum and maximum, float32, both broadcastable to (R, C)."""
 
     line: Line
     targets: tuple[Target, ...]
@@ -43,7 +43,7 @@ def check_operation(line: Line, target: Target) -> None:
 
 
 def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the most of a distribution, float32 (C,), from its parameters (C,) or (choices, C)."""
+    """Return minimum and maximum of a distribution, float32 (C,), from its parameters (C,) or (choices, C)."""
     if distribution == "normal":
         return first - np.float32(DEVIATIONS) * second, first + np.float32(DEVIATIONS) * second
     if distribution == "choice":
@@ -52,7 +52,7 @@ def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np
 
 
 def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjModel) -> tuple[float, str] | None:
-    """Return the first value that is no valid index, and what was expected: Warp would read beyond its arrays."""
+    """Return the first value that is no valid index, and the valid ones: Warp would read beyond its arrays."""
     for target in targets:
         path = target.field.path
         if np.dtype(target.field.nominal.dtype).kind not in "iu":
@@ -69,7 +69,7 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
 
 
 def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
-    """Return the line after which something can be negative that must not be, and what was expected."""
+    """Return the first line after which a field can be negative that must not be, and the expected numbers."""
     spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
     for index, (line, targets, least, most) in enumerate(reaches):

@@ -1,4 +1,4 @@
-"""Constants that MuJoCo derives when it compiles a scene, derived anew where randomization changes what they rest on.
+"""Constants that MuJoCo derives when it compiles a scene, derived again after randomization of their inputs.
 
 Source: ``mj_setConst`` of MuJoCo, for changes that leave the pose ``qpos0`` of the bodies as it is.
 """
@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 
 INERTIAL = frozenset({"body_mass", "body_inertia", "dof_armature"})
-"""Fields that decide the inertia at ``qpos0``, and with it the inverse weights by which constraints are softened."""
+"""Fields that determine the inertia at ``qpos0``, and thereby the inverse weights that soften constraints."""
 
 Fields = dict[str, jax.Array]
 
@@ -32,14 +32,14 @@ class Inertia:
         self._within = subtrees(scene.body_parentid)
         self._body_of = scene.dof_bodyid
         self._averaged = _averages(scene)
-        # How fast each tendon's length changes with each degree of freedom; the moment arms of the actuators.
+        # Jacobian of the tendons' lengths, and moment arms of the actuators.
         tendons = data.ten_J, scene.ten_J_rownnz, scene.ten_J_rowadr, scene.ten_J_colind
         moments = data.actuator_moment, data.moment_rownnz, data.moment_rowadr, data.moment_colind
         self._tendons, self._moments = _dense(scene.ntendon, scene, *tendons), _dense(scene.nu, scene, *moments)
         self._tendon_armature = np.float32(scene.tendon_armature)
 
     def constants(self, fields: Fields) -> Fields:
-        """Return the constants of one world that follow from ``fields``; those not given are nominal."""
+        """Return the constants of one world that follow from ``fields``; missing fields are nominal."""
         mass, inertia, armature = (
             jnp.asarray(fields.get(name, self._nominal[name])) for name in ("body_mass", "body_inertia", "dof_armature")
         )
@@ -89,7 +89,7 @@ def bounds(scene: mujoco.MjModel, sizes: jax.Array) -> Fields:
 
 
 def subtrees(parents: np.ndarray) -> np.ndarray:
-    """Return float32 (nbody, nbody): 1 where the second body is the first or below it."""
+    """Return float32 (nbody, nbody): row i has 1 for body i and all bodies below it, else 0."""
     within = np.eye(len(parents), dtype=np.float32)
     for body in range(len(parents) - 1, 0, -1):
         within[parents[body]] += within[body]
@@ -97,7 +97,7 @@ def subtrees(parents: np.ndarray) -> np.ndarray:
 
 
 def _averages(scene: mujoco.MjModel) -> np.ndarray:
-    """Return float32 (nv, nv): the degrees of freedom of a ball have one weight, those of a free joint two."""
+    """Return float32 (nv, nv) that averages over a ball's degrees of freedom, and over each half of a free joint's."""
     groups = np.arange(scene.nv)
     for kind, first in zip(scene.jnt_type, scene.jnt_dofadr, strict=True):
         if kind == mujoco.mjtJoint.mjJNT_FREE:

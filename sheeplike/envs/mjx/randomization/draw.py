@@ -1,4 +1,4 @@
-"""Lines of randomization bound to a scene: what one world draws, and the model that follows from it."""
+"""Lines of randomization bound to a scene: the draws of one world, and the model that follows from them."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ import numpy as np
 from mujoco import mjx
 
 from sheeplike.envs.mjx.randomization import checks, constants
-from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, fixed_to_world, rows
+from sheeplike.envs.mjx.randomization.fields import KEPT, Field, Target, find, rows
 from sheeplike.envs.mjx.randomization.spec import DELAY, PIXELS, Line, Lines, parse
 
 
 class Variation(NamedTuple):
-    """Differences between worlds. Of one world; of all, every array has N in front."""
+    """Differences of one world from the compiled scene; for all worlds, every array has N in front."""
 
     model: dict[str, jax.Array]
-    """Fields of the model by path, whole: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``."""
+    """Whole fields of the model by path: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``."""
     frames: dict[str, jax.Array]
     """Factor and offset of each camera's colours, float32 (2, 3); colours are in [0, 1]."""
-    delay: dict[str, jax.Array]  # `{"action.delay": int32 ()}` control steps, or nothing
+    delay: dict[str, jax.Array]  # `{"action.delay": int32 ()}` control steps, or empty
     drawn: dict[str, jax.Array]
     """Draws, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
 
@@ -33,15 +33,15 @@ NOMINAL = Variation({}, {}, {}, {})
 
 
 class _Bound(NamedTuple):
-    """A line that knows which numbers of which fields it changes, and the shape of what it draws."""
+    """A line with the parts of fields that it changes, and the shape of its draws."""
 
     line: Line
     targets: tuple[Target, ...]
     shape: tuple[int, int]
     low: np.ndarray
-    """(C,) or (choices, C): the first parameter, or all that there is to choose from."""
+    """The first parameter (C,), or all choices (choices, C)."""
     high: np.ndarray
-    neutral: np.ndarray  # (R, C) float32, which changes nothing
+    neutral: np.ndarray  # (R, C) float32, a draw that changes nothing
 
 
 class Randomization:
@@ -50,12 +50,11 @@ class Randomization:
     Without ``randomize`` every world is the compiled scene, described in the same terms.
 
     Attributes:
-        shapes: ``(R, C)`` of what each line draws, by name, in their order.
         max_delay: the longest that an action can wait, in control steps.
-        warnings: constants that keep their nominal values.
+        warnings: lines about constants that keep their nominal values.
 
     Raises:
-        InvalidOption: a line that does not fit the scene; the text names what would.
+        InvalidOption: a line does not fit the scene; the text names the valid choices.
     """
 
     def __init__(
@@ -79,13 +78,12 @@ class Randomization:
         if found := self._unfit_sign({}):
             line, expected = found
             raise line.invalid("numbers", line.distribution[line.kind], expected)
-        self.shapes = {bound.line.name: bound.shape for bound in self._lines}
         delays = [bound for bound in self._lines if randomize and DELAY in bound.line.field]
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
     def rows(self, *paths: str) -> set[int]:
-        """Return the rows of these fields of the model that differ between worlds."""
+        """Return the rows of these fields that differ between worlds."""
         targets = [target for bound in self._lines if self.randomize for target in bound.targets]
         return {int(row) for target in targets if target.field.path in paths for row in target.rows}
 
@@ -94,7 +92,7 @@ class Randomization:
         return self.apply(self.draw(key))
 
     def draw(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Draw float32 (R, C) for each line. A line's numbers do not depend on which other lines there are."""
+        """Draw float32 (R, C) for each line, independently of the other lines."""
         if not self.randomize:
             return {bound.line.name: jnp.asarray(bound.neutral) for bound in self._lines}
         return {
@@ -103,7 +101,7 @@ class Randomization:
         }
 
     def apply(self, drawn: Mapping[str, jax.Array]) -> Variation:
-        """Return the variation that follows from these numbers; nominal worlds take the model as it is."""
+        """Return the variation that follows from these draws; without ``randomize`` the model stays as it is."""
         if not self.randomize:
             return NOMINAL._replace(drawn=dict(drawn))
         model = {path: field.nominal for path, field in self._fields.items()}
@@ -127,7 +125,7 @@ class Randomization:
         return Variation(model, frames, delay, dict(drawn))
 
     def placed(self, model: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Name fields as ``mjx.Model.tree_replace`` finds them."""
+        """Rename fields as ``mjx.Model.tree_replace`` takes them."""
         return {self._fields[path].place if path in self._fields else path: value for path, value in model.items()}
 
     def _adjust(self, frames: dict[str, jax.Array], bound: _Bound, numbers: jax.Array) -> None:
@@ -142,9 +140,9 @@ class Randomization:
                 frames[name] = before.at[1, components].add(numbers[index])
 
     def check(self, overrides: Mapping[str, np.ndarray]) -> tuple[str, str] | None:
-        """Check values float32 (M, R, C), by name of line, that lines are to take in M worlds in place of drawing.
+        """Check values float32 (M, R, C) by name of line, which M worlds are to take instead of drawing.
 
-        Returns a line's name and what was expected of it, or None: the values are as good as drawn.
+        Returns the name of a line and its expected values, or None if all values are valid.
         """
         for bound in self._lines:
             name, values = bound.line.name, overrides.get(bound.line.name)
@@ -162,7 +160,7 @@ class Randomization:
         return None
 
     def _unfit_sign(self, overrides: Mapping[str, np.ndarray]) -> tuple[Line, str] | None:
-        """Check signs by :func:`unfit_sign`, with values (R, C) that some lines take in place of drawing."""
+        """Check signs by :func:`unfit_sign`, with values (R, C) that some lines take instead of drawing."""
         reaches = []
         for line, targets, _, low, high, _ in self._lines:
             value = overrides.get(line.name)
@@ -186,7 +184,7 @@ class Randomization:
         return _bound(line, targets, self._scene)
 
     def _start_from_materials(self, lines: Sequence[Line]) -> None:
-        """Start colours from how they look: MuJoCo marks a geom that has its material's colour by a grey."""
+        """Start from visible colours: a geom that MuJoCo marks by a grey has its material's colour."""
         material = self._scene.geom_matid
         marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1)
         if field := self._fields.get("geom_rgba"):
@@ -209,15 +207,16 @@ class Randomization:
     def _check_scene(self, line: Line, target: Target) -> None:
         path, names = target.field.path, target.field.elements
         if path in ("geom_pos", "geom_quat", "body_pos", "body_quat"):
-            for row in target.rows[fixed_to_world(target.field, self._scene)[target.rows]][:1]:
-                expected = f"what can move: {path} of what is fixed to the world is computed once"
+            bodies = target.rows if path.startswith("body_") else self._scene.geom_bodyid[target.rows]
+            for row in target.rows[self._scene.body_weldid[bodies] == 0][:1]:
+                expected = f"something that can move: physics computes {path} of fixed bodies only once"
                 raise line.invalid("of", names[row], expected)
         for prefix, modes in (("cam_", self._scene.cam_mode), ("light_", self._scene.light_mode)):
             if path in (f"{prefix}pos", f"{prefix}quat", f"{prefix}dir"):
                 for row in [row for row in target.rows if modes[row] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED][:1]:
-                    raise line.invalid("of", names[row], f"one that is fixed to its body: {path} of this follows")
+                    raise line.invalid("of", names[row], f"one that is fixed to its body: {path} of this one follows")
         if path == "mat_rgba" and self._shown.isdisjoint(target.rows.tolist()):
-            raise line.invalid("of", list(line.of), "a material whose colour is seen: no geom shows it")
+            raise line.invalid("of", list(line.of), "a material whose colour some geom shows")
         if path in KEPT and self.randomize:
             kept = f"{KEPT[path]} keep their nominal values"
             self.warnings.append(f"randomization.{line.name}: {path} changes, but {kept}")
@@ -276,7 +275,7 @@ def _draw(bound: _Bound, key: jax.Array) -> jax.Array:
         drawn = low + high * jax.random.truncated_normal(first, -checks.DEVIATIONS, checks.DEVIATIONS, (r, c))
     elif kind == "bernoulli":
         drawn = (jax.random.uniform(first, (r, c)) < low).astype(jnp.float32)
-    else:  # choice: of whole rows, so that a colour stays one of the palette
+    else:  # a choice is one of whole rows, so that a colour stays one of the palette
         rowwise = all(isinstance(entry, tuple) for entry in bound.line.parameters)
         index = jax.random.randint(first, (r, 1 if rowwise else c), 0, len(low))
         drawn = jnp.asarray(low)[index[:, 0]] if rowwise else jnp.asarray(low)[index, 0]
@@ -302,7 +301,7 @@ def _changed(value: jax.Array, target: Target, operation: str, numbers: jax.Arra
 
 
 def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:
-    """Quaternions (R, 4) or directions (R, 3), turned by rotation vectors (R, 3) in radians."""
+    """Rotate quaternions (R, 4) or directions (R, 3) by rotation vectors (R, 3) in radians."""
     angle = jnp.linalg.norm(rotation, axis=-1, keepdims=True)
     axis = rotation / jnp.maximum(angle, 1e-9)
     if value.shape[-1] == 3:
@@ -335,7 +334,7 @@ def append_variation(vectors: dict[str, jax.Array], variation: Variation) -> dic
 
 
 def adjust_frames(frames: dict[str, jax.Array], changes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Frames of one world with the brightness and colours of its cameras changed; uint8 as before."""
+    """Change the brightness and colours of one world's frames, uint8 before and after."""
     adjusted = dict(frames)
     for camera, (factor, offset) in changes.items():
         if (name := f"pixels/{camera}") in frames:

@@ -1,4 +1,4 @@
-"""Fields of a compiled model that may differ between worlds, and the names of what they belong to."""
+"""Fields of a compiled model that may differ between worlds, and the names of their elements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ BATCHABLE = frozenset(
     [name for name, batched in _BATCH_DIM["Model"].items() if batched and "__" not in name]
     + [f"opt.{name}" for name, batched in _BATCH_DIM["Option"].items() if batched]
 )
-"""Paths that Warp reads for each world on its own."""
+"""Fields that Warp reads for each world separately."""
 
 _CONSTANTS = {
     "body_mass": ("body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0"),
@@ -28,11 +28,11 @@ _CONSTANTS = {
     "light_pos": ("light_pos0", "light_poscom0"),
 }
 DERIVED = {constant: field for field, constants in _CONSTANTS.items() for constant in constants}
-"""Constants that follow from others when a scene is compiled, and what to vary instead."""
+"""Constants that MuJoCo derives when it compiles a scene, and the field to vary instead."""
 
 OFFERED = BATCHABLE - {"geom_dataid", "mat_texid", "actuator_history", "actuator_historyadr", "sensor_history"}
 OFFERED -= DERIVED.keys() | {"sensor_historyadr"}
-"""Fields that lines may change: no indices but those of materials and kinds of light, and no buffers."""
+"""Fields that lines may change: without buffers, and without indices except materials and kinds of light."""
 
 LEFT_OUT: Mapping[str, Callable[[mujoco.MjModel], bool]] = {
     **dict.fromkeys(
@@ -41,8 +41,7 @@ LEFT_OUT: Mapping[str, Callable[[mujoco.MjModel], bool]] = {
     ),
     **dict.fromkeys(("geom_adhesion", "pair_adhesion"), lambda scene: bool(scene.flg_adhesion)),
 }
-"""Fields that Warp does not read unless the compiled scene has some of what they stand for."""
-
+"""Fields that Warp reads only if the compiled scene uses them."""
 
 _WEIGHTS = "body_invweight0, dof_invweight0, tendon_invweight0, actuator_acc0"
 KEPT = {
@@ -53,7 +52,7 @@ KEPT = {
     "tendon_armature": "dof_invweight0, tendon_invweight0",
     "actuator_gear": "actuator_acc0, actuator_lengthrange",
 }
-"""Fields from which constants follow that keep their nominal values, though the field changes."""
+"""Fields that may change, and the constants that would follow from them but keep their nominal values."""
 
 _KINDS = {
     **{"jnt": "JOINT", "cam": "CAMERA", "mat": "MATERIAL", "eq": "EQUALITY"},
@@ -76,7 +75,7 @@ class Field:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Elements and components, of each at least one: the shape in which parts of the field are changed."""
+        """Numbers of elements and components, at least one each: the shape for indexing parts of the field."""
         rows = 1 if self.elements is None else len(self.elements)
         return rows, self.nominal.shape[-1] if self.nominal.ndim > (self.elements is not None) else 1
 
@@ -102,21 +101,25 @@ def find(line: str, path: str, scene: mujoco.MjModel, model: mjx.Model) -> Field
         expected = f"a field that may differ between worlds: {', '.join(sorted(OFFERED))}"
         raise invalid(line, "field", path, f"{expected}, {PIXELS}, {DELAY}", [*OFFERED, PIXELS, DELAY])
     if path in LEFT_OUT and not LEFT_OUT[path](scene):
-        expected = f"a field that physics looks at: where the scene has none of it, it leaves {path} out for all worlds"
-        raise invalid(line, "field", path, f"{expected}; give the scene a small value")
+        expected = f"a field that physics reads: it skips {path}, which is 0 in the scene; give the scene a small value"
+        raise invalid(line, "field", path, expected)
     owner, _, name = path.rpartition(".")
     holder, prefix = (model.opt, "opt.") if owner else (model, "")
-    inside = name not in {f.name for f in type(holder).fields()}
-    nominal = getattr(holder._impl if inside else holder, name)
-    place = f"{prefix}_impl.{name}" if inside else path
+    nominal = leaf(holder, name)
+    place = path if _is_mjx(holder, name) else f"{prefix}_impl.{name}"
     elements = None if owner else tuple(_labels(name, scene))
     if elements is not None and nominal.ndim > 2:
         raise invalid(line, "field", path, "a field of numbers or vectors")
     return Field(path, place, nominal, elements)
 
 
+def leaf(holder: mjx.Model | mjx.Option | mjx.Data, name: str) -> jax.Array:
+    """Return a field of MJX's own, or of those that Warp has added in ``_impl``."""
+    return getattr(holder if _is_mjx(holder, name) else holder._impl, name)
+
+
 def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
-    """Return indices of the elements that the patterns choose, in the model's order; 0 for the whole scene."""
+    """Return the indices of the elements that match the patterns; 0 for a field of the whole scene."""
     if field.elements is None:
         if tuple(patterns) != ("*",):
             raise invalid(line, "of", list(patterns), f"nothing, since {field.path} is the whole scene's")
@@ -132,12 +135,16 @@ def rows(line: str, field: Field, patterns: Sequence[str]) -> np.ndarray:
             raise invalid(line, "of", pattern, f"names or patterns of {listed}", known)
         chosen = chosen - found if pattern.startswith("!") else chosen | found
     if not chosen:
-        raise invalid(line, "of", list(patterns), f"something that is not left out again, of {', '.join(known)}")
+        raise invalid(line, "of", list(patterns), f"patterns that leave at least one of {', '.join(known)}")
     return np.array([index for index, name in enumerate(field.elements) if name in chosen], np.int32)
 
 
+def _is_mjx(holder: mjx.Model | mjx.Option | mjx.Data, name: str) -> bool:
+    return name in {field.name for field in type(holder).fields()}
+
+
 def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
-    """Name the element of each row, or call it ``<body>/<index among the unnamed of its kind on that body>``."""
+    """Name the element of each row; without a name, ``<body>/<index among that body's unnamed ones>``."""
     prefix = name.partition("_")[0]
     objects = "jnt" if prefix in ("dof", "qpos", "qpos0") else prefix
     kind = getattr(mujoco.mjtObj, f"mjOBJ_{_KINDS[objects]}")
@@ -156,9 +163,3 @@ def _labels(name: str, scene: mujoco.MjModel) -> list[str]:
         widths = np.diff([*scene.jnt_qposadr, scene.nq])
         return [label for label, width in zip(labels, widths, strict=True) for _ in range(width)]
     return labels
-
-
-def fixed_to_world(field: Field, scene: mujoco.MjModel) -> np.ndarray:
-    """Return bool, one per row: the place of this geom or body never changes, and physics has computed it once."""
-    bodies = np.arange(scene.nbody) if field.path.startswith("body_") else scene.geom_bodyid
-    return scene.body_weldid[bodies] == 0

@@ -1,4 +1,4 @@
-"""Lines of randomization as they are written down: named mappings, read here without JAX or MuJoCo.
+"""Lines of randomization as users write them: named mappings, read here without JAX or MuJoCo.
 
     box_colour:
       field: geom_rgba                        or several that share a draw, such as [body_mass, body_inertia]
@@ -8,7 +8,7 @@
       distribution: {uniform: [0.5, 1.0]}     or log_uniform, normal, choice, bernoulli
       shared: elements                        one draw for all elements, for all components, or for both
 
-Lines take effect in their order, so that a line can scale what the one before has set.
+Lines take effect in their order, so that a line can scale values that an earlier one has set.
 """
 
 import math
@@ -28,9 +28,9 @@ DISTRIBUTIONS = {
 }
 
 PIXELS = "pixels"
-"""Not of the model: the frames of a camera, values in [0, 1]; ``scale`` is brightness, ``add`` an offset."""
+"""A field of no model: a camera's frames, values in [0, 1]; ``scale`` is brightness, ``add`` an offset."""
 DELAY = "action.delay"
-"""Not of the model: control steps for which an action waits before it takes effect."""
+"""A field of no model: control steps for which an action waits before it takes effect."""
 
 Number = float | str
 Numbers = Number | tuple[Number, ...]
@@ -38,7 +38,7 @@ Lines = Mapping[str, Mapping[str, Any]]
 
 
 class LineConfig(Options):
-    """A line as it is written; see the module's docstring."""
+    """A line as users write it; see the module's docstring."""
 
     field: tuple[str, ...] = Field(min_length=1)
     of: tuple[str, ...] = Field(("*",), min_length=1)
@@ -49,7 +49,7 @@ class LineConfig(Options):
 
 
 class Line(LineConfig):
-    """One line, its distribution read: one of ``DISTRIBUTIONS`` and its parameters, of ``choice`` one for each value.
+    """A line whose distribution is parsed: ``kind`` is one of ``DISTRIBUTIONS``; ``choice`` has a parameter per value.
 
     A parameter that is a string names a material.
     """
@@ -59,7 +59,7 @@ class Line(LineConfig):
     parameters: Any
 
     def shares(self, axis: str) -> bool:
-        """Return True if one draw serves all ``elements``, or all ``components``."""
+        """Return True if all ``elements``, or all ``components``, share one draw."""
         return axis in (self.shared or ())
 
     def invalid(self, key: str, value: Any, expected: str, choices: Iterable[str] = ()) -> InvalidOption:
@@ -73,10 +73,10 @@ def invalid(name: str, key: str, value: Any, expected: str, choices: Iterable[st
 
 
 def parse(lines: Lines) -> tuple[Line, ...]:
-    """Read the lines; raise ``InvalidOption``, with its whole path, for all that can be checked without a model."""
+    """Parse lines; raise ``InvalidOption``, with its whole path, for errors that show without a model."""
     if not isinstance(lines, Mapping):
         raise invalid("", "", lines, "named lines, such as {box_colour: {field: geom_rgba, ...}}")
-    # A number that is changed where a recipe is used, in a line that the recipe has not, is all that there is of it.
+    # A line without field and operation overrides numbers of a recipe's line, and its name is wrong.
     known = [str(name) for name, line in lines.items() if isinstance(line, Mapping) and "field" in line]
     for name, line in lines.items():
         if isinstance(line, Mapping) and known and not {"field", "operation"} & line.keys():
@@ -134,7 +134,7 @@ def _distribution(name: str, given: Any) -> tuple[str, tuple[Numbers, ...]]:
 
 
 def _numbers(name: str, key: str, value: Any, expected: str, *, choice: bool) -> Numbers:
-    """Return a number, or several as a tuple; of a choice also a name, or a truth value as a number."""
+    """Return a number, or several as a tuple; a choice may also have a name, or a truth value as a number."""
     if choice and isinstance(value, str):
         return value
     if _is_number(value) or (choice and isinstance(value, bool)):

@@ -10,51 +10,45 @@ from mujoco import mjx
 
 from sheeplike.envs.contract import ImageSize, resolve_image_size
 from sheeplike.envs.mjx.randomization.constants import subtrees
-from sheeplike.options import nearest
+from sheeplike.options import one_of
 
 
 def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the cameras asked for, or all that the scene has; raise ``ValueError`` for what it lacks."""
+    """Return the chosen cameras, by default all of the scene; raise ``ValueError`` for one that it lacks."""
     known = [model.camera(i).name for i in range(model.ncam)]
     chosen = tuple(known if cameras is None else cameras)
     if not chosen:
         raise ValueError(f"cameras={cameras!r}: expected at least one of {', '.join(known) or 'none in this scene'}")
     for name in chosen:
         if name not in known:
-            hint = f"; nearest: {nearest(name, known)}" if known else ""
-            raise ValueError(f"camera {name!r} does not exist in the scene, which has: {', '.join(known)}{hint}")
+            has = one_of(name, known) if known else "none, since the scene has no camera"
+            raise ValueError(f"camera {name!r} does not exist in the scene: expected {has}")
     if len(set(chosen)) != len(chosen):
-        raise ValueError(f"cameras={list(chosen)!r}: each camera may be named once")
+        raise ValueError(f"cameras={list(chosen)!r}: expected each camera once")
     return chosen
 
 
 def resolve_image_sizes(
     image_size: ImageSize | Mapping[str, ImageSize], cameras: Sequence[str]
 ) -> dict[str, tuple[int, int]]:
-    """Return ``(height, width)`` of each camera, from one size for all or from one for each by name."""
+    """Return ``(height, width)`` of each camera, from one size for all or one for each by name."""
     if not isinstance(image_size, Mapping):
         return dict.fromkeys(cameras, resolve_image_size(image_size))
     for name in image_size:
         if name not in cameras:
-            raise ValueError(
-                f"image_size has a size for camera {name!r}, which is not rendered: expected {', '.join(cameras)}; "
-                f"nearest: {nearest(name, cameras)}"
-            )
-    missing = [name for name in cameras if name not in image_size]
-    if missing:
+            raise ValueError(f"image_size of camera {name!r}, which is not rendered: expected {one_of(name, cameras)}")
+    if missing := [name for name in cameras if name not in image_size]:
         given = ", ".join(map(str, image_size)) or "none"
-        raise ValueError(
-            f"image_size has no size for camera {', '.join(missing)}: expected one for each that is rendered, and has "
-            f"{given}; or fewer cameras"
-        )
+        expected = f"expected one for each rendered camera, and got one for {given}"
+        raise ValueError(f"image_size has no size for camera {', '.join(missing)}: {expected}")
     return {name: resolve_image_size(image_size[name]) for name in cameras}
 
 
 def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
     """Compute poses of cameras and lights from the bodies that carry them, or that they track or look at.
 
-    Warp does this inside a full ``forward`` only. A camera that tracks keeps the orientation, and the offset from its
-    body, of the scene as it was compiled. Source: MuJoCo's ``mj_camlight``.
+    Warp does this inside a full ``forward`` only. A tracking camera keeps the orientation, and the offset from its
+    body, of the compiled scene. Source: MuJoCo's ``mj_camlight``.
     """
     position, rotation, tracking, looking, at = _mounted(model, data, "cam")
     rotation = jnp.einsum("bij,bjk->bik", rotation, _quaternion_to_matrix(model.cam_quat))
@@ -71,7 +65,7 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
 def _mounted(
     model: mjx.Model, data: mjx.Data, kind: str
 ) -> tuple[jax.Array, jax.Array, np.ndarray, np.ndarray, jax.Array]:
-    """Return poses (K, 3), (K, 3, 3) of cameras or lights, who tracks, who looks at a body, and where that is."""
+    """Return poses (K, 3), (K, 3, 3) of cameras or lights, indices that track or look at a body, and its place."""
     mode, offset, offset_body, offset_centre = (
         getattr(model, f"{kind}_{name}") for name in ("mode", "pos", "pos0", "poscom0")
     )
@@ -93,7 +87,7 @@ def _mounted(
 
 
 def _centres(model: mjx.Model, data: mjx.Data, bodies: np.ndarray) -> jax.Array:
-    """Return centres of mass of bodies (K,) with all that they carry, float32 (K, 3), of this moment's kinematics."""
+    """Return the centres of mass, float32 (K, 3), of bodies (K,) together with all that they carry."""
     carried = subtrees(model.body_parentid)[bodies]
     mass = carried @ model.body_mass
     weighted = carried @ (model.body_mass[:, None] * data.xipos)
@@ -113,7 +107,7 @@ def _looking(backwards: jax.Array) -> jax.Array:
 
 
 def _unit(vector: jax.Array) -> jax.Array:
-    """Scale vectors (K, 3) to length one; the x axis where there is no direction, as in MuJoCo."""
+    """Scale vectors (K, 3) to length one; a vector of zeros becomes the x axis, as in MuJoCo."""
     length = jnp.linalg.norm(vector, axis=-1, keepdims=True)
     short = length < mujoco.mjMINVAL
     return jnp.where(short, jnp.array([1.0, 0.0, 0.0]), vector / jnp.where(short, 1.0, length))

@@ -18,9 +18,6 @@ Frames = dict[str, jax.Array]
 ENVS = "envs"
 """The name of the axis over which the simulator maps its worlds."""
 
-GEOM_GROUPS = (0, 1, 2)
-"""Groups of geoms that are drawn; collision shapes are in the groups above."""
-
 
 class Renderer:
     """Renders one world; traced inside the simulator's ``vmap``, so that all worlds become one batch.
@@ -37,7 +34,7 @@ class Renderer:
     Attributes:
         cameras: names, in the order in which they are rendered.
         image_sizes: ``(H, W)`` of each camera, in that order.
-        spaces: of what ``render`` delivers of one world, by name.
+        spaces: the spaces of the frames of one world, by name.
     """
 
     def __init__(
@@ -62,21 +59,21 @@ class Renderer:
         self.prepare()
 
     def prepare(self) -> None:
-        """Raise ``ValueError`` for what this renderer cannot do; allocates nothing."""
+        """Raise ``ValueError`` for an option that this renderer cannot serve; allocate nothing."""
 
     def vary(self, fields: Collection[str]) -> None:
-        """Take the paths of the model's fields that differ between worlds, or refuse them; called before ``open``."""
+        """Take the paths of the model's fields that differ between worlds, or refuse one; called before ``open``."""
 
     def open(self) -> None:
-        """Allocate and compile what rendering needs; called before the first ``render``, and again to no effect."""
+        """Allocate and compile all that rendering needs; called before the first ``render``, and idempotent."""
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
-        """Render one world whose kinematics are fresh; also returns the data with which to go on."""
+        """Render one world whose kinematics are fresh; return its frames and the data to go on with."""
         raise NotImplementedError
 
 
 class NoRenderer(Renderer):
-    """No frames, for agents that learn from vectors: allocates nothing, and a scene without a camera will do."""
+    """Renders no frames, for agents that learn from vectors; scenes without a camera will do."""
 
     def __init__(self, model: mujoco.MjModel, options: SimulationOptions, *, num_envs: int, **unused: Any) -> None:
         self.model, self.options, self.num_envs = model, options, num_envs

@@ -14,10 +14,10 @@ from mujoco import mjx
 from mujoco.mjx.third_party import mujoco_warp
 
 from sheeplike.envs.mjx.host_call import call_for_all
-from sheeplike.envs.mjx.leaves import leaf
 from sheeplike.envs.mjx.patches import hide_side_effects
+from sheeplike.envs.mjx.randomization.fields import leaf
 from sheeplike.envs.mjx.rendering.cameras import place_cameras_and_lights
-from sheeplike.envs.mjx.rendering.renderer import GEOM_GROUPS, Frames, Renderer
+from sheeplike.envs.mjx.rendering.renderer import Frames, Renderer
 from sheeplike.host import cpu_cores
 
 INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
@@ -25,7 +25,7 @@ INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
 
 
 class WarpRenderer(Renderer):
-    """The default renderer. Transparent geoms are opaque in it, except for those with an alpha of 0, which no ray hits.
+    """The default renderer. It draws transparent geoms as opaque, unless their alpha is 0, and then not at all.
 
     With ``by_threads`` the cores of a CPU share the worlds; without, MJX's own functions cast the rays, as on a GPU.
     """
@@ -42,7 +42,7 @@ class WarpRenderer(Renderer):
             raise ValueError("variation of 'light_castshadow': no light casts a shadow; expected shadows=true")
         if "mat_texrepeat" in fields and not self.options.textures:
             raise ValueError("variation of 'mat_texrepeat': no material has its image; expected textures=true")
-        # Rays that were computed once, from the model, would show every world with the nominal lens.
+        # Rays that are computed once, from the model, would show every world through the nominal lens.
         self._varied = frozenset(fields)
         self._precomputed_rays = not INTRINSICS & set(fields)
 
@@ -57,7 +57,7 @@ class WarpRenderer(Renderer):
             "render_depth": self.options.depth,
             "render_seg": self.options.segmentation,
             "use_precomputed_rays": self._precomputed_rays,
-            "enabled_geom_groups": list(GEOM_GROUPS),
+            "enabled_geom_groups": [0, 1, 2],  # collision shapes are in the groups above
             "use_shadows": self.options.shadows,
             "use_textures": bool(self.options.textures),
         }
@@ -67,9 +67,8 @@ class WarpRenderer(Renderer):
             self._context = mjx.create_render_context(nworld=self.num_envs, devices=[self.device], **options)
             # The pytree holds only a key into Warp's registry: the context itself must outlive every compiled step.
             self._handle = self._context.pytree()
-        wanted = {"rgb": True, "depth": self.options.depth, "seg": self.options.segmentation}
-        addresses = {kind: getattr(self._context, f"{kind}_adr") for kind, asked in wanted.items() if asked}
-        self._starts = {f"{kind}_data": array.numpy().tolist() for kind, array in addresses.items()}
+        kinds = ["rgb", *["depth"] * self.options.depth, *["seg"] * self.options.segmentation]
+        self._starts = {f"{kind}_data": getattr(self._context, f"{kind}_adr").numpy().tolist() for kind in kinds}
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
         data = place_cameras_and_lights(model, data)
@@ -83,12 +82,12 @@ class WarpRenderer(Renderer):
             if self.options.depth:
                 frames[f"depth/{camera}"] = of["depth_data"].reshape(*size, 1)
             if self.options.segmentation:
-                # Pairs of an object's id and its kind, which can only be a geom.
+                # Each pixel has an object's id and kind, which can only be a geom.
                 frames[f"segmentation/{camera}"] = of["seg_data"][:, 0].reshape(*size, 1)
         return frames, data
 
     def _cast(self, model: mjx.Model, data: mjx.Data) -> tuple[dict[str, jax.Array], mjx.Data]:
-        """Return what all rays of one world hit, by Warp's name of the buffer, and the data with which to go on."""
+        """Return the hits of all rays of one world, by Warp's name of the buffer, and the data to go on with."""
         if isinstance(self._context, _Shares):
             return self._context.cast(model, data), data
         with hide_side_effects():
@@ -102,9 +101,9 @@ class WarpRenderer(Renderer):
 
 
 class _Shares:
-    """Casts rays of the worlds of a CPU, each thread those of its share of them.
+    """Casts rays on a CPU, where each thread renders its share of the worlds.
 
-    MJX's functions work in globals of a module: here are Warp's own functions, with a context for each share.
+    MJX's functions keep their state in globals of a module; this class calls Warp's own, with a context for each share.
     """
 
     DATA = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "flexvert_xpos")
@@ -140,7 +139,7 @@ class _Shares:
         return dict(zip(self._outputs, cast, strict=True))
 
     def _render(self, names: tuple[str, ...], *arrays: np.ndarray) -> None:
-        # The first time one after the other: each builds its kernel then, and Python parses source in one thread only.
+        # The first calls run one after the other, since they build kernels, which only one thread at a time can do.
         each = self._threads.map if self._built else map
         named = list(zip((*names, *self._outputs), arrays, strict=True))
         list(each(self._render_share, self._slices, self._contexts, [named] * len(self._slices)))

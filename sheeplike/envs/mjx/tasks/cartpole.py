@@ -43,8 +43,8 @@ class Cartpole:
     """Cart-pole; see the module's docstring, and ``howto/tasks.md`` for its observations.
 
     Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (13 steps) in a row.
-    A balanced pole that falls below the horizontal terminates its episode, as in MuJoCo Playground's cart-pole from
-    pixels, unless ``fall_ends=False``. The type of ``options`` decides whether it starts near upright or hanging.
+    In balance, a pole below the horizontal terminates the episode, as in MuJoCo Playground's cart-pole from pixels,
+    unless ``fall_ends=False``. The class of ``options`` selects balance or swing-up.
     """
 
     # An action repeat of eight, as in PlaNet (Hafner et al. 2019): fifteen imagined steps then span the pole's fall.

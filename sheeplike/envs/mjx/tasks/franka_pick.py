@@ -1,7 +1,7 @@
 """Pick up a box with a Franka Emika Panda, controlled in a vertical plane, at 20 Hz.
 
 The box starts at rest on a strip on the floor; the arm has to grasp it and lift it to the height of the green rod. The
-tip moves in the plane above the strip; joint targets come from damped least-squares inverse kinematics.
+tip moves in the plane above the strip; damped least-squares inverse kinematics turn its motion into joint targets.
 
 Five weighted terms measure how far along the pick is, 14.75 at most:
 
@@ -11,12 +11,12 @@ Five weighted terms measure how far along the pick is, 14.75 at most:
     lifted               0.5   box centre above 5 cm
     success              2
 
-The reward is progress: the amount by which their sum exceeds the best sum of the episode so far, the first step's being
-the first. The return is therefore (best sum - first sum), and no posture can be farmed. ``reward_terms`` splits each
-reward by term; one of them can be negative.
+The reward is progress: the amount by which their sum exceeds the best sum of the episode so far, which begins with that
+of the first step. The return is therefore (best sum - first sum), and no posture pays twice. ``reward_terms`` splits
+each reward by term; a term can be negative.
 
 Source of the task, its weights and its limits: MuJoCo Playground's ``PandaPickCubeCartesian`` (Zakka et al. 2025). Here
-the box does not start inside the floor, is placed anew in every episode, and terms that can never fire are left out.
+the box does not start inside the floor, its place changes in every episode, and terms that are always 0 are left out.
 """
 
 from typing import ClassVar, NamedTuple
@@ -50,11 +50,10 @@ SUCCESS_TOLERANCE = 0.05
 class Memory(NamedTuple):
     """State of an episode of pick."""
 
-    tip: jax.Array  # float32 (3,), where the tip is told to be, metres
+    tip: jax.Array  # float32 (3,), target of the tip, metres
     reached: jax.Array  # bool (), the tip has been at the box in this episode
-    begun: jax.Array  # bool (), the first step has set the mark
-    best: jax.Array
-    """float32 (5,), the weighted terms, in the order of ``WEIGHTS``, when their sum was highest."""
+    begun: jax.Array  # bool (), the first step has set `best`
+    best: jax.Array  # float32 (5,), the weighted terms, in the order of `WEIGHTS`, when their sum was highest
 
 
 class FrankaPick:
@@ -92,7 +91,7 @@ class FrankaPick:
         self._capsule = model.geom("hand_capsule").id
 
     def _keyframe(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return positions (16,), controls (8,) and where these controls tell the tip to be (3,)."""
+        """Return positions (16,), controls (8,) and the place (3,) of the tip at these controls."""
         key = self.model.keyframe(name)
         data = mujoco.MjData(self.model)
         data.qpos[:7] = key.ctrl[:7]
@@ -160,7 +159,7 @@ class FrankaPick:
         )
 
     def _above_floor(self, data: mjx.Data) -> jax.Array:
-        """Return a bool (): by geometry and not by contacts, which physics computes before its last move."""
+        """Return a bool (), by geometry: contacts would be those before the last physics step."""
         pad_reach = jnp.abs(data.geom_xmat[self._pads, 2]) * self.model.geom_size[self._pads]
         pads = data.geom_xpos[self._pads, 2] - pad_reach.sum(-1)
         radius, half_length, _ = self.model.geom_size[self._capsule]

@@ -63,8 +63,8 @@ def forward(joints: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 def inverse_step(joints: jax.Array, position: jax.Array, rotation: jax.Array, rest: jax.Array) -> jax.Array:
     """Take one damped least-squares step of joints (7,), radians, towards a tip pose in the base frame.
 
-    Called once per control step with targets that move by millimetres, it follows to fractions of a millimetre.
-    Redundant motion is pulled towards the joints ``rest``.
+    With one call per control step and targets that move by millimetres, the error stays below a millimetre. The
+    redundant degree of freedom is pulled towards the joints ``rest``.
     """
     tip, turn, jacobian = forward(joints)
     difference = rotation @ turn.T
