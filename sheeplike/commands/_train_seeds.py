@@ -64,24 +64,17 @@ def main(request: Request) -> int:
 
 def call(command: list[str]) -> int:
     """Run a process to its end and pass signals on to it; returns its status."""
-    received: list[int] = []
-    children: list[subprocess.Popen] = []
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def forward(signum: int, frame: object) -> None:
-        # A terminal sends Ctrl-C to the child too, which takes both for one request.
-        received.append(signum)
-        for child in children:
-            child.send_signal(signum)
+        child.send_signal(signum)  # a terminal sends Ctrl-C to the child too, which takes both for one request
 
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}  # nohup ignores
     for signum in before:
         signal.signal(signum, forward)
     try:
-        children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-        if received:
-            children[0].send_signal(received[-1])
-        return children[0].wait()
+        return child.wait()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

@@ -79,7 +79,7 @@ def test_which_seeds(started, sheeplike, arguments, seeds):
     assert [planned.config.seed for planned in plans] == seeds
     assert {command[-1] for command in commands} == {"resume=auto"}
     titles = [f"seed {seed} ({number} of {len(seeds)})" for number, seed in enumerate(seeds, 1)]
-    assert [line.partition(":")[0] for line in result.output.splitlines()] == [*titles, "finished"]
+    assert [line.partition(":")[0] for line in result.output.splitlines()] == [*titles, "finished", "next"]
 
 
 def test_a_run_dir_is_the_parent_of_all(started, sheeplike, tmp_path):

@@ -3,8 +3,8 @@
 import math
 import multiprocessing
 import multiprocessing.connection
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -61,8 +61,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     - ``success`` (N,) float32: 1 if ``info["is_success"]`` or ``info["success"]`` was true in this episode, else 0; NaN
       while no environment has reported either, as most define no success;
-    - ``restarted`` (N,) bool: the environment failed, or its process died, and a new one replaces it; stderr tells why.
-      The world is truncated, shows its last good observation and has reward 0; its episode does not count.
+    - ``restarted`` (N,) bool: the environment failed, and a new one replaces it; stderr tells why. The world is
+      truncated, shows its last good observation and has reward 0; its episode does not count.
 
     World ``i`` draws from seeds that follow from ``seed`` and ``i`` alone. Gymnasium's environments cannot be saved: a
     loaded state begins new episodes in all worlds, from seeds that no episode had.
@@ -103,15 +103,12 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._staging = Staging(sent, self.device)
         self._host = {key: np.zeros(num_envs, dtype) for key, dtype in SCALARS.items()}
         self._buffer: Mapping[str, np.ndarray] = {}  # the worlds write into it at every step
-        self._observations: Observations = {}  # the last ones given out
         self._reached = np.zeros(num_envs, bool)  # success in this episode
         self._defines_success = False  # no environment has reported a success yet
         self._running = False  # a first reset was made
         self._anew = False  # the next step begins an episode in all worlds
         self._generation = 0  # derives new seeds each time that all worlds begin anew
         self._restarts = 0
-        self._deaths = 0  # processes that died in a row
-        self._since_death = 0  # steps
 
     @property
     def counters(self) -> dict[str, float]:
@@ -139,28 +136,24 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         """
         dtype = torch.float32 if isinstance(self.single_action_space, spaces.Box) else torch.int64
         check_actions(self, actions, dtype, begun=self._running)
-        self._since_death += 1
         if self._anew:
             self._begin()
             return self._deliver()
         before = self._host["terminated"] | self._host["truncated"]
-        try:
+        with self._explained():
             self._buffer, reward, terminated, truncated, info = self._worlds.step(actions.detach().cpu().numpy())
-        except (EOFError, OSError) as error:
-            self._replace_processes(error)
-            # All worlds are truncated at their last observation; the next step begins new episodes.
-            self._count(0, False, True, {}, began=before)
-            self._host["restarted"][:] = True
-            return self._deliver(self._observations)
         self._count(reward, terminated, truncated, info, began=before)
         return self._deliver()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments, and end their processes."""
-        self._running, self._observations = False, {}
+        self._running = False
         with suppress(Exception):
             self._worlds.close(timeout=CLOSING)
-        self._end_processes()
+        for process in getattr(self._worlds, "processes", ()):
+            process.kill()
+            process.join()
+        self._worlds.closed = True  # otherwise its destructor would wait for answers
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the numbers from which a resumed run derives seeds that no episode had."""
@@ -197,14 +190,10 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def _begin(self) -> None:
         """Begin episodes in all worlds, from seeds or in their own streams, with totals from zero."""
-        while True:
-            worlds = range(self.num_envs)
-            seeds = [derive_seed(self._seed, world, self._generation) if self._anew else None for world in worlds]
-            try:
-                self._buffer, info = self._worlds.reset(seed=seeds)
-                break
-            except (EOFError, OSError) as error:
-                self._replace_processes(error)
+        worlds = range(self.num_envs)
+        seeds = [derive_seed(self._seed, world, self._generation) if self._anew else None for world in worlds]
+        with self._explained():
+            self._buffer, info = self._worlds.reset(seed=seeds)
         self._running, self._anew = True, False
         self._count(0, False, False, info, began=np.ones(self.num_envs, bool))
 
@@ -225,40 +214,31 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             warn(f"world {world} of {self.name} was restarted: {info['restarted'][world]}")
             self._restarts += 1
 
-    def _deliver(self, observations: Observations | None = None) -> StepResult:
-        """Return the results of a call; ``observations`` replace those of the worlds."""
+    def _deliver(self) -> StepResult:
+        """Return the results of a call."""
         sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
-        self._observations = observations or {key: sent[key] for key in self.single_observation_space}
+        observations = {key: sent[key] for key in self.single_observation_space}
         scalars = {key: sent[f":{key}"] for key in SCALARS}
         totals = {key: scalars[key] for key in ("return", "length", "success")} | {"reward_terms": {}}
         info = {"success": scalars["success"], "reward_terms": {}, "episode": totals}
         info |= {key: scalars[key] for key in ("nonfinite", "restarted")}
-        return dict(self._observations), scalars["reward"], scalars["terminated"], scalars["truncated"], info
+        return observations, scalars["reward"], scalars["terminated"], scalars["truncated"], info
 
-    def _replace_processes(self, error: Exception) -> None:
-        """Make all worlds anew after a process has died; raise ``error`` if none has."""
-        processes = getattr(self._worlds, "processes", [])
-        multiprocessing.connection.wait([process.sentinel for process in processes], DYING)
-        dead = {world: process.exitcode for world, process in enumerate(processes) if process.exitcode is not None}
-        if not dead:
-            raise error
-        self._end_processes()
-        self._deaths = 1 if self._since_death > self.episode_length else self._deaths + 1
-        self._since_death = 0
-        status = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
-        if self._deaths > self._options.max_restarts:
-            raise GaveUp(f"{self.name}: processes died {self._deaths} times in a row (max_restarts); {status}")
-        warn(f"all worlds of {self.name} were restarted, since a process has died: {status}")
-        self._worlds = self._make_worlds()
-        self._restarts += len(dead)
-        self._generation += 1
-        self._anew = True
-
-    def _end_processes(self) -> None:
-        for process in getattr(self._worlds, "processes", ()):
-            process.kill()
-            process.join()
-        self._worlds.closed = True  # otherwise its destructor would wait for answers
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise ``GaveUp`` if a process has died: with ``vectorization=async`` each world has its own."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            processes = getattr(self._worlds, "processes", [])
+            multiprocessing.connection.wait([process.sentinel for process in processes], DYING)
+            dead = {world: process.exitcode for world, process in enumerate(processes) if process.exitcode is not None}
+            if not dead:
+                raise
+            status = ", ".join(f"that of world {world} ended with status {status}" for world, status in dead.items())
+            raise GaveUp(
+                f"{self.name}: a process has died: {status}; resume the run from its newest checkpoint"
+            ) from error
 
 
 class Staging:
