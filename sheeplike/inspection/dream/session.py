@@ -132,10 +132,7 @@ class Session:
             self.source = "policy"
         self._branches = 0
         self._dropped: list[Tensor] = []  # actions of moments that are no longer in memory
-        obs, _ = self.envs.reset(seed=self.seed)
-        posterior = self.model.observe_step(None, None, self._observed(obs), seed=self._noise(0, 0))
-        first = Moment(self._shown(obs), 0.0, True, False, False, posterior, posterior, Settings(), self._saved())
-        self.moments = [self._decode(first)]
+        self.moments = [self._arrive(0, self.envs.reset(seed=self.seed)[0])]
         self.first = self.now = 0
 
     def tick(self, *, newest: bool = False) -> None:
@@ -148,7 +145,8 @@ class Session:
         action = self._choose(before)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         try:
-            moment = self._arrive(dreamt, before, action, obs, float(reward), bool(terminated), bool(truncated))
+            outcome = float(reward), bool(terminated), bool(truncated)
+            moment = self._arrive(self.last + 1, obs, *outcome, action=action, before=before, dreamt=dreamt)
         except Exception:
             if self.exact:  # both sides stay where they were
                 self.envs.load_state_dict(before.env)
@@ -301,32 +299,28 @@ class Session:
 
     def _arrive(
         self,
-        dreamt: Moment,
-        before: Moment,
-        action: Tensor,
+        step: int,
         obs: Mapping[str, Tensor],
-        reward: float,
-        terminated: bool,
-        truncated: bool,
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+        *,
+        action: Tensor | None = None,
+        before: Moment | None = None,
+        dreamt: Moment | None = None,
     ) -> Moment:
-        """Make the moment after an action: ``before`` on the real side, ``dreamt`` in the dreams."""
-        step, began = self.last + 1, before.is_last
-        followed = (None, None) if began else (before.posterior, action)
-        posterior = self.model.observe_step(*followed, self._observed(obs), seed=self._noise(step, 0))
-        return self._decode(
-            Moment(
-                self._shown(obs),
-                reward,
-                began,
-                terminated or truncated,
-                terminated,
-                posterior,
-                # The dreams begin with a new episode too.
-                repeat(posterior, len(dreamt.dreams)) if began else self._dream(dreamt, action, step),
-                dreamt.settings,
-                self._saved(),
-            )
-        )
+        """Make a first moment, or the one after an action in ``before``, real, and in ``dreamt``, in the dreams."""
+        model, began = self.model, before is None or before.is_last
+        observed = {key: obs[key].to(model.device) for key in model.observations}
+        state = None if began else before.posterior
+        posterior = model.observe_step(state, action, observed, seed=self._noise(step, 0))
+        count, settings = (len(dreamt.dreams), dreamt.settings) if dreamt else (1, Settings())
+        # The dreams begin with a new episode too.
+        dreams = repeat(posterior, count) if began else self._dream(dreamt, action, step)
+        # The images are copied: the environment may use its memory again.
+        seen = {key: obs[key].clone().to(model.device) for key in model.cameras}
+        ends, env = (terminated or truncated, terminated), self.envs.state_dict() if self.exact else None
+        return self._decode(Moment(seen, reward, began, *ends, posterior, dreams, settings, env))
 
     def _choose(self, here: Moment) -> Tensor:
         """Choose the next action of the real side, ``(1, ...)``."""
@@ -417,18 +411,8 @@ class Session:
         dtype = torch.int64 if codec.discrete else torch.float32
         return torch.as_tensor(actions, device=self.envs.device).to(dtype).reshape(-1, *space.shape)
 
-    def _observed(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key: obs[key].to(self.model.device) for key in self.model.observations}
-
-    def _shown(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the images: the environment may use its memory again."""
-        return {key: obs[key].clone().to(self.model.device) for key in self.model.cameras}
-
-    def _saved(self) -> dict[str, Tensor] | None:
-        return self.envs.state_dict() if self.exact else None
-
     def _noise(self, step: int, use: int, salt: int = 0) -> int:
-        """Derive a seed for the draws of a step: the same play draws the same."""
+        """Derive a seed for the draws of a step, so that the same play draws the same numbers."""
         return int(np.random.SeedSequence((self.seed, step, use, salt)).generate_state(1)[0])
 
 
