@@ -127,9 +127,8 @@ def to_markdown(comparison: Comparison) -> str:
     table = markdown_table([list(columns), *zip(*columns.values(), strict=True)])
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
-    lists = [
-        "\n".join(f"- {one_line(line)}" for line in lines) for lines in (verdicts, [*comparison.notes, *READING], paths)
-    ]
+    sections = verdicts, [*comparison.notes, *READING], paths
+    lists = ["\n".join(f"- {one_line(line)}" for line in lines) for lines in sections]
     return "\n\n".join([table, *lists]) + "\n"
 
 
@@ -239,10 +238,8 @@ def _verdict(a: Group, b: Group, metric: str) -> str:
     x, y = a.finals, b.finals
     text = f"P({a.label} > {b.label}) = {probability_of_improvement(x, y):.2f}"
     if min(len(x), len(y)) < MIN_SEEDS:
-        return (
-            f"Not enough seeds to say which of {a.label} and {b.label} is {better}: {len(x)} and {len(y)}, "
-            f"expected at least {MIN_SEEDS} each; {text}, no interval"
-        )
+        counts = f"{len(x)} and {len(y)}, expected at least {MIN_SEEDS} each"
+        return f"Not enough seeds to say which of {a.label} and {b.label} is {better}: {counts}; {text}, no interval"
     low, high = improvement_interval(x, y)
     chance = permutation_test(x, y)
     if low < high:  # an interval of width 0 would claim a certainty that a few seeds cannot give

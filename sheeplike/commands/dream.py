@@ -72,12 +72,12 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
         points = None
-        if world.positions and not overlay.is_taught(model):
+        if world.positions and overlay.is_taught(model):
+            points = overlay.points(overlay.taught, world)
+        elif world.positions:
             many = make_envs(config, overlay.EPISODES, fabric.device)
             with closing(many), phase(f"fitting a probe of positions to {overlay.EPISODES} episodes"):
                 points = overlay.points(overlay.probed(model, many), world)
-        elif world.positions:
-            points = overlay.points(overlay.taught, world)
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
             session = Session(world, model, seed=asked.seed, points=points)
             session.tick()

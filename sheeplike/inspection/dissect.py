@@ -294,9 +294,12 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
 
     log_likelihood, ends = model.in_batches(scores, states, target).unbind(1)
     best = (target * target.clamp_min(1e-12).log() + (1 - target) * (1 - target).clamp_min(1e-12).log()).mean()
-    found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "best": best.item()}
-    found |= _by_part("by_end", log_likelihood, {"goes_on": ~ended, "ends": ended})
-    return found | {"calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99))}
+    return {
+        "log_likelihood": log_likelihood.mean().item(),
+        "best": best.item(),
+        **_by_part("by_end", log_likelihood, {"goes_on": ~ended, "ends": ended}),
+        "calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)),
+    }
 
 
 def _by_part(name: str, values: Tensor, parts: Mapping[str, Tensor]) -> Numbers:

@@ -115,12 +115,11 @@ def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
             break
         obs, reward, terminated, truncated, info = envs.step(action)
         step = step.following(action, obs, reward, terminated, truncated)
-        restarted = info.get("restarted")
-        whole = step.is_last if restarted is None else step.is_last & ~restarted
-        now = len(rows)
-        ended = torch.where((whole & ~over).cpu(), now, ended)
-        if restarted is not None:  # the step after the cut begins the episode that counts
-            begun = torch.where((step.is_last & restarted & ~over).cpu(), now + 1, begun)
+        cut = step.is_last & info.get("restarted", torch.zeros_like(over))
+        whole = step.is_last & ~cut
+        ended = torch.where((whole & ~over).cpu(), len(rows), ended)
+        # The step after a cut begins the episode that counts.
+        begun = torch.where((cut & ~over).cpu(), len(rows) + 1, begun)
         over = over | whole
     record = {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
     lengths = ended - begun + 1

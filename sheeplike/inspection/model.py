@@ -92,10 +92,10 @@ class States:
         return self.latent.features
 
 
-def combine(states: Sequence[States], function: Callable[..., Tensor] = torch.cat, axis: int = 0) -> States:
-    """Join states by ``torch.cat`` or ``torch.stack`` along one of their leading axes."""
+def combine(states: Sequence[States], function: Callable[..., Tensor] = torch.cat) -> States:
+    """Join states along their first axis by ``torch.cat``, or along a new one by ``torch.stack``."""
     deter, stoch, logits = zip(*((*one.latent, one.logits) for one in states), strict=True)
-    return States(Latent(function(deter, axis), function(stoch, axis)), function(logits, axis))
+    return States(Latent(function(deter), function(stoch)), function(logits))
 
 
 class Expected(NamedTuple):
@@ -185,10 +185,9 @@ class TrainedModel:
         """
         obs, lead = self._frames(frames, steps=True)
         action = self._actions(actions, lead)
-        first = torch.zeros(lead, dtype=torch.bool, device=self.device)
+        first = torch.zeros(lead) if is_first is None else self._tensor(is_first).reshape(lead)
+        first = first.to(self.device, torch.bool, copy=True)
         first[..., 0] = True
-        if is_first is not None:
-            first |= self._tensor(is_first).bool().reshape(lead)
         # The model takes the action that led to a step.
         before = torch.cat([torch.zeros_like(action[..., :1, :]), action[..., :-1, :]], -2)
         return self._observe(None, before, obs, first, seed)

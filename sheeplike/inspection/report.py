@@ -1,4 +1,4 @@
-"""Report of :mod:`~sheeplike.inspection.dissect`: figures, one page that holds them, and TensorBoard's events."""
+"""Report of :mod:`~sheeplike.inspection.dissect`: figures, a page that shows them, and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Numbers = Mapping[str, Any]
 
 
 def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
-    """Write the numbers as JSON, the page, the linear probe, and TensorBoard's events, in place of earlier ones.
+    """Write the numbers as JSON, the page, the linear probe and TensorBoard's events into a directory.
 
     The probe is a safetensors file: ``weights (F, N)`` and ``bias (N,)`` of ``features @ weights + bias``, and
     ``alpha (N,)``, the penalties.
 
     Args:
-        place: a directory, which is made.
-        about: facts about the analysis by name, with ``step``, the x-axis in TensorBoard.
+        place: the directory, which may be new; earlier files are replaced.
+        about: facts about the analysis by name, including ``step``, the x-axis in TensorBoard.
 
     Returns:
-        The files to look at.
+        The files to show to the user.
     """
     figures = draw(found.numbers)
     strips = {f"{strip.camera}: {strip.title}": draw_strip(strip) for strip in found.strips}
@@ -81,9 +81,9 @@ def curves(numbers: Numbers) -> dict[str, list[float]]:
     found = {}
     for kind, parts in numbers["open_loop"].items():
         for key, one in parts.items():
-            if isinstance(one, Mapping):
-                lists = {name: values for name, values in one.items() if isinstance(values, list)}
-                found |= {f"{TAG}_curves/open_loop/{kind}/{key}/{name}": values for name, values in lists.items()}
+            lists = one.items() if isinstance(one, Mapping) else ()
+            tag = f"{TAG}_curves/open_loop/{kind}/{key}"
+            found |= {f"{tag}/{name}": values for name, values in lists if isinstance(values, list)}
     for kind, one in numbers["surprise"].items():
         found[f"{TAG}_curves/surprise/{kind}"] = one["over_time"]
     return found
@@ -118,7 +118,7 @@ def draw_strip(strip: Strip) -> bytes:
 
 
 def _kinds(numbers: Numbers) -> Iterable[tuple[str, str]]:
-    """Pair each kind of episodes with a color."""
+    """Pair each kind of episodes with a colour."""
     return zip(numbers["episodes"], COLOURS, strict=False)
 
 
@@ -239,7 +239,7 @@ def _probe_groups(numbers: Numbers) -> Figure:
 
 
 def _shown(scores: Sequence[float | None]) -> np.ndarray:
-    """Prepare R^2 for a figure: constant entries are gaps, and values far below 0 stay in sight."""
+    """Prepare R^2 for a figure: constant entries become gaps, and values far below 0 stay visible."""
     return np.array([np.nan if score is None else max(score, -0.05) for score in scores])
 
 
@@ -260,8 +260,8 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
     pictures = {name: base64.b64encode(png).decode() for name, png in (figures | strips).items()}
     text = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     template = jinja2.Template(text, autoescape=True, trim_blocks=True)
-    known = {"DEAD_KL": DEAD_KL, "NUMBERS": NUMBERS, "number": _number, "kinds": kinds}
-    return template.render(known, numbers=numbers, tables=tables, pictures=pictures, strips=strips, about=about)
+    known = {"numbers": numbers, "tables": tables, "pictures": pictures, "strips": strips, "about": about}
+    return template.render(known, kinds=kinds, DEAD_KL=DEAD_KL, NUMBERS=NUMBERS)
 
 
 def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
@@ -272,7 +272,7 @@ def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
 
 
 def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
-    """List numbers by entry: R^2 of the linear probe at all steps ahead, the rest for seen states alone."""
+    """List scores by entry: R^2 of the linear probe for all steps ahead, the others for seen states alone."""
     columns = {f"R², {name}": one["linear"]["r2"] for name, one in _probe_columns(found)}
     seen = found["0"]["seen"]
     columns |= {"RMSE, seen": seen["linear"]["rmse"], "MLP: R², seen": seen["mlp"]["r2"]}
@@ -282,10 +282,6 @@ def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
 
 def _listed(items: Sequence[Any]) -> str:
     return ", ".join(map(str, items)) or "none"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def summarize(numbers: Numbers) -> dict[str, str]:

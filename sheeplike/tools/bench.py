@@ -124,12 +124,7 @@ def save(place: Path, title: str, facts: Mapping[str, str], settings: Any, table
 
 
 class Bench:
-    """Measurements of the environments and the agent of a run.
-
-    Args:
-        config: of the run.
-        seconds: for each measurement, over its rounds.
-        rounds: of each measurement.
+    """Measurements of the environments and the agent of a run, each of ``seconds`` in some ``rounds``.
 
     Attributes:
         compile_seconds: by mode, of the first agent that was compiled: later ones find all kernels in caches.
@@ -280,9 +275,7 @@ class Bench:
             table.notes.append(f"{self.config.env.name} is not simulated here: its vector env is the lowest layer.")
         if "learning" in parts:
             steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
-            table.notes.append(
-                f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step."
-            )
+            table.notes.append(f"{updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step.")
         return table
 
     def simulation(self, parts: Collection[str]) -> dict[str, Task]:

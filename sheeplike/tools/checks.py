@@ -11,7 +11,6 @@ import ctypes
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -21,13 +20,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sheeplike
 from sheeplike import caches, host
-from sheeplike.files import write_atomically
+from sheeplike.files import check_writable, write_atomically
 from sheeplike.terminal import echo, first_sentence
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ GIB = 2**30
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: the driver works, but finds no GPU
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
 PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
-SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
 MAX_OUTPUT = 10_000  # characters in the report of a failed check's output
 SYNC = "SHEEPLIKE_SYNC"
 INSTALL = "pip install -e . (with an NVIDIA GPU '.[cuda13]') in an environment of its own"
@@ -117,18 +113,6 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
             result = {"status": "FAIL", "fact": fact, "advice": CHECKS[name].advice}
     result["seconds"] = round(time.monotonic() - start, 2)
     return result | ({"output": output} if result["status"] == "FAIL" else {})
-
-
-def describe_machine() -> dict[str, Any]:
-    """Begin a report: versions, the system, the environment variables of libraries, and no checks yet."""
-    return {
-        "sheeplike": sheeplike.__version__,
-        "date": datetime.now().astimezone().isoformat(" ", timespec="seconds"),
-        "python": sys.version,
-        "system": platform.platform(),
-        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
-        "checks": {},
-    }
 
 
 def last_line(output: str) -> str:
@@ -498,11 +482,8 @@ def version(name: str) -> str | None:
 
 
 def free_space(place: str, least: int) -> str:
-    """Write a file into a directory, and return how much space is free."""
-    with tempfile.TemporaryFile(dir=place) as file:
-        file.write(bytes(2**20))
-        file.flush()
-        os.fsync(file.fileno())
+    """Check that a directory can be written, and return how much space is free."""
+    check_writable(Path(place))
     free = shutil.disk_usage(place).free
     expect(free >= least, f"{os.path.abspath(place)} has {free / GIB:.2f} GiB left: expected {least / GIB:g} or more")
     return f"{os.path.abspath(place)}, {free / GIB:.1f} GiB free"

@@ -1,7 +1,7 @@
 """Recorded episodes of a play, as files that can be played again.
 
 ``<name>.npz`` holds the ``seed`` of the start and every ``action (A, ...)`` since then, each chosen after the frame of
-its step; and of ``T`` frames, from step ``begin`` on (0, unless the play was very long): ``reward``, ``is_first``,
+its step. For ``T`` steps, from step ``begin`` on (0, unless the play was very long), it holds ``reward``, ``is_first``,
 ``is_last``, ``is_terminal (T,)`` of the simulator; ``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``;
 ``real/value``, ``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``,
 ``dream/error (T,)``, of the first dream. ``<name>.gif`` shows both sides.

@@ -86,10 +86,9 @@ class Server:
     """Server of one session to one page at a time; the play stands still while no page is open.
 
     Args:
-        session: the play.
         about: facts for the top of the page.
         place: directory of recorded episodes.
-        rate: steps per second, at first.
+        rate: initial steps per second.
 
     Attributes:
         token: part of every address.
@@ -174,7 +173,7 @@ class Server:
             line = await (own(**fields) if own else self._run(partial(getattr(self.session, name), **fields)))
         except Exception as error:
             # A refusal changes nothing; other errors, such as an environment's, pause the play.
-            self.paused, line = self.paused or not isinstance(error, CommandError), _line(error)
+            self.paused, line = self.paused or not isinstance(error, CommandError), error
         if line:
             await self._send_line(line)
         await self._show()
@@ -229,7 +228,7 @@ class Server:
         try:
             name = await asyncio.to_thread(recording.write, self.place, episode, fps)
         except Exception as error:  # the disk may be full
-            await self._send_line(_line(error))
+            await self._send_line(error)
             return
         await self._send({"kind": "recordings", "names": recording.list_names(self.place)})
         await self._send_line(f"saved: {self.place / name}.npz and .gif")
@@ -241,21 +240,17 @@ class Server:
         return {
             "kind": "hello",
             "about": self.about,
-            "actions": {
-                "width": codec.width,
-                "classes": codec.classes,
-                "starts": codec.starts,
-                "joint": codec.joint,
-                "names": session.envs.action_names,
-            },
+            "actions": {name: getattr(codec, name) for name in ("width", "classes", "starts", "joint")}
+            | {"names": session.envs.action_names},
             "groups": session.model.groups,
             "classes": session.model.classes,
             "strips": STRIPS,
             "recordings": recording.list_names(self.place),
         }
 
-    async def _send_line(self, line: str) -> None:
-        await self._send({"kind": "line", "line": one_line(line)})
+    async def _send_line(self, line: str | Exception) -> None:
+        named = isinstance(line, str | CommandError)
+        await self._send({"kind": "line", "line": one_line(line if named else f"{type(line).__name__}: {line}")})
 
     async def _send(self, message: dict[str, Any]) -> None:
         with suppress(ConnectionError):
@@ -275,7 +270,7 @@ class Server:
             picture = await self._run(self._picture, page)
         except Exception as error:  # the play pauses; later pictures may succeed
             self.paused, page.sent = True, page.sent - 1
-            await self._send_line(_line(error))
+            await self._send_line(error)
             return
         with suppress(ConnectionError):
             await page.ws.send_bytes(picture)
@@ -348,7 +343,7 @@ class Server:
                 await self._run(self.session.tick)
             except Exception as error:  # a recorded episode is over, or an environment failed
                 self.paused = True
-                await self._send_line(_line(error))
+                await self._send_line(error)
             await self._show()
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -391,7 +386,3 @@ async def _file(name: str, request: web.Request) -> web.Response:
 
 def _refusal(line: str, status: int = 403) -> web.Response:
     return web.Response(status=status, text=f"{line}\n", headers=HEADERS)
-
-
-def _line(error: Exception) -> str:
-    return str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"
