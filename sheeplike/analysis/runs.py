@@ -257,7 +257,7 @@ def _events(path: Path) -> Rows:
             raise RunError(f"{file}: cannot be read: is no regular file")
     reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
     found = [(event, tag, event.value) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
-    for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools write scalars so
+    for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools store scalars so
         if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
             found += [(event, tag, make_ndarray(event.tensor_proto).item()) for event in reader.Tensors(tag)]
     if found:

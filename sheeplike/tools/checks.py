@@ -211,7 +211,7 @@ def cache() -> str:
 
 @check("nvidia-smi shows the state of the driver; after an update of it, restart the machine", quick=True)
 def gpu() -> str:
-    """Look for an NVIDIA GPU that torch, JAX and Warp can use; none is no failure."""
+    """Look for an NVIDIA GPU that torch, JAX and Warp can use; a machine without one passes."""
     if host.gpu_count() == 0:
         error = 0
         with suppress(OSError):  # no driver is installed

@@ -66,7 +66,7 @@ def write(place: Path, episode: Mapping[str, np.ndarray], fps: float) -> str:
 
 
 def film(episode: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, int]:
-    """Join the real side, left, and the dream: uint8 ``(T, H, W, 3)``, and the factor to enlarge it by."""
+    """Join the real side (left) and the dream: uint8 ``(T, H, W, 3)``, and the factor to enlarge it by."""
     cameras = [key.removeprefix("real/") for key in episode if key.startswith("real/") and episode[key].ndim == 4]
     rows = [np.concatenate([episode[f"real/{camera}"], episode[f"dream/{camera}"]], 2) for camera in cameras]
     widest = max(row.shape[2] for row in rows)

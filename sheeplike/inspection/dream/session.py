@@ -300,7 +300,7 @@ class Session:
         before: Moment | None = None,
         dreamt: Moment | None = None,
     ) -> Moment:
-        """Make a first moment, or the one after an action in ``before``, real, and in ``dreamt``, in the dreams."""
+        """Make the first moment, or the one after an action in ``before`` (real side) and ``dreamt`` (dreams)."""
         model, began = self.model, before is None or before.is_last
         observed = {key: obs[key].to(model.device) for key in model.observations}
         state = None if began else before.posterior
