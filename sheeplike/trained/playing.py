@@ -71,13 +71,13 @@ def open_trained(asked: T, command: str, results: str, *, world_model: bool = Fa
     else:
         run_dir, config = open_run(asked.run, command)
         choose_checkpoint(run_dir, asked.checkpoint)
-    if world_model and not config.agent.has_world_model:
-        raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     if isinstance(asked, TrainedOptions):
         if asked.num_envs is not None and asked.num_envs > asked.episodes:
             raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
         asked = asked.replace(num_envs=asked.num_envs or min(asked.episodes, config.env.num_envs))
     require_writable("run", results_of(run_dir, results))
+    if world_model and not config.agent.has_world_model:
+        raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     return run_dir, config, asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
 
 
