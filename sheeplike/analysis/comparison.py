@@ -1,7 +1,7 @@
-"""Comparison of several runs: which agent is better, how sure that is, and tables of it.
+"""Comparison of several runs: which agent is better, and how certain that is.
 
-Curves are straight lines between evaluations, and nothing is extrapolated: what is compared across groups ends where
-the shortest run ends, a group's own curve where its shortest run ends.
+Curves are straight lines between evaluations, and nothing is extrapolated: a comparison of groups ends where the
+shortest of all runs ends, a group's own curve where the shortest run of the group ends.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sheeplike.monitor.progress import format_seconds
 from sheeplike.terminal import one_line
 
 MIN_SEEDS = 3  # fewer have no interval
-GRID = 200  # most points of a group's curve
+GRID = 200  # maximum number of points of a group's curve
 AXES = {"steps": "policy steps", "time": "training time"}
 READING = (
-    "final: each seed's last evaluation up to the end of the compared range; best: its highest up to there; area: the "
-    "mean height of its curve in the range. Shown are interquartile means over seeds (of fewer than 4 seeds: means) "
-    "[95 % percentile-bootstrap intervals over seeds, with 3 to 5 seeds too narrow].",
-    "P(A > B): how likely the final evaluation of a seed of A is above that of a seed of B; p: how often groups dealt "
-    "out at random would differ as much (3 against 3 seeds: never less than 0.1).",
+    "final: each seed's last evaluation in the compared range; best: its highest one; area: the mean height of its "
+    "curve. The table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap "
+    "intervals over seeds, which are too narrow for 3 to 5 seeds].",
+    "P(A > B): the probability that a seed of A ends above a seed of B; p: how often groups formed at random would "
+    "differ as much (never less than 0.1 with 3 against 3 seeds).",
     "success: over the episodes of all seeds' final evaluations [95 % Wilson interval]; to a threshold: the first "
-    "evaluation that is at least as high, median over seeds, of which those that never reach it count as the latest.",
+    "evaluation that reaches it, median over seeds; a seed that never does counts as later than all others.",
 )
 
 
@@ -52,7 +52,7 @@ class Group:
     curves: Sequence[Curve]  # one per run
     x: np.ndarray  # (P,) policy steps or seconds
     mean: np.ndarray  # (P,) interquartile mean over seeds
-    band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, the interval of the mean; None for too few seeds
+    band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, interval of the mean; None with too few seeds
     finals: np.ndarray  # (R,) each seed's last evaluation in the common range
     bests: np.ndarray  # (R,) each seed's highest evaluation in the common range
     areas: np.ndarray  # (R,) mean height of each seed's curve in the common range
@@ -85,7 +85,7 @@ def compare(
     Args:
         groups: label to runs, each of which has a curve of ``metric``.
         x: ``"steps"`` or ``"time"``.
-        notes: on the choice of the runs.
+        notes: sentences about the choice of the runs.
     """
     runs = [run for members in groups.values() for run in members]
     last = max(runs, key=lambda run: run.curves[metric].along(x)[0])
@@ -124,14 +124,21 @@ def to_markdown(comparison: Comparison) -> str:
     if threshold is not None:
         for axis, name in AXES.items():
             columns[f"{name} to {number(threshold)}"] = [_reach(group.curves, axis, threshold) for group in groups]
-    rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    table = markdown_table([list(columns), *zip(*columns.values(), strict=True)])
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
-    lists = [
-        "\n".join(f"- {one_line(line)}" for line in lines) for lines in (verdicts, [*comparison.notes, *READING], paths)
-    ]
-    return "\n\n".join(["\n".join(table), *lists]) + "\n"
+    sections = verdicts, [*comparison.notes, *READING], paths
+    lists = ["\n".join(f"- {one_line(line)}" for line in lines) for lines in sections]
+    return "\n\n".join([table, *lists]) + "\n"
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows of cells, the first of them the head, with aligned columns."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    lines = [[name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])] for name, *cells in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -160,7 +167,7 @@ def compact(value: float) -> str:
 
 
 def seeds(count: int) -> str:
-    """Format a number of seeds, and say if it is too small for an interval."""
+    """Format a number of seeds, with a remark if it is too small for an interval."""
     return ("1 seed" if count == 1 else f"{count} seeds") + (": no interval" if count < MIN_SEEDS else "")
 
 
@@ -193,19 +200,19 @@ def _estimate(values: np.ndarray) -> str:
 
 
 def _reach(curves: Sequence[Curve], axis: str, threshold: float) -> str:
-    """Format the median of when seeds reach the threshold; those that never do count as infinite."""
+    """Format the median position at which seeds reach the threshold; infinite for those that never do."""
     times = np.array([first_reached(curve.along(axis), curve.value, threshold) for curve in curves])
     median, count = float(np.median(times)), f"({np.isfinite(times).sum()} of {len(times)})"
     if math.isinf(median):
         return f"not reached {count}"
-    # A seed that ended before the median without reaching it might have done so earlier than the median.
+    # A seed that ended before the median without reaching the threshold might have reached it before the median.
     ended = any(curve.along(axis)[-1] < min(median, time) for curve, time in zip(curves, times, strict=True))
     text = compact(median) if axis == "steps" else format_seconds(median)
     return f"at most {text} {count}" if ended else f"{text} {count}"
 
 
 def _success(runs: Sequence[Run], x: str, end: float) -> str | None:
-    """Format the success rate in the last evaluations up to ``end``; None where a run has not counted successes."""
+    """Format the success rate of the last evaluations up to ``end``; None if a run has no successes counted there."""
     successes = episodes = 0
     for run in runs:
         if not run.curves.keys() >= set(SUCCESS):
@@ -231,13 +238,11 @@ def _verdict(a: Group, b: Group, metric: str) -> str:
     x, y = a.finals, b.finals
     text = f"P({a.label} > {b.label}) = {probability_of_improvement(x, y):.2f}"
     if min(len(x), len(y)) < MIN_SEEDS:
-        return (
-            f"Not enough seeds to say which of {a.label} and {b.label} is {better}: {len(x)} and {len(y)}, "
-            f"expected at least {MIN_SEEDS} each; {text}, no interval"
-        )
+        counts = f"{len(x)} and {len(y)}, expected at least {MIN_SEEDS} each"
+        return f"Not enough seeds to say which of {a.label} and {b.label} is {better}: {counts}; {text}, no interval"
     low, high = improvement_interval(x, y)
     chance = permutation_test(x, y)
-    if low < high:  # an interval without width would claim a certainty that a few seeds cannot give
+    if low < high:  # an interval of width 0 would claim a certainty that a few seeds cannot give
         text += f" [{low:.2f}, {high:.2f}]"
     text += f", permutation test p = {chance:.2g}"
     if low <= 0.5:

@@ -1,7 +1,7 @@
-"""Finished runs, read: configuration and curves. No torch, no JAX, no Hydra.
+"""Configuration and curves of finished runs, read without torch, JAX and Hydra.
 
-A run is a directory with ``config.yaml`` and ``metrics.jsonl``, as :mod:`sheeplike` writes them, or with TensorBoard's
-event files alone, as other tools write them. It is not trusted: links are not followed, pipes not waited for.
+A run is a directory with ``config.yaml`` and ``metrics.jsonl``, as :mod:`sheeplike` writes them, or with only the event
+files of TensorBoard, as other tools write them. It is not trusted: neither links nor pipes are opened.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sheeplike.agents import registry
+from sheeplike.config.saved import flat
 from sheeplike.config.schema import all_keys
 from sheeplike.files import EVENTS, open_regular, read_yaml
 from sheeplike.options import CommandError, is_within, marked, nearest
 from sheeplike.terminal import one_line
 
 CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"
-LARGEST = 1e100  # finite numbers, whose sums of squares are finite too
-SUCCESS = ("eval/success_rate", "eval/episodes")  # always read
+LARGEST = 1e100  # limit of values, so that their sums of squares are finite too
+SUCCESS = ("eval/success_rate", "eval/episodes")  # metrics that are always read
 # Names that other tools give the directories of their runs. The first is CleanRL's form.
 _EXTERNAL_NAMES = (
     re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d{9,}"),
@@ -43,7 +44,7 @@ class RunError(CommandError):
 
 
 class Curve(NamedTuple):
-    """One metric of one run by ascending policy steps: finite points, three times ``(P,)`` float64."""
+    """Finite values of one metric of one run by ascending policy steps; each array ``(P,)`` float64."""
 
     step: np.ndarray  # policy steps
     seconds: np.ndarray  # training time; wall-clock time for runs of other tools
@@ -59,27 +60,27 @@ class Run:
     """A run on the disk."""
 
     path: Path  # its directory
-    env: str | None  # the task; None where the files do not say
+    env: str | None  # the task; None if the files do not tell
     name: str  # agent and recipe; runs of one name may still differ in their settings
     seed: str
     settings: Mapping[str, Any]  # full dotted key to value, without incidental ones
     dry_run: bool
-    metrics: frozenset[str]  # all that were recorded
-    curves: Mapping[str, Curve]  # those that were read and have a finite value
+    metrics: frozenset[str]  # names of all that were recorded
+    curves: Mapping[str, Curve]  # of the metrics that were read and have a finite value
     nonfinite: Mapping[str, int]  # metric to the number of values that are in no curve
-    first_evaluation: Any = None  # policy step, as it was configured
+    first_evaluation: Any = None  # policy step, from the configuration
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
     """Read the runs of one task in and below some directories, without dry runs; also return notes on them.
 
     Args:
-        metrics: names of the metric to compare, of which each run's first counts as the first of all.
+        metrics: alternative names of the metric to compare; each run's first one is stored under the first name.
     """
     found = [read_run(path, {*metrics, *SUCCESS}) for path in find_runs(places)]
     runs = [run for run in found if not run.dry_run]
     if not runs:
-        raise RunError(f"{found[0].path} is a dry run, which shows nothing of what an agent learns: expected others")
+        raise RunError(f"{found[0].path} is a dry run, too short to compare: expected other runs")
     dry = len(found) - len(runs)
     notes = [f"{dry} dry runs left out." if dry > 1 else "1 dry run left out."] if dry else []
     tasks = {run.env: run.path for run in reversed(runs) if run.env}
@@ -116,7 +117,7 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
 
 
 def read_run(path: Path, wanted: Collection[str]) -> Run:
-    """Read a directory of :func:`find_runs`, of its metrics those that are wanted: all would take seconds."""
+    """Read a directory that :func:`find_runs` returned, and only the wanted metrics: all would take seconds."""
     config, ours = _config(path / CONFIG_FILE), (path / METRICS_FILE).exists()
     if ours and config is None:
         raise RunError(f"{path}: expected {CONFIG_FILE} of a run beside {METRICS_FILE}, with exp, agent.name, env.name")
@@ -133,9 +134,9 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
 
 
 def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ in nothing but their seed, under labels that tell the groups apart.
+    """Group runs that differ only in their seed, under labels that tell the groups apart.
 
-    Labels have the settings in which runs of one name differ, and the conditions in which any two runs differ.
+    A label lists the settings in which runs of its name differ, and the conditions in which any two runs differ.
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
@@ -165,13 +166,10 @@ def _marked(mark: str) -> frozenset[str]:
 
 def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
     others = sorted(run.metrics - {metric})
+    waits = metric.startswith("eval/") and not any(name.startswith("eval/") for name in others)
     if metric in run.metrics:
         hint = f"none is finite and below {LARGEST:g}"
-    elif (
-        isinstance(run.first_evaluation, int)
-        and metric.startswith("eval/")
-        and not any(name.startswith("eval/") for name in others)
-    ):
+    elif waits and isinstance(run.first_evaluation, int):
         hint = f"the first evaluation comes at policy step {run.first_evaluation:,}"
         if "rollout/return_mean" in others:
             hint += "; meanwhile: metric=rollout/return_mean"
@@ -192,7 +190,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
     for folder, inside, files in os.walk(place, onerror=refuse):
         inside.sort()
-        if ANALYSIS_FILE in files and METRICS_FILE not in files:  # its events are of one checkpoint
+        if ANALYSIS_FILE in files and METRICS_FILE not in files:  # the events of an analysis are no run
             continue
         if METRICS_FILE in files or any(name.startswith(EVENTS) for name in files):
             inside.clear()
@@ -200,7 +198,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """Read the configuration of a run as plain data; None where there is none of ours."""
+    """Read the configuration of a run as plain data; None if there is none of this program."""
     try:
         data = read_yaml(path)
         required = data["exp"], data["agent"]["name"], data["env"]["name"]
@@ -229,7 +227,7 @@ def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any
 
 
 def _rows(path: Path) -> Rows:
-    """Yield the rows of ``metrics.jsonl``, without a last line that a run is just writing."""
+    """Yield the rows of ``metrics.jsonl``, without a last line that is still being written."""
     try:
         with open_regular(path) as file:
             lines = file.readlines()
@@ -254,16 +252,16 @@ def _events(path: Path) -> Rows:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    for file in path.glob(f"{EVENTS}*"):  # the reader opens them without checks
+    for file in path.glob(f"{EVENTS}*"):  # TensorBoard's reader opens them without checks
         if file.is_symlink() or not file.is_file():
             raise RunError(f"{file}: cannot be read: is no regular file")
     reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
     found = [(event, tag, event.value) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
-    for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools write scalars so
+    for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools store scalars so
         if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
             found += [(event, tag, make_ndarray(event.tensor_proto).item()) for event in reader.Tensors(tag)]
     if found:
-        # The first event says when the file was begun; of a converted log, that may be after all that it holds.
+        # The first event has the time at which the file was made: for a converted log, after all other events.
         start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, *_ in found))
         for event, tag, value in found:
             if not abs(event.wall_time - start) <= LARGEST:
@@ -272,7 +270,7 @@ def _events(path: Path) -> Rows:
 
 
 def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[str, Curve], dict[str, int]]:
-    """Return all names, the curves of the wanted ones, and their numbers of non-finite values."""
+    """Return the names of all metrics, the curves of the wanted ones, and their numbers of non-finite values."""
     metrics: set[str] = set()
     points: dict[str, dict[float, tuple[float, float]]] = defaultdict(dict)
     nonfinite: dict[str, int] = defaultdict(int)
@@ -292,28 +290,19 @@ def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a configuration, without incidental keys; with a summary of randomization, and its order of lines."""
-
-    def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for key, value in section.items():
-            path = f"{prefix}{key}"
-            if path in _marked("incidental"):
-                continue
-            if isinstance(value, dict) and path != "env.image_size":  # one value, also if each camera has its own
-                flat |= flatten(value, f"{path}.")
-            else:
-                flat[path] = value
-        return flat
-
+    """Flatten a configuration without incidental keys; add a summary of randomization, and the order of its lines."""
     lines = config.get("randomization")
     lines = list(map(str, lines)) if isinstance(lines, dict) else []
     summary = "+".join(lines[:2] + ([f"{len(lines) - 2} more"] if len(lines) > 2 else [])) or "none"
-    return flatten(config) | {"randomization": summary, "randomization.lines": lines}
+    own = {"randomization": summary, "randomization.lines": lines}
+    if "image_size" in config["env"]:  # one value, also if each camera has its own
+        own["env.image_size"] = config["env"]["image_size"]
+    left_out = _marked("incidental") | {"env.image_size"}
+    return {key: value for key, value in flat(config) if value != {} and not is_within(key, left_out)} | own
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:
-    """Return the keys that differ between runs; numbers of randomization only between runs of equal summaries."""
+    """Return the keys that differ between runs; those of randomization only between runs with the same summary."""
     values: dict[tuple[str, Any], set[str]] = defaultdict(set)
     for key in set().union(*(run.settings for run in runs)):
         for run in runs:
@@ -324,7 +313,7 @@ def _differing(runs: Sequence[Run]) -> set[str]:
 
 
 def _label(run: Run, keys: Sequence[str]) -> str:
-    """Join a run's name and its values of some keys, whose sections are left out where that is not ambiguous."""
+    """Join a run's name and its values of some keys, each without its section if that is unambiguous."""
     texts, names = [run.name], [key.rpartition(".")[2] for key in keys]
     for key, name in zip(keys, names, strict=True):
         if key in run.settings:

@@ -1,4 +1,4 @@
-"""Statistics over a few runs; random draws have a fixed seed: the same scores give the same result."""
+"""Statistics over a few runs; random draws have a fixed seed, so that the same scores give the same results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def iqm(scores: np.ndarray, axis: int = 0) -> np.ndarray:
 def iqm_interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """95 % percentile-bootstrap interval of the interquartile mean of ``scores (R, ...)`` over runs, each ``(...)``.
 
-    With few runs it is too narrow: it holds the mean of normal scores in 75 % of all cases with 3 runs, 90 % with 5.
+    With few runs it is too narrow: it covers the mean of normal scores in 75 % of all cases with 3 runs, 90 % with 5.
     """
     return _bootstrap((scores,), iqm)
 
@@ -35,9 +35,8 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray, axis: int = 0) -> n
 
 
 def improvement_interval(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """95 % percentile-bootstrap interval of :func:`probability_of_improvement`; without width at 0 and 1."""
-    low, high = _bootstrap((x, y), probability_of_improvement)
-    return float(low), float(high)
+    """95 % percentile-bootstrap interval of :func:`probability_of_improvement`; its width is 0 at 0 and 1."""
+    return tuple(map(float, _bootstrap((x, y), probability_of_improvement)))
 
 
 def permutation_test(x: np.ndarray, y: np.ndarray) -> float:

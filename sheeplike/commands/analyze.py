@@ -1,4 +1,4 @@
-"""Take the world model of a run apart: how far it sees, what it expects, and where it keeps what.
+"""Analyse the world model of a run: how far and how well it predicts, and what its latent state holds.
 
 ``python -m sheeplike analyze run=<run_dir> [key=value …]`` plays episodes that the model was not trained on, with its
 own policy and with random actions, and writes a page, its numbers and TensorBoard's curves.
@@ -15,11 +15,11 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
-from sheeplike.options import CommandError, explain_keys, keys_of
+from sheeplike.options import explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
-from sheeplike.trained.playing import TrainedOptions, name_results, open_trained, rebuild, results_of, settle
+from sheeplike.trained.playing import TrainedOptions, name_results, open_trained, rebuild, results_of
 
 
 class AnalyzeOptions(TrainedOptions):
@@ -31,24 +31,21 @@ class AnalyzeOptions(TrainedOptions):
 
 
 def main(request: Request) -> None:
-    """Analyse, print the main numbers and save all of them in ``<run_dir>/analyze/``."""
+    """Analyse, print the main numbers and save all of them below ``<run_dir>/analyze/``."""
     if request.help:
         echo("python -m sheeplike analyze run=<run_dir> [key=value ...]", "", explain_keys(keys_of(AnalyzeOptions)), "")
         echo("Writes analysis.html, analysis.json, TensorBoard's events and the linear probe into a directory below")
-        echo("<run_dir>/analyze/; of a demo below logs/demo/.")
-        echo(f"A model that comes along: run={exported.DEMO}franka_pick")
+        echo("<run_dir>/analyze/, or below logs/demo/ for a demo.")
+        echo(f"A model comes with the program: run={exported.DEMO}franka_pick")
         return
     asked = load_options(AnalyzeOptions, request.about_run())
-    run_dir, config = open_trained(asked.run, asked.checkpoint, "analyze", ANALYSES)
-    asked = settle(asked, run_dir, config, ANALYSES)
-    if not config.agent.has_world_model:
-        raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
+    run_dir, config, asked = open_trained(asked, "analyze", ANALYSES, world_model=True)
     info("loading torch and JAX")
     analyze_run(run_dir, config, asked)
 
 
 def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
-    """Play, take apart, print and save; ``num_envs`` and ``accelerator`` are filled in."""
+    """Play, analyse, print and save; ``asked`` has ``num_envs`` and ``accelerator``."""
     import torch
 
     from sheeplike.inspection.dissect import PRIVILEGED_STATE, dissect
@@ -67,7 +64,7 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
         with phase(f"playing {asked.episodes} episodes: {act}"), as_command_errors(envs.Unusable, *too_large):
             played[act] = play(networks, made, episodes=asked.episodes, keys=keys, act=act, seed=asked.seed)
     made.close()
-    with phase("taking the model apart"), as_command_errors(*too_large):
+    with phase("analysing the model"), as_command_errors(*too_large):
         found = dissect(model, played, seed=asked.seed)
     about = {"run": asked.run, "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
     banner(f"policy step {step:,} of {asked.run}", summarize(found.numbers))

@@ -1,6 +1,6 @@
 """Measure how fast simulation, acting and learning are on this machine.
 
-``python -m sheeplike bench env=… agent=… [key=value …]``: of the run that the same keys would train.
+``python -m sheeplike bench env=… agent=… [key=value …]`` measures the run that the same keys would train.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sheeplike.terminal import echo, info
 
 PARTS = {
     "physics": "the jitted simulation without rendering",
-    "envs": "the same with rendering, as a bare loop and as torch sees it",
-    "acting": "with the agent's actions; and acting alone",
-    "learning": "the loop of a run, at its ratio of updates to steps",
+    "envs": "simulation and rendering, as a bare loop and as torch's vector environment",
+    "acting": "environments under the agent's actions; and acting alone",
+    "learning": "the whole loop of a run, at its ratio of updates to steps",
     "update": "one update, eager, compiled and captured",
-    "memory": "the peak of a run that has begun to learn",
+    "memory": "peak memory of a run that has begun to learn",
 }
 MODES = ("off", "inductor", "graph")
 EXAMPLE = "python -m sheeplike bench env=franka_pick agent=dreamer_v3"
@@ -40,14 +40,14 @@ EXAMPLE = "python -m sheeplike bench env=franka_pick agent=dreamer_v3"
 class BenchOptions(Options):
     """Keys of this command, beside those of the run that it measures."""
 
-    parts: tuple[Literal[*PARTS], ...] = Field(tuple(PARTS), min_length=1, description="what is measured; see below")
-    modes: tuple[Literal[*MODES], ...] = Field(MODES, min_length=1, description="how an update is compiled")
-    seconds: float = Field(5.0, gt=0, le=3600, description="for each measurement, over its rounds")
+    parts: tuple[Literal[*PARTS], ...] = Field(tuple(PARTS), min_length=1, description="parts to measure; see below")
+    modes: tuple[Literal[*MODES], ...] = Field(MODES, min_length=1, description="compilations of the update to measure")
+    seconds: float = Field(5.0, gt=0, le=3600, description="time for each measurement, over all rounds")
     rounds: int = Field(
-        8, ge=1, le=1000, description="of each measurement; fewer, but three, where a single call takes long"
+        8, ge=1, le=1000, description="rounds of each measurement; as few as 3 if a single call takes long"
     )
     out: str | None = Field(
-        None, min_length=1, description="where bench.md and bench.json go; null: bench/<env>_<agent>_<time>"
+        None, min_length=1, description="directory for bench.md and bench.json; null: bench/<env>_<agent>_<time>"
     )
     show: Literal["config"] | None = Field(None, description="config: print the configuration of the run, and stop")
 
@@ -86,7 +86,7 @@ def main(request: Request) -> None:
 
 
 def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, Composed]:
-    """Return this command's options, and the run that the other arguments describe."""
+    """Return this command's options, and the configuration of the run that the other arguments describe."""
     known, given = {*GROUPS, *(key.path for key in all_keys())}, {}
     for key, value in (argument.split("=", 1) for argument in arguments if "=" in argument):
         given[key] = value
@@ -98,6 +98,6 @@ def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, C
     own = [argument for argument in arguments if argument.partition("=")[0] in BenchOptions.model_fields]
     rest = [argument for argument in arguments if argument not in own]
     if "exp" not in given and given["agent"] in sources.choices("exp"):
-        rest.insert(0, f"exp={given['agent']}")  # a benchmark asks only for an agent
-    # A benchmark ends by itself, not where a run of these keys would.
+        rest.insert(0, f"exp={given['agent']}")  # agent= alone is enough for a benchmark
+    # total_steps of the run must not end a benchmark.
     return load_options(BenchOptions, own), load([*rest, "total_steps=1000000000000"], sources)

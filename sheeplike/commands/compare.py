@@ -1,4 +1,4 @@
-"""Read finished runs: which agent is better, and how sure that is.
+"""Compare finished runs: which agent is better, and how certain that is.
 
 ``python -m sheeplike compare <directory>… [key=value …]``
 """
@@ -20,8 +20,8 @@ from sheeplike.terminal import echo, one_line
 
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
-Compares all runs in and below the directories, those of train and other tools' TensorBoard events.
-Runs that differ in nothing but their seed are one group.
+Compares all runs in and below the directories: runs of this program, and TensorBoard events of other tools.
+Runs that differ only in their seed are one group.
 """
 DIRECTORY = "compare"
 EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
@@ -30,11 +30,11 @@ EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate
 class CompareOptions(Options):
     """Keys of this command."""
 
-    x: Literal["steps", "time"] = Field("steps", description="policy steps, or training time, without pauses")
-    scale: Literal["linear", "log"] = Field("linear", description="of the picture's x axis")
+    x: Literal["steps", "time"] = Field("steps", description="x axis: policy steps, or training time without pauses")
+    scale: Literal["linear", "log"] = Field("linear", description="scale of the figure's x axis")
     metric: str = Field("eval/return_mean", description="a metric of metrics.jsonl; of a list a,b each run's first")
-    threshold: float | None = Field(None, description="also say when each agent reaches this value")
-    out: str | None = Field(None, description="where the files go; null: <first directory>/compare")
+    threshold: float | None = Field(None, description="also show when each agent reaches this value")
+    out: str | None = Field(None, description="directory for the files; null: <first directory>/compare")
 
 
 def main(request: Request) -> None:
@@ -50,10 +50,10 @@ def main(request: Request) -> None:
         close = min(max(threshold / 100 if threshold > 1 else threshold, 0), 1)
         raise InvalidOption("threshold", threshold, f"a number from 0 to 1, since {metrics[0]} is a rate", f"{close:g}")
     out = expand(asked.out) if asked.out else places[0] / DIRECTORY
-    if not asked.out and (found := find_unusual(places[0], DIRECTORY)):  # a link would lead the files elsewhere
+    if not asked.out and (found := find_unusual(places[0], DIRECTORY)):  # a link could lead elsewhere
         raise CommandError(f"{found}: expected files and directories alone; nearest: out=<a directory of your own>")
 
-    # Help and mistakes on the command line do without NumPy, unreadable runs without SciPy and Matplotlib.
+    # Help and errors of the command line need no NumPy, errors of runs neither SciPy nor Matplotlib: each takes long.
     from sheeplike.analysis.runs import group_runs, read_runs
 
     runs, notes = read_runs(places, metrics)

@@ -1,16 +1,21 @@
 """Check whether this machine can run the program, and which part fails.
 
-``python -m sheeplike doctor [quick] [check …] [key=value …]``: each check in a process of its own, which may crash.
+``python -m sheeplike doctor [quick] [check …] [key=value …]`` runs each check in a process of its own, which may crash.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import signal
+import sys
+from datetime import datetime
 from typing import Literal
 
 from pydantic import Field
 
+from sheeplike import __version__
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import expand, require_writable
@@ -18,19 +23,22 @@ from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, Options, explain_keys, keys_of
 from sheeplike.terminal import echo, one_line
-from sheeplike.tools.checks import CHECKS, describe_machine, examine
+from sheeplike.tools.checks import CHECKS, examine
+
+# Prefixes of environment variables that the report lists.
+SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
 
 
 class DoctorOptions(Options):
     """Keys of this command."""
 
     checks: tuple[Literal["quick", *CHECKS], ...] = Field(
-        tuple(CHECKS), min_length=1, description="what is checked; quick: what takes seconds; see below"
+        tuple(CHECKS), min_length=1, description="checks to make, see below; quick: those that take seconds"
     )
     timeout: float | None = Field(
-        None, gt=0, le=86_400, description="seconds for each check; null: several times what it usually takes"
+        None, gt=0, le=86_400, description="time limit of each check in seconds; null: several times its usual time"
     )
-    out: str | None = Field("doctor.json", min_length=1, description="the file for a report of a failure; null: none")
+    out: str | None = Field("doctor.json", min_length=1, description="file for the report; null: none")
 
 
 def main(request: Request) -> int:
@@ -44,8 +52,16 @@ def main(request: Request) -> int:
     if out is not None:
         require_writable("out", out.parent, out.name, nearest="out=null")
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        signal.signal(signum, signal.default_int_handler)  # this ends the present check too
-    report, width = describe_machine(), max(map(len, asked.checks))
+        signal.signal(signum, signal.default_int_handler)  # its KeyboardInterrupt ends the present check too
+    width = max(map(len, asked.checks))
+    report = {
+        "sheeplike": __version__,
+        "date": datetime.now().astimezone().isoformat(" ", timespec="seconds"),
+        "python": sys.version,
+        "system": platform.platform(),
+        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
+        "checks": {},
+    }
     for name in asked.checks:
         with phase(name, after=10.0):
             result = examine(name, asked.timeout or CHECKS[name].seconds)
@@ -57,7 +73,7 @@ def main(request: Request) -> int:
     failed = [name for name, result in report["checks"].items() if result["status"] == "FAIL"]
     echo("", f"failed: {', '.join(failed)}" if failed else "nothing failed")
     if out is not None:
-        echo(f"saved: {out}; it goes with a report of what failed" if failed else f"saved: {out}")
+        echo(f"saved: {out}; attach it when you report the failure" if failed else f"saved: {out}")
     return int(bool(failed))
 
 

@@ -1,7 +1,7 @@
 """Play the real simulator and the world model's dream of it, side by side in a browser.
 
 ``python -m sheeplike dream run=<run_dir> [key=value …]`` serves a page to this machine alone. The agent may also be an
-export, or ``run=demo:<name>``, which comes with the program.
+export, or ``demo:<name>``, which comes with the program.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors, require_writable
+from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, explain_keys, keys_of
-from sheeplike.run.layout import choose_checkpoint
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
-from sheeplike.trained.exported import is_export
-from sheeplike.trained.playing import AgentOptions, choose_accelerator, open_trained, results_of
+from sheeplike.trained.playing import AgentOptions, open_trained, results_of
 
 RECORDINGS = "dream"  # a directory in that of the run
 MAX_RATE = 30.0  # steps per second at the start
@@ -31,27 +29,21 @@ MAX_RATE = 30.0  # steps per second at the start
 class DreamOptions(AgentOptions):
     """Keys of this command."""
 
-    port: int = Field(8000, ge=0, le=2**16 - 1, description="of this machine's own address; 0: any that is free")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="of the first start")
+    port: int = Field(8000, ge=0, le=2**16 - 1, description="port on this machine's own address; 0: any free one")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="random seed of the first start")
 
 
 def main(request: Request) -> None:
     """Serve the page until Ctrl-C."""
     if request.help:
         echo("python -m sheeplike dream run=<run_dir> [key=value ...]", "", explain_keys(keys_of(DreamOptions)), "")
-        echo("The address that it prints holds a token, and is open to this machine alone; from another one:")
+        echo("It prints an address with a token, which only this machine can open; from another machine, first run:")
         echo("  ssh -L 8000:localhost:8000 <host>")
-        echo(f"Episodes that the page records are kept in <run_dir>/{RECORDINGS}/, of a demo below logs/demo/.")
-        echo(f"A model that comes along: run={exported.DEMO}franka_pick")
+        echo(f"Episodes that the page records go into <run_dir>/{RECORDINGS}/, or below logs/demo/ for a demo.")
+        echo(f"A model comes with the program: run={exported.DEMO}franka_pick")
         return
     asked = load_options(DreamOptions, request.about_run())
-    run_dir, config = open_trained(asked.run, asked.checkpoint, "dream", RECORDINGS)
-    if not is_export(run_dir):
-        choose_checkpoint(run_dir, asked.checkpoint)  # a mistake is told before torch and JAX are loaded
-    asked = asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
-    require_writable("run", results_of(run_dir, RECORDINGS))
-    if not config.agent.has_world_model:
-        raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
+    run_dir, config, asked = open_trained(asked, "dream", RECORDINGS, world_model=True)
     from sheeplike.inspection.dream.server import bind
 
     with bind(asked.port) as listening:
@@ -76,16 +68,16 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     if not model.cameras:
         raise CommandError(f"run={asked.run}: {NO_IMAGES}")
     world = build_envs(config, 1, fabric.device)
-    # Other people's environments may raise at their first steps that they cannot be used as configured.
+    # An environment of another package may raise anything at its first steps if it cannot be used as configured.
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
         points = None
-        if world.positions and not overlay.is_taught(model):
-            many = make_envs(config, overlay.EPISODES, fabric.device)
-            with closing(many), phase(f"a probe learns from {overlay.EPISODES} episodes where things are"):
-                points = overlay.points(overlay.probed(model, many), world)
-        elif world.positions:
+        if world.positions and overlay.is_taught(model):
             points = overlay.points(overlay.taught, world)
+        elif world.positions:
+            many = make_envs(config, overlay.EPISODES, fabric.device)
+            with closing(many), phase(f"fitting a probe of positions to {overlay.EPISODES} episodes"):
+                points = overlay.points(overlay.probed(model, many), world)
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
             session = Session(world, model, seed=asked.seed, points=points)
             session.tick()

@@ -21,22 +21,22 @@ from sheeplike.options import InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import EVALUATIONS
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
-from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of, settle
+from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of
 
 
 class EvalOptions(TrainedOptions):
     """Keys of this command."""
 
     episodes: int = Field(100, ge=1, le=2**16, description="episodes to play")
-    sample: bool = Field(True, description="sample the policy's actions, or take its mode")
-    randomize: bool = Field(True, description="with the run's randomization, or without it")
-    video: bool = Field(True, description="film the first worlds: one GIF per camera")
+    sample: bool = Field(True, description="true: sample the policy's actions; false: take its mode")
+    randomize: bool = Field(True, description="true: with the run's randomization; false: without it")
+    video: bool = Field(True, description="film the first worlds, one GIF per camera")
     video_size: int | None = Field(
         None,
         ge=96,
         le=1024,
-        description="pixels of the longer side of videos that are rendered for people, of the first world alone; null: "
-        "what the agent sees, in up to nine worlds, enlarged",
+        description="longer side, in pixels, of a video of the first world rendered for people; null: the agent's own "
+        "images of up to nine worlds, enlarged",
     )
 
 
@@ -44,16 +44,15 @@ def main(request: Request) -> None:
     """Evaluate, print the result and save it in ``<run_dir>/eval/``."""
     if request.help:
         echo("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
-        echo("The result is printed, and saved in <run_dir>/eval/ as JSON and GIF; of a demo below logs/demo/.")
-        echo(f"Trained agents that come along: {', '.join(f'run={exported.DEMO}{name}' for name in exported.demos())}")
+        echo("The result is printed, and saved as JSON and GIF below <run_dir>/eval/, or below logs/demo/ for a demo.")
+        echo(f"Agents of the program: {', '.join(f'run={exported.DEMO}{name}' for name in exported.demos())}")
         return
     asked = load_options(EvalOptions, request.about_run())
-    run_dir, config = open_trained(asked.run, asked.checkpoint, "eval", EVALUATIONS)
+    run_dir, config, asked = open_trained(asked, "eval", EVALUATIONS)
     if not asked.randomize and not envs.simulated(config.env.name):
         raise InvalidOption("randomize", False, f"true: {config.env.name} is not simulated here", True)
     if asked.video_size and not envs.simulated(config.env.name):
         raise InvalidOption("video_size", asked.video_size, f"null: {config.env.name} renders its images itself")
-    asked = settle(asked, run_dir, config, EVALUATIONS)
     info("loading torch and JAX")
     evaluate_run(run_dir, config, asked)
 
@@ -66,7 +65,7 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     step, networks, made = rebuild(run_dir, config, asked, randomize=asked.randomize)
     if asked.video_size:
         made.film_pixels = asked.video_size
-    with phase("playing"), as_command_errors(envs.Unusable):  # they may show it only now, when they render
+    with phase("playing"), as_command_errors(envs.Unusable):  # raised only now if they cannot render
         result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
@@ -88,7 +87,7 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "result.json", json.dumps(finite(record), indent=1) + "\n")
         for camera, video in frames.items():
-            # Others may have named their cameras as they like.
+            # Environments of other packages name cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
     echo(f"saved: {place}")
 

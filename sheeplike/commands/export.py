@@ -1,4 +1,4 @@
-"""Write the weights of a run's agent as safetensors, with what it takes to load them.
+"""Write the weights of a run's agent as safetensors, and the files that it takes to load them.
 
 ``python -m sheeplike export run=<run_dir> [key=value …]`` makes a directory with the files of
 :mod:`sheeplike.trained.exported`. All are data, without pickle.
@@ -27,16 +27,16 @@ class ExportOptions(Options):
 
     run: str | None = Field(None, description="the directory of the run")
     checkpoint: str = Field(
-        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
+        "last", description="last; best: the one still saved with the highest eval/return_mean; or its policy steps"
     )
-    to: str | None = Field(None, description="a new directory for the files; null: <run_dir>/export/step_<steps>")
+    to: str | None = Field(None, description="a new or empty directory; null: <run_dir>/export/step_<steps>")
 
 
 def main(request: Request) -> None:
-    """Write an agent's weights and what describes them."""
+    """Write an agent's weights and the files that describe them."""
     if request.help:
         echo(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
-        echo(f"Writes {WEIGHTS}, {MODEL} and {CONFIG_FILE}, all at once; what is there already is never replaced.")
+        echo(f"Writes {WEIGHTS}, {MODEL} and {CONFIG_FILE}: all or none. Existing files are never replaced.")
         echo("safetensors.torch.load_file reads the weights alone.")
         return
     asked = load_options(ExportOptions, request.about_run())

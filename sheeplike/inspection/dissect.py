@@ -1,6 +1,6 @@
 """Measurements of a trained world model: predictions, their range and calibration, and the content of its latents.
 
-Everything is measured on episodes that it was not trained on. The results are plain numbers, nested by name.
+Everything is measured on episodes that the model was not trained on. The results are plain numbers, nested by name.
 
 Shape letters: ``E`` episodes, ``T`` steps of the longest, ``P`` starts of open-loop predictions, ``I`` imagined steps,
 ``S`` groups, ``K`` classes, ``F`` features, ``N`` entries of a vector.
@@ -21,23 +21,23 @@ from sheeplike.inspection import likelihood, probes
 from sheeplike.inspection.episodes import MIN_EPISODES, Episodes
 from sheeplike.inspection.model import DETER, States, TrainedModel, combine, psnr
 
-AHEAD = (1, 5, 15, 50)  # imagined steps with numbers of their own
+AHEAD = (1, 5, 15, 50)  # errors and probes are listed after so many imagined steps
 HORIZON = max(AHEAD)
-CONTEXT = 5  # observed steps, at least, before the model imagines
-MAX_STARTS, MIN_STARTS = 256, 8  # open-loop predictions; a mean is over the latter at least
+CONTEXT = 5  # minimum number of observed steps before the model imagines
+MAX_STARTS, MIN_STARTS = 256, 8  # numbers of open-loop predictions: in all, and in a mean
 BINS = 10
-DEAD_KL = 0.01  # nats; a group with less adds nothing to the recurrent state
+DEAD_KL = 0.01  # nats; below it, a group tells nothing that the recurrent state does not
 SAME_CLASS = 0.99  # share of the steps at which a constant group has the same likeliest class
-ABLATED = 256  # states
-FILM = (1, 2, 5, 10, 15, 25, 50)  # steps ahead that a film strip shows
+ABLATED = 256  # states whose parts are replaced
+FILM = (1, 2, 5, 10, 15, 25, 50)  # imagined steps that a film strip shows
 PRIVILEGED_STATE = "privileged_state"
-MIN_ROWS = 30  # imagined states that a probe is tested on: an R^2 of fewer says little
+MIN_ROWS = 30  # minimum number of imagined states that a probe is tested on
 Numbers = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Strip:
-    """An open-loop prediction to look at: ``ahead`` steps beside what happened, ``(I, H, W, C)`` uint8."""
+    """An open-loop prediction as pictures ``(I, H, W, C)`` uint8, ``ahead`` steps after the last observation."""
 
     title: str
     camera: str
@@ -52,12 +52,12 @@ class Findings:
 
     numbers: Numbers = field(default_factory=dict)  # nested: part, such as ``surprise``, and kind of episodes
     strips: list[Strip] = field(default_factory=list)  # the best, the median and the worst episode of the first kind
-    linear: probes.LinearProbe | None = None  # the probe of ``privileged_state``, if there is such a vector
+    linear: probes.LinearProbe | None = None  # of ``privileged_state``, if the environment has it
 
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Predictions from recorded actions alone, from ``P`` places in the episodes.
+    """Predictions from recorded actions alone, starting at ``P`` steps of the episodes.
 
     Attributes:
         rows, times: ``(P,)`` int64, episode and step of the last observation.
@@ -78,7 +78,10 @@ class OpenLoop:
 
 
 def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 0) -> Findings:
-    """Take the model apart on episodes of several kinds, such as ``policy`` and ``random``, the first most closely."""
+    """Measure the model on episodes of several kinds, such as ``policy`` and ``random``.
+
+    Film strips, and probes of single parts of the state, are made for the first kind alone.
+    """
     counts = {kind: len(episodes) for kind, episodes in played.items()}
     assert min(counts.values()) >= MIN_EPISODES, counts
     found = Findings()
@@ -118,7 +121,7 @@ def observe(model: TrainedModel, episodes: Episodes, *, seed: int = 0) -> States
 
 
 def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
-    """Say what could not be measured, and why, a sentence each."""
+    """List what could not be measured and why, one sentence each."""
     found = []
     if not all(PRIVILEGED_STATE in episodes.obs for episodes in played.values()):
         found.append(f"No probes: the environment has no {PRIVILEGED_STATE}.")
@@ -127,12 +130,12 @@ def notes(model: TrainedModel, played: Mapping[str, Episodes]) -> list[str]:
     for kind, episodes in played.items():
         longest, context = int(episodes.lengths.max()), context_of(episodes)
         if longest < likelihood.WINDOW:
-            limit = f"the longest of the episodes has {longest} steps, a window {likelihood.WINDOW}"
-            found.append(f"No bound of windows ({kind}): {limit}.")
+            limit = f"the longest episode has {longest} steps, a window has {likelihood.WINDOW}"
+            found.append(f"No bound on windows ({kind}): {limit}.")
         if context < CONTEXT:
-            found.append(f"Open loop ({kind}): no episode is longer than {CONTEXT} steps, so that {context} are seen.")
+            found.append(f"Open loop ({kind}): no episode is longer than {CONTEXT} steps; {context} are observed.")
         elif left_out := int((episodes.lengths <= CONTEXT).sum()):
-            found.append(f"Open loop ({kind}): {left_out} episodes of at most {CONTEXT} steps are left out.")
+            found.append(f"Open loop ({kind}): episodes of at most {CONTEXT} steps, left out: {left_out}.")
     return found
 
 
@@ -152,8 +155,8 @@ def describe_episodes(episodes: Episodes) -> Numbers:
 
 
 def open_loop(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> OpenLoop:
-    """Imagine :data:`HORIZON` steps with the recorded actions, from random places in the episodes."""
-    # Evenly spaced places would mirror a rhythm of the episodes in the errors.
+    """Imagine :data:`HORIZON` steps with the recorded actions, from random steps of the episodes."""
+    # Evenly spaced steps might coincide with a rhythm of the episodes.
     first = context_of(episodes) - 1
     places = (episodes.valid[:, 1:] & (torch.arange(episodes.steps - 1) >= first)).nonzero()
     chosen = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:MAX_STARTS].sort().values
@@ -163,33 +166,29 @@ def open_loop(model: TrainedModel, episodes: Episodes, states: States, *, seed: 
 def _imagine(
     model: TrainedModel, episodes: Episodes, states: States, rows: Tensor, times: Tensor, *, seed: int
 ) -> OpenLoop:
-    state = states[rows, times]
-    names = list(model.world.decoder.keys.spaces)
-    errors: dict[str, list[Tensor]] = {key: [] for key in names}
-    still: dict[str, list[Tensor]] = {key: [] for key in names}
-    known = {key: model.decoder_target(key, episodes.obs[key][rows, times]) for key in names}
-    valid, reward, imagined = [], [], {}
+    state, last = states[rows, times], episodes.lengths[rows] - 1
+    valid = times[:, None] + torch.arange(1, HORIZON + 1) <= last[:, None]
+    known = {key: model.decoder_target(key, episodes.obs[key][rows, times]) for key in model.world.decoder.keys.spaces}
+    errors, still = ({key: torch.zeros(valid.shape) for key in known} for _ in range(2))
+    reward, imagined = torch.zeros(valid.shape), {}
     with own_randomness(model.device):
         torch.manual_seed(seed)
         for step in range(1, HORIZON + 1):
-            now = (times + step).minimum(episodes.lengths[rows] - 1)
+            now = (times + step).minimum(last)
             action = episodes.action[rows, (times + step - 1).minimum(now)]
             state = model.imagine(state, action[:, None])[:, 0]
             imagined |= {step: state} if step in (*AHEAD, *FILM) else {}
             predicted = model.predict(state)
-            for key in names:
+            for key in known:
                 truth = model.decoder_target(key, episodes.obs[key][rows, now])
-                errors[key].append((predicted[key] - truth).square().flatten(1).mean(1).cpu())
-                still[key].append((known[key] - truth).square().flatten(1).mean(1).cpu())
-            reward.append((model.reward(state).pred().cpu() - episodes.reward[rows, now]).abs())
-            valid.append(times + step < episodes.lengths[rows])
-    together = {name: torch.stack(parts, 1) for name, parts in (("valid", valid), ("reward", reward))}
-    stacked = ({key: torch.stack(parts, 1) for key, parts in kind.items()} for kind in (errors, still))
-    return OpenLoop(rows, times, together["valid"], *stacked, together["reward"], imagined)
+                errors[key][:, step - 1] = (predicted[key] - truth).square().flatten(1).mean(1)
+                still[key][:, step - 1] = (known[key] - truth).square().flatten(1).mean(1)
+            reward[:, step - 1] = (model.reward(state).pred().cpu() - episodes.reward[rows, now]).abs()
+    return OpenLoop(rows, times, valid, errors, still, reward, imagined)
 
 
 def context_of(episodes: Episodes) -> int:
-    """Return the number of observed steps: :data:`CONTEXT`, or fewer where no episode is that long."""
+    """Return the number of observed steps: :data:`CONTEXT`, or fewer if no episode is that long."""
     return min(CONTEXT, int(episodes.lengths.max()) - 1)
 
 
@@ -207,16 +206,14 @@ def summarize_open_loop(model: TrainedModel, episodes: Episodes, states: States,
     for key, error in ahead.errors.items():
         mean, idle = (_mean_over(values, ahead.valid) for values in (error, ahead.still[key]))
         one: Numbers = {"mse": mean[: len(steps)], "copy_last_mse": idle[: len(steps)], "reconstruction_mse": seen[key]}
-        worse = [model_error >= still for model_error, still in zip(one["mse"], one["copy_last_mse"], strict=True)]
-        last_good = max((n for n, is_worse in enumerate(worse) if not is_worse), default=-1)
-        if last_good + 1 < len(worse):
-            one["breaks_at"] = steps[last_good + 1]
+        good = [step for step, error, still in zip(steps, mean, idle, strict=False) if error < still]
+        if broken := [step for step in steps if step > max(good, default=0)]:
+            one["breaks_at"] = broken[0]
         at = {step: one["mse"][step - 1] for step in AHEAD if step in steps}
         one |= {f"mse@{step}": value for step, value in at.items()}
         if key in model.cameras:
-            one |= {f"psnr@{step}": psnr(value) for step, value in at.items()} | {
-                "reconstruction_psnr": psnr(seen[key])
-            }
+            one |= {f"psnr@{step}": psnr(value) for step, value in at.items()}
+            one["reconstruction_psnr"] = psnr(seen[key])
         found[key] = one
     found["reward"] = {"absolute_error": _mean_over(ahead.reward, ahead.valid)[: len(steps)]}
     return found
@@ -236,7 +233,7 @@ def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> 
 
 
 def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> list[Strip]:
-    """Show the best, the median and the worst episode per camera, by the error of the first open-loop prediction."""
+    """Show the best, the median and the worst episode per camera, by the error of the prediction from its start."""
     context = context_of(episodes)
     rows = (episodes.lengths > context).nonzero()[:MAX_STARTS, 0]
     times = torch.full_like(rows, context - 1)
@@ -268,11 +265,11 @@ def reward_prediction(model: TrainedModel, episodes: Episodes, states: States) -
     """
     states, reward = states[episodes.valid], episodes.reward[episodes.valid]
 
-    def judged(some: States, came: Tensor) -> Tensor:
+    def scores(some: States, came: Tensor) -> Tensor:
         head = model.reward(some)
         return torch.stack([-head.loss(came.to(model.device)), head.pred()], 1)
 
-    log_likelihood, expected = model.in_batches(judged, states, reward).unbind(1)
+    log_likelihood, expected = model.in_batches(scores, states, reward).unbind(1)
     signs = {"negative": reward < 0, "zero": reward == 0, "positive": reward > 0}
     found: Numbers = {"log_likelihood": log_likelihood.mean().item()}
     found |= _by_part("log_likelihood_by_sign", log_likelihood, signs)
@@ -292,14 +289,17 @@ def continue_prediction(model: TrainedModel, episodes: Episodes, states: States)
     states, ended = states[episodes.valid], episodes.is_terminal[episodes.valid]
     target = (1 - ended.float()) * (1 - 1 / model.world.horizon)
 
-    def judged(some: States, learnt: Tensor) -> Tensor:
+    def scores(some: States, learnt: Tensor) -> Tensor:
         return torch.stack([-model.cont(some).loss(learnt.to(model.device)), 1 - model.continue_prob(some)], 1)
 
-    log_likelihood, ends = model.in_batches(judged, states, target).unbind(1)
+    log_likelihood, ends = model.in_batches(scores, states, target).unbind(1)
     best = (target * target.clamp_min(1e-12).log() + (1 - target) * (1 - target).clamp_min(1e-12).log()).mean()
-    found: Numbers = {"log_likelihood": log_likelihood.mean().item(), "best": best.item()}
-    found |= _by_part("by_end", log_likelihood, {"goes_on": ~ended, "ends": ended})
-    return found | {"calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99))}
+    return {
+        "log_likelihood": log_likelihood.mean().item(),
+        "best": best.item(),
+        **_by_part("by_end", log_likelihood, {"goes_on": ~ended, "ends": ended}),
+        "calibration": calibration(ends, ended.float(), edges=(0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)),
+    }
 
 
 def _by_part(name: str, values: Tensor, parts: Mapping[str, Tensor]) -> Numbers:
@@ -322,23 +322,19 @@ def calibration(expected: Tensor, happened: Tensor, edges: tuple[float, ...] | N
     else:
         cuts = torch.tensor(edges, dtype=torch.float64)
     place = torch.bucketize(expected.double(), cuts)
-    found: Numbers = {"expected": [], "happened": [], "count": []}
-    for index in place.unique():
-        chosen = place == index
-        found["expected"].append(expected[chosen].mean().item())
-        found["happened"].append(happened[chosen].mean().item())
-        found["count"].append(int(chosen.sum()))
-    pairs = zip(found["expected"], found["happened"], found["count"], strict=True)
-    return found | {"error": sum(n * abs(a - b) for a, b, n in pairs) / len(expected)}
+    count = torch.bincount(place)
+    used = count > 0
+    sums = (torch.bincount(place, values.double())[used] for values in (expected, happened))
+    means = {name: one / count[used] for name, one in zip(("expected", "happened"), sums, strict=True)}
+    error = (count[used] * (means["expected"] - means["happened"]).abs()).sum() / len(expected)
+    return {name: one.tolist() for name, one in (means | {"count": count[used], "error": error}).items()}
 
 
 def surprise(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
     """Measure the KL of posterior to prior in nats, by the step of the episode, and its quantiles without the first."""
     kl = torch.zeros(episodes.valid.shape)
     kl[episodes.valid] = model.in_batches(model.kl, states[episodes.valid])
-    later = episodes.valid.clone()
-    later[:, 0] = False
-    values = kl[later].double()
+    values = kl[episodes.valid & (torch.arange(episodes.steps) > 0)].double()
     counts = episodes.valid.sum(0)
     shown = int((counts >= max(len(episodes) // 4, 1)).sum())
     return {
@@ -358,9 +354,7 @@ def groups(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
     *unsurprising*: its KL is below :data:`DEAD_KL`. *constant*: its likeliest class is the same at :data:`SAME_CLASS`
     of the steps. *dead*: both.
     """
-    later = episodes.valid.clone()
-    later[:, 0] = False
-    states = states[later]
+    states = states[episodes.valid & (torch.arange(episodes.steps) > 0)]
     kl = model.in_batches(lambda some: model.kl(some, per_group=True), states).mean(0)
     likeliest = states.logits.argmax(-1)
     share = torch.nn.functional.one_hot(likeliest, model.classes).float().mean(0).cpu()  # (S, K)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import gymnasium
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
@@ -17,11 +16,12 @@ from torch import Tensor
 from sheeplike import host
 from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.policy import PolicyNetworks
+from sheeplike.agents.spaces import ActionCodec
 from sheeplike.loop import first_step
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES
 
-MIN_EPISODES = 4  # enough to fit on some and to test on others
+MIN_EPISODES = 4  # enough to fit probes on some and to test on others
 Act = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
@@ -66,11 +66,11 @@ class Episodes:
 def play(
     networks: PolicyNetworks, envs: VectorEnv, *, episodes: int, keys: Collection[str], act: str, seed: int = 0
 ) -> Episodes:
-    """Play whole episodes in environments that no training has seen, the same ones for both kinds of ``act``.
+    """Play whole episodes that start as in no training; both kinds of ``act`` get the same starts.
 
     Args:
         keys: observations to keep.
-        act: ``"policy"`` samples the agent's, ``"random"`` draws uniformly from the action space.
+        act: ``"policy"`` samples the agent's actions, ``"random"`` draws uniformly from the action space.
         seed: as of :func:`sheeplike.run.evaluation.play`.
     """
     first = EVALUATION_SEED + seed * MAX_EPISODES
@@ -84,12 +84,12 @@ def play(
 
 
 def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int, *, state: int) -> None:
-    """Raise if episodes of two kinds would not fit into memory, with ``state`` numbers of the model for each step."""
+    """Raise if episodes of both kinds, with ``state`` numbers of the model per step, would not fit into memory."""
     spaces = envs.single_observation_space.spaces
     step = sum(math.prod(spaces[key].shape) * spaces[key].dtype.itemsize for key in keys)
     each = 2 * (step + 4 * state) * (envs.episode_length + 1)
     free = host.free_memory()
-    if free is not None and episodes * each > 0.5 * free:  # joining them takes as much again
+    if free is not None and episodes * each > 0.5 * free:  # joining them takes the same memory again
         fits, size = int(0.5 * free / each), f"{episodes * each / 2**30:.1f} GiB"
         need = f"{2 * episodes} of {envs.episode_length:,} steps and their states take {size}"
         need += f", and {free / 2**30:.1f} GiB are free"
@@ -99,11 +99,11 @@ def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int, *, state
 
 
 def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
-    """Play one whole episode per environment; one that ``info["restarted"]`` marks as cut does not count."""
+    """Play one whole episode per environment; one that a restart cut, ``info["restarted"]``, does not count."""
     obs, _ = envs.reset(seed=seed)
     step = first_step(obs, envs.num_envs)
     over = torch.zeros_like(step.is_last)
-    begun = torch.zeros(envs.num_envs, dtype=torch.int64)  # index in the record of each episode's first step
+    begun = torch.zeros(envs.num_envs, dtype=torch.int64)  # index of each episode's first step in the record
     ended = torch.zeros_like(begun)
     rows: list[dict[str, Tensor]] = []
     while True:
@@ -115,12 +115,11 @@ def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
             break
         obs, reward, terminated, truncated, info = envs.step(action)
         step = step.following(action, obs, reward, terminated, truncated)
-        restarted = info.get("restarted")
-        whole = step.is_last if restarted is None else step.is_last & ~restarted
-        now = len(rows)
-        ended = torch.where((whole & ~over).cpu(), now, ended)
-        if restarted is not None:  # the step after the cut begins the episode that counts
-            begun = torch.where((step.is_last & restarted & ~over).cpu(), now + 1, begun)
+        cut = step.is_last & info.get("restarted", torch.zeros_like(over))
+        whole = step.is_last & ~cut
+        ended = torch.where((whole & ~over).cpu(), len(rows), ended)
+        # The step after a cut begins the episode that counts.
+        begun = torch.where((cut & ~over).cpu(), len(rows) + 1, begun)
         over = over | whole
     record = {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
     lengths = ended - begun + 1
@@ -133,15 +132,15 @@ def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
 
 def _random(envs: VectorEnv) -> Act:
     """Draw actions uniformly, with torch's own generator."""
-    space, count, device = envs.single_action_space, envs.num_envs, envs.device
+    codec, device = ActionCodec(envs.single_action_space), envs.device
+    shape = envs.num_envs, *envs.single_action_space.shape
 
     def act(obs: dict[str, Tensor], is_first: Tensor) -> Tensor:
-        if isinstance(space, gymnasium.spaces.Box):
-            return 2 * torch.rand(count, *space.shape, device=device) - 1  # every agent takes a Box in [-1, 1]
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return torch.randint(int(space.n), (count,), device=device) + int(space.start)
-        drawn = [torch.randint(int(n), (count,), device=device) for n in space.nvec]
-        return torch.stack(drawn, -1) + torch.as_tensor(space.start, device=device)
+        if not codec.discrete:
+            return 2 * torch.rand(shape, device=device) - 1  # every agent takes a Box in [-1, 1]
+        ranges = zip(codec.starts, codec.classes, strict=True)
+        drawn = [torch.randint(start, start + count, (envs.num_envs,), device=device) for start, count in ranges]
+        return torch.stack(drawn, -1).reshape(shape)
 
     return act
 

@@ -3,10 +3,10 @@
 Source: Burda et al., "Importance weighted autoencoders" (2016). With one sample the bound is the evidence lower bound;
 it rises with the number of samples ``K`` towards the log-likelihood of the model.
 
-The decoder is a Gaussian of fixed variance: the training loss, a sum of squared errors times
-``loss_scales.reconstruction``, is up to a constant, included here, the negative log-density of variance
-1 / (2 * that scale). Densities are over observations as they are learnt: images in [0, 1], depth as d / (1 + d),
-vectors as their symlog. So the numbers compare models of the same observations, image size and scale, and no others.
+The decoder counts as a Gaussian of variance 1 / (2 * ``loss_scales.reconstruction``): up to a constant, which is
+included here, its negative log-density is the training loss, a scaled sum of squared errors. Densities are over
+observations as they are learnt: images in [0, 1], depth as d / (1 + d), vectors as their symlog. The numbers therefore
+compare only models of the same observations, image size and scale.
 
 Shape letters: ``K`` samples, ``E`` episodes, ``T`` steps.
 """
@@ -31,7 +31,7 @@ def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
 
     Args:
         log_weights: ``log p(x, z_k) - log q(z_k | x)`` of samples of the proposal.
-        samples: of the bound, which is the mean over all disjoint groups of so many; None: all of them.
+        samples: size of the disjoint groups that the bound is a mean over; None: a single group of all.
     """
     count = len(log_weights) if samples is None else samples
     assert 1 <= count <= len(log_weights), (count, len(log_weights))
@@ -40,7 +40,7 @@ def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
 
 
 def variance(model: TrainedModel) -> float:
-    """Return the variance of the decoder's Gaussian; infinite where observations are not learnt."""
+    """Return the variance of the decoder's Gaussian; infinite if observations are not learnt."""
     scale = model.networks.config.loss_scales.reconstruction
     return 1 / (2 * scale) if scale else math.inf
 
@@ -70,8 +70,7 @@ def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> 
         return (prior.log_prob(some.stoch) - posterior.log_prob(some.stoch)).sum(-1)
 
     flat = states.reshape(states.lead.numel())
-    with torch.no_grad():
-        return log_likelihood(model, states, obs) + model.in_batches(ratio, flat).reshape(states.lead)
+    return log_likelihood(model, states, obs) + model.in_batches(ratio, flat).reshape(states.lead)
 
 
 def bounds(
@@ -79,24 +78,24 @@ def bounds(
 ) -> dict[str, float | int]:
     """Return two bounds on the log-likelihood of held-out episodes in nats, each with :data:`SAMPLES` samples.
 
-    *Per step*: of one observation, given one sampled past ``h_t``. *Window*: of the first :data:`WINDOW` observations
-    of an episode together; a sample is a posterior sequence, whose log-weights are summed over time.
+    *Per step*: bound for one observation, given one sampled past ``h_t``. *Window*: bound for the first :data:`WINDOW`
+    observations of an episode together; a sample is a posterior sequence, whose log-weights are summed over time.
 
     Args:
         states: posterior states ``(E, T)`` of the episodes.
-        steps: number of random observations that the first is a mean over.
-        windows: number of episodes, the first ones that are long enough, that the second is a mean over.
+        steps: number of random observations that the bound per step is a mean over.
+        windows: maximum number of episodes that the bound for windows is a mean over.
     """
     most, dimensions = max(SAMPLES), sum(math.prod(space.shape) for space in model.observations.values())
     found: dict[str, float | int] = {"dimensions": dimensions}
     if math.isinf(variance(model)):
         return found
     found["variance"] = variance(model)
-    with own_randomness(model.device), torch.no_grad():
+    with own_randomness(model.device):
         torch.manual_seed(seed)
         valid = episodes.valid.nonzero()
         rows, times = valid[torch.randperm(len(valid))[:steps]].unbind(1)
-        here = states.map(lambda x: x[rows, times].expand(most, *x[rows, times].shape))
+        here = states[rows, times].map(lambda x: x.expand(most, *x.shape))
         drawn = model.rssm.distribution(here.logits).sample()
         here = States(here.latent._replace(stoch=drawn), here.logits)
         seen = {key: episodes.obs[key][rows, times] for key in model.observations}

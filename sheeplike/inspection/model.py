@@ -1,15 +1,15 @@
-"""A trained world model to look into: observations, dreams and predictions.
+"""A trained world model for inspection: it observes, dreams and predicts.
 
 ::
 
     model = sheeplike.load("demo:franka_pick")
-    states = model.observe(frames, actions)                 # the belief at each step of an episode
+    states = model.observe(frames, actions)                 # the state at each step of an episode
     dream = model.imagine(states[-1], steps=50)             # the future under the agent's own policy
     frames, reward, cont, value = model.decode(dream)       # the predictions there
 
 Time is that of a :class:`~sheeplike.agents.agent.Step`: ``actions[t]`` is chosen after seeing ``frames[t]``. Methods
-take any leading axes, ``...``; those of a sequence end with time, ``T``. Nothing has a gradient. Random numbers come
-from a ``seed``, or from torch's own generator where that is None.
+take any leading axes, ``...``; those of a sequence end with time, ``T``. Results have no gradient. Random numbers come
+from a ``seed``, or from torch's own generator if that is None.
 
 Shape letters: ``T`` time, ``I`` imagined steps, ``D`` deter, ``S K`` stoch groups x classes, ``F = D + S*K`` features,
 ``A`` action as the model sees it, ``H W C`` image, ``V`` variants of one state, ``G`` parts of it.
@@ -38,19 +38,18 @@ from sheeplike.options import CommandError, nearest
 from sheeplike.trained.exported import load_agent
 
 Frames = Tensor | np.ndarray | Mapping[str, Any]
-BATCH_NUMBERS = 2**22  # numbers in a batch of states, with their observations and predictions
-MAX_PSNR = 120.0  # dB, of equal pictures
+BATCH_NUMBERS = 2**22  # limit on the numbers in a batch of states, with their observations and predictions
 DETER = "deter"  # the recurrent part of the state, beside the groups of the categorical one
 
 
 @dataclass(frozen=True)
 class States:
-    """States of the world model; indices and slices pick from the leading axes, as ``states[-1]``, ``states[..., -1]``.
+    """States of the world model; an index, as in ``states[-1]`` or ``states[..., -1]``, selects from the leading axes.
 
     Attributes:
         latent: ``deter (..., D)`` and ``stoch (..., S, K)``, float32.
-        logits: ``(..., S, K)`` float32, of the distribution that ``stoch`` was drawn from: the posterior where the
-            state was observed, the prior where it was imagined.
+        logits: ``(..., S, K)`` float32, of the distribution that ``stoch`` was drawn from: the posterior of an
+            observed state, the prior of an imagined one.
     """
 
     latent: Latent
@@ -93,10 +92,10 @@ class States:
         return self.latent.features
 
 
-def combine(states: Sequence[States], function: Callable[..., Tensor] = torch.cat, axis: int = 0) -> States:
-    """Join states by ``torch.cat`` or ``torch.stack`` along one of their leading axes."""
+def combine(states: Sequence[States], function: Callable[..., Tensor] = torch.cat) -> States:
+    """Join states along their first axis by ``torch.cat``, or along a new one by ``torch.stack``."""
     deter, stoch, logits = zip(*((*one.latent, one.logits) for one in states), strict=True)
-    return States(Latent(function(deter, axis), function(stoch, axis)), function(logits, axis))
+    return States(Latent(function(deter), function(stoch)), function(logits))
 
 
 class Expected(NamedTuple):
@@ -186,19 +185,18 @@ class TrainedModel:
         """
         obs, lead = self._frames(frames, steps=True)
         action = self._actions(actions, lead)
-        first = torch.zeros(lead, dtype=torch.bool, device=self.device)
+        first = torch.zeros(lead) if is_first is None else self._tensor(is_first).reshape(lead)
+        first = first.to(self.device, torch.bool, copy=True)
         first[..., 0] = True
-        if is_first is not None:
-            first |= self._tensor(is_first).bool().reshape(lead)
-        # The model is told the action that led to a step.
+        # The model takes the action that led to a step.
         before = torch.cat([torch.zeros_like(action[..., :1, :]), action[..., :-1, :]], -2)
         return self._observe(None, before, obs, first, seed)
 
     def observe_step(self, state: States | None, action: Any, frames: Frames, *, seed: int | None = None) -> States:
-        """Return the next posterior state ``(...)``, after an action and the frame that it led to.
+        """Return the next posterior state ``(...)``, after an action and the resulting frame.
 
         Args:
-            state: in which the action was chosen; None: the frame begins an episode, and there is no action.
+            state: in which the action was chosen; None: the frame begins an episode, and the action is ignored.
         """
         obs, lead = self._frames(frames, steps=False)
         assert state is None or state.lead == lead, (state.lead, lead)
@@ -212,12 +210,12 @@ class TrainedModel:
     ) -> Tensor:
         """Return the KL of posterior to prior in nats ``(..., T)``, or ``(..., T, S)`` with ``per_group``.
 
-        It tells how far observations differ from the expected ones; the first step is always a surprise.
+        It measures how far observations differ from predictions; it is always large at the first step.
         """
         return self.kl(self.observe(frames, actions, is_first, seed=seed), per_group=per_group)
 
     def kl(self, states: States, *, per_group: bool = False) -> Tensor:
-        """Return the KL ``(...)`` in nats of the states' own distribution to the prior: 0 for imagined ones."""
+        """Return the KL ``(...)`` in nats of the states' own distribution to the prior; 0 for imagined states."""
         return self._divergence(states.logits, self.prior(states), per_group)
 
     def probabilities(self, states: States) -> Tensor:
@@ -283,7 +281,7 @@ class TrainedModel:
     def predict(self, states: States) -> dict[str, Tensor]:
         """Return observations ``(...)`` by key as the decoder learns them, in the units of :meth:`decoder_target`."""
         flat, parts = states.reshape(states.lead.numel()), []
-        with self._computing(None):
+        with self._computing():
             for start in range(0, max(len(flat), 1), self.batch_size):
                 parts.append(self.world.decoder(flat[start : start + self.batch_size].latent))
         joined = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
@@ -291,22 +289,22 @@ class TrainedModel:
 
     def reward(self, states: States) -> TwoHot:
         """Distribution of the reward ``(...)`` for arriving in states."""
-        with self._computing(None):
+        with self._computing():
             return self.world.reward(states.features)
 
     def cont(self, states: States) -> Bernoulli:
-        """Distribution of going on ``(...)`` as it is learnt, the horizon's ``1 - 1/horizon`` included."""
-        with self._computing(None):
+        """Distribution of the learnt continuation ``(...)``, which includes the factor ``1 - 1/horizon``."""
+        with self._computing():
             return self.world.cont(states.features)
 
     def continue_prob(self, states: States) -> Tensor:
-        """Probability ``(...)`` that the episode goes on, without the horizon."""
-        with self._computing(None):
+        """Probability ``(...)`` that the episode goes on, without that factor."""
+        with self._computing():
             return self.world.continue_prob(states.features)
 
     def prior(self, states: States) -> Tensor:
         """Logits ``(..., S, K)`` of the groups given the recurrent part alone."""
-        with self._computing(None):
+        with self._computing():
             return self.rssm.prior(states.deter).float()
 
     def decoder_target(self, key: str, observed: Any) -> Tensor:
@@ -363,12 +361,12 @@ class TrainedModel:
         """Replace each part of ``states (N,)`` by that of another of them, at random, and measure the effects.
 
         Args:
-            groups: numbers, and ``"deter"`` for the recurrent part; None: all of them.
+            groups: numbers of groups, and ``"deter"`` for the recurrent part; None: all parts.
         """
         assert len(states.lead) == 1 < len(states), f"states {tuple(states.lead)}: expected (N,), at least two"
         parts = [*range(self.groups), DETER] if groups is None else list(groups)
         assert set() < set(parts) <= {*range(self.groups), DETER}, parts
-        # A shift by at least one place, so that no state gets its own.
+        # A shift by at least one place, so that no state gets its own part.
         shift = torch.randint(1, len(states), (1,), generator=torch.Generator().manual_seed(seed)).item()
         other = states.map(lambda x: x.roll(shift, 0))
         seen, follows = self.predict(states), self._next_prior(states)
@@ -419,12 +417,12 @@ class TrainedModel:
 
     def _next_prior(self, states: States) -> Tensor:
         """Return the prior's logits one step later, after the policy's most likely action; states ``(N,)``."""
-        with self._computing(None):
+        with self._computing():
             action = self.actor_critic.policy(states.features).mode()
             return self.rssm.prior(self.rssm.advance(states.latent, self.rssm.embed_action(action))).float()
 
     def _value(self, states: States) -> Tensor:
-        with self._computing(None):
+        with self._computing():
             return self.actor_critic.value(states.features).pred()
 
     def _divergence(self, first: Tensor, second: Tensor, per_group: bool = False) -> Tensor:
@@ -438,7 +436,7 @@ class TrainedModel:
         return self.world.norms[self.world.whitened.index(key)].invert(vector) if key in self.world.whitened else vector
 
     @contextmanager
-    def _computing(self, seed: int | None) -> Iterator[None]:
+    def _computing(self, seed: int | None = None) -> Iterator[None]:
         randomness: AbstractContextManager = nullcontext() if seed is None else own_randomness(self.device)
         with torch.no_grad(), self.networks.autocast(), self.networks.compiled.paused(), randomness:
             if seed is not None:
@@ -487,5 +485,5 @@ class TrainedModel:
 
 
 def psnr(mse: float) -> float:
-    """Peak signal-to-noise ratio in dB of a mean squared error of values in [0, 1], at most :data:`MAX_PSNR`."""
-    return min(-10 * math.log10(mse), MAX_PSNR) if mse else MAX_PSNR
+    """Peak signal-to-noise ratio in dB of a mean squared error of values in [0, 1], at most 120."""
+    return -10 * math.log10(max(mse, 1e-12))

@@ -1,7 +1,7 @@
 """Probes of frozen latents, fitted on some episodes and tested on others.
 
-A linear probe is ridge regression in closed form; a small MLP finds what is there in no linear form. Steps of one
-episode are alike, so that a split by steps would test on memorised data: episodes are split.
+A linear probe is ridge regression in closed form; a small MLP also finds what is encoded in another form. Steps of one
+episode are alike, so whole episodes are held out: other steps of a fitted episode would be no test.
 
 Shape letters: ``M`` rows, ``F`` features, ``N`` entries of the target, ``L`` penalties.
 """
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from sheeplike.agents.agent import own_randomness
 from sheeplike.nn.layers import MLP, Linear
 
-ALPHAS = tuple(10.0**power for power in range(-5, 4))  # penalties of the ridge, relative to the rows
-MAX_ROWS = 8192  # a linear probe is fitted to no more
-LIMIT = 10.0  # deviations; the MLP's features are clipped there, since rare classes would reach far beyond
+ALPHAS = tuple(10.0**power for power in range(-5, 4))  # penalties of the ridge, per row
+MAX_ROWS = 8192  # a linear probe is fitted to at most so many
+LIMIT = 10.0  # deviations; limit of the MLP's features, which rare classes would exceed by far
 CONSTANT = 1e-5  # an entry with a lower deviation, relative to its magnitude, is constant
-HARDLY = 0.05  # the same in a test, relative to the deviation in the fit
+HARDLY = 0.05  # the same for a test, relative to the deviation in the fit
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LinearProbe:
     Attributes:
         weights: ``(F, N)`` float32, zeros where the entry was constant.
         bias: ``(N,)`` float32.
-        alpha: ``(N,)`` float32, the chosen penalty of the ridge.
+        alpha: ``(N,)`` float32, penalties chosen from :data:`ALPHAS`.
     """
 
     weights: Tensor
@@ -62,7 +62,7 @@ class MLPProbe:
 
 
 def split(episodes: int, share: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw the numbers of the episodes to fit on and of those to test on, at least one of each."""
+    """Draw the episodes to fit on and those to test on, as indices, at least one of each."""
     assert episodes >= 2, f"{episodes} episode: expected at least 2, to fit on some and test on others"
     order = torch.randperm(episodes, generator=torch.Generator().manual_seed(seed))
     held_out = min(max(round(share * episodes), 1), episodes - 1)
@@ -70,24 +70,20 @@ def split(episodes: int, share: float = 0.3, seed: int = 0) -> tuple[Tensor, Ten
 
 
 def fit_linear(features: Tensor, target: Tensor, episode: Tensor, *, seed: int = 0) -> LinearProbe:
-    """Fit a ridge regression to all rows, with the penalty of each entry that was best on held-out episodes.
+    """Fit a ridge regression to all rows, for each entry with the penalty that was best on held-out episodes.
 
     Args:
         features: ``(M, F)``.
         target: ``(M, N)`` float32.
-        episode: ``(M,)`` int64, the episode of each row, of which there are two at least.
+        episode: ``(M,)`` int64, the episode of each row; at least two different ones.
     """
     inner, chosen_on = _inner_split(episode, seed)
-    at = _Ridge(features[inner], target[inner])
-    guesses = torch.stack([at.solve(alpha).predict(features[chosen_on]) for alpha in ALPHAS])
-    error = (guesses - target[chosen_on]).square().mean(1)  # (L, N)
-    best = error.argmin(0)
-    whole = _Ridge(features, target)
-    fits = [whole.solve(alpha) for alpha in ALPHAS]
-    entries = torch.arange(target.shape[1], device=features.device)
-    weights = torch.stack([fit.weights for fit in fits])[best, :, entries].T.contiguous()
-    bias = torch.stack([fit.bias for fit in fits])[best, entries]
-    return LinearProbe(weights, bias, torch.tensor(ALPHAS, device=features.device)[best])
+    weights, bias = _ridge(features[inner], target[inner])
+    error = (features[chosen_on].float() @ weights + bias - target[chosen_on]).square().mean(1)  # (L, N)
+    best, entries = error.argmin(0), torch.arange(target.shape[1], device=features.device)
+    weights, bias = _ridge(features, target)
+    chosen = weights[best, :, entries].T.contiguous(), bias[best, 0, entries]
+    return LinearProbe(*chosen, torch.tensor(ALPHAS, device=features.device)[best])
 
 
 def fit_mlp(
@@ -101,14 +97,14 @@ def fit_mlp(
     rate: float = 1e-3,
     seed: int = 0,
 ) -> MLPProbe:
-    """Fit an MLP of one hidden layer with AdamW, stopped where it was best on held-out episodes."""
+    """Fit an MLP of one hidden layer with AdamW, and keep the weights that were best on held-out episodes."""
     inner, chosen_on = _inner_split(episode, seed)
     centre, scale = _moments(features[inner])
     target_centre, target_scale = _moments(target[inner])
     x, y = _whiten(features, centre, scale), (target.float() - target_centre) * target_scale
     with own_randomness(features.device):
         torch.manual_seed(seed)
-        # The output layer begins at zero, the mean, so that fits to noise are no worse than that.
+        # The output layer begins at zero, which predicts the mean: a fit to noise is no worse than that.
         net = nn.Sequential(MLP(x.shape[1], units, 1), Linear(units, y.shape[1], scale=0.0)).to(features.device)
         optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
         best, kept = float("inf"), copy.deepcopy(net.state_dict())
@@ -132,7 +128,7 @@ def r_squared(predicted: Tensor, target: Tensor, spread: Tensor | None = None) -
     """Return the explained share of the variance of each entry of ``(M, N)``; None where it is constant.
 
     Args:
-        spread: ``(N,)`` deviation of each entry in the fit; an entry that hardly moves beside it counts as constant.
+        spread: ``(N,)`` deviation of each entry in the fit; an entry that varies far less here counts as constant.
     """
     target = target.double()
     error, variance = (predicted.double() - target).square().mean(0), target.var(0, correction=0)
@@ -149,37 +145,28 @@ def rmse(predicted: Tensor, target: Tensor) -> list[float]:
 
 
 def constant(target: Tensor) -> Tensor:
-    """Return True for the entries of ``(M, N)`` that do not change, ``(N,)``."""
+    """Return ``(N,)`` bool, True for the entries of ``(M, N)`` that do not change."""
     target = target.double()
     return target.std(0, correction=0) <= CONSTANT * target.abs().mean(0).clamp_min(1e-3)
 
 
-class _Ridge:
-    """Ridge regression for any penalty from one decomposition."""
-
-    def __init__(self, features: Tensor, target: Tensor) -> None:
-        if len(features) > MAX_ROWS:
-            rows = torch.linspace(0, len(features) - 1, MAX_ROWS).long()
-            features, target = features[rows], target[rows]
-        self.centre, self.scale = _moments(features)
-        self.target_centre, self.target_scale = _moments(target)
-        x = ((features.float() - self.centre) * self.scale).double()
-        y = ((target.float() - self.target_centre) * (self.target_scale > 0)).double()
-        self.rows = len(x)
-        # Both products give the same weights; the smaller one is cheaper.
-        self.dual = x.shape[1] > self.rows
-        gram = x @ x.T if self.dual else x.T @ x
-        self.values, self.vectors = torch.linalg.eigh(gram)
-        self.rotated = self.vectors.T @ (y if self.dual else x.T @ y)
-        self.x = x
-
-    def solve(self, alpha: float) -> LinearProbe:
-        """Return the probe for one penalty."""
-        solution = self.vectors @ (self.rotated / (self.values.clamp_min(0) + alpha * self.rows)[:, None])
-        scaled = (self.x.T @ solution if self.dual else solution).float()
-        weights = scaled * self.scale[:, None]
-        entries = torch.full_like(self.target_centre, alpha)
-        return LinearProbe(weights, self.target_centre - self.centre @ weights, entries)
+def _ridge(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights ``(L, F, N)`` and biases ``(L, 1, N)`` for all penalties, from one decomposition."""
+    if len(features) > MAX_ROWS:
+        rows = torch.linspace(0, len(features) - 1, MAX_ROWS).long()
+        features, target = features[rows], target[rows]
+    centre, scale = _moments(features)
+    target_centre, target_scale = _moments(target)
+    x = ((features.float() - centre) * scale).double()
+    y = ((target.float() - target_centre) * (target_scale > 0)).double()
+    # Both products give the same weights; the smaller one is cheaper.
+    dual = x.shape[1] > len(x)
+    values, vectors = torch.linalg.eigh(x @ x.T if dual else x.T @ x)
+    rotated = vectors.T @ (y if dual else x.T @ y)
+    penalties = torch.tensor(ALPHAS, dtype=x.dtype, device=x.device)[:, None, None] * len(x)
+    solution = vectors @ (rotated / (values.clamp_min(0)[:, None] + penalties))
+    weights = (x.T @ solution if dual else solution).float() * scale[:, None]
+    return weights, target_centre - centre[None] @ weights
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:

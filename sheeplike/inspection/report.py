@@ -1,14 +1,15 @@
-"""Report of :mod:`~sheeplike.inspection.dissect`: figures, one page that holds them, and TensorBoard's events."""
+"""Report of :mod:`~sheeplike.inspection.dissect`: figures, a page that shows them, and TensorBoard's events."""
 
 from __future__ import annotations
 
 import base64
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import safetensors.torch
 from matplotlib.axes import Axes
@@ -28,33 +29,19 @@ NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors
 TAG = "analyze"  # prefix in TensorBoard
 Numbers = Mapping[str, Any]
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-p, li { max-width: 46rem; }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-figure { margin: 1rem 0; overflow-x: auto; } figcaption { font-size: .9rem; opacity: .8; }
-.strip img { min-width: 34rem; image-rendering: pixelated; }
-div.table { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { padding: .15rem .8rem .15rem 0; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
-td:first-child, th:first-child { text-align: left; }
-"""
-
 
 def write(place: Path, found: Findings, about: Mapping[str, Any]) -> list[Path]:
-    """Write the numbers as JSON, the page, the linear probe, and TensorBoard's events, in place of earlier ones.
+    """Write the numbers as JSON, the page, the linear probe and TensorBoard's events into a directory.
 
     The probe is a safetensors file: ``weights (F, N)`` and ``bias (N,)`` of ``features @ weights + bias``, and
     ``alpha (N,)``, the penalties.
 
     Args:
-        place: a directory, which is made.
-        about: facts about the analysis by name, with ``step``, the x-axis in TensorBoard.
+        place: the directory, which may be new; earlier files are replaced.
+        about: facts about the analysis by name, including ``step``, the x-axis in TensorBoard.
 
     Returns:
-        The files to look at.
+        The files to show to the user.
     """
     figures = draw(found.numbers)
     strips = {f"{strip.camera}: {strip.title}": draw_strip(strip) for strip in found.strips}
@@ -85,7 +72,7 @@ def scalars(numbers: Numbers, prefix: str = "") -> dict[str, float]:
         if isinstance(value, Mapping):
             found |= scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[prefix + name] = float(value)
+            found[prefix + name] = value
     return found
 
 
@@ -94,9 +81,9 @@ def curves(numbers: Numbers) -> dict[str, list[float]]:
     found = {}
     for kind, parts in numbers["open_loop"].items():
         for key, one in parts.items():
-            if isinstance(one, Mapping):
-                lists = {name: values for name, values in one.items() if isinstance(values, list)}
-                found |= {f"{TAG}_curves/open_loop/{kind}/{key}/{name}": values for name, values in lists.items()}
+            lists = one.items() if isinstance(one, Mapping) else ()
+            tag = f"{TAG}_curves/open_loop/{kind}/{key}"
+            found |= {f"{tag}/{name}": values for name, values in lists if isinstance(values, list)}
     for kind, one in numbers["surprise"].items():
         found[f"{TAG}_curves/surprise/{kind}"] = one["over_time"]
     return found
@@ -131,7 +118,7 @@ def draw_strip(strip: Strip) -> bytes:
 
 
 def _kinds(numbers: Numbers) -> Iterable[tuple[str, str]]:
-    """Pair each kind of episodes with a color."""
+    """Pair each kind of episodes with a colour."""
     return zip(numbers["episodes"], COLOURS, strict=False)
 
 
@@ -252,7 +239,7 @@ def _probe_groups(numbers: Numbers) -> Figure:
 
 
 def _shown(scores: Sequence[float | None]) -> np.ndarray:
-    """Prepare R^2 for a figure: constant entries are gaps, and values far below 0 stay in sight."""
+    """Prepare R^2 for a figure: constant entries become gaps, and values far below 0 stay visible."""
     return np.array([np.nan if score is None else max(score, -0.05) for score in scores])
 
 
@@ -262,59 +249,19 @@ def _shown(scores: Sequence[float | None]) -> np.ndarray:
 def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, bytes], about: Mapping[str, Any]) -> str:
     """Make one HTML file that needs no other."""
     kinds = list(numbers["episodes"])
-    facts = "".join(f"<li>{_text(name)}: {_text(value)}</li>" for name, value in about.items())
-    seen = numbers["open_loop"]
-    contexts = "; ".join(f"{kind}: {seen[kind]['context']}" for kind in kinds)
-    errors = [(kind, key, one) for kind in kinds for key, one in seen[kind].items() if isinstance(one, Mapping)]
-    parts = [
-        f"<h1>Inside a world model</h1><ul>{facts}</ul>",
-        *(f"<p>{_text(note)}</p>" for note in numbers["notes"]),
-        _table("Episodes", {kind: numbers["episodes"][kind] for kind in kinds}),
-        "<h2>How far it sees</h2>",
-        f"<p>It observes so many steps at least ({_text(contexts)}), then imagines from the recorded actions alone. "
-        "Dotted: the error of predicting that nothing changes; dashed: the error while it sees.</p>",
-        _picture(figures["open_loop"]),
-        *(_picture(png, title, "strip") for title, png in strips.items()),
-        _table("", {f"{kind}, {key}": scalars(one) for kind, key, one in errors}),
-        "<h2>What surprises it</h2>",
-        _picture(figures["surprise"]),
-        _table("", {kind: scalars(numbers["surprise"][kind]) for kind in kinds}),
-        "<h2>What it expects of reward and end</h2>",
-        _picture(figures["calibration"]),
-        _table("reward", {kind: scalars(numbers["reward"][kind]) for kind in kinds}),
-        _table("continue", {kind: scalars(numbers["continue"][kind]) for kind in kinds}),
-        "<h2>How likely it finds what it sees</h2>",
-        "<p>Bounds on the log-likelihood in nats, of a Gaussian decoder of fixed variance: compare models of the same "
-        "observations and the same variance with each other, and with nothing else.</p>",
-        _table("", {kind: numbers["likelihood"][kind] for kind in kinds}),
-        "<h2>What its groups do</h2>",
-        _picture(figures["groups"]),
-        "".join(_dead(kind, numbers["groups"][kind]) for kind in kinds),
-        "<p>What changes where one part of the state is that of another step:</p>",
-        _picture(figures["effects"]),
-    ]
+    parts = ("episodes", "surprise", "reward", "continue", "likelihood")
+    tables = {part: {kind: scalars(numbers[part][kind]) for kind in kinds} for part in parts}
+    errors = [(kind, *entry) for kind in kinds for entry in numbers["open_loop"][kind].items()]
+    tables["open_loop"] = {f"{kind}, {key}": scalars(one) for kind, key, one in errors if isinstance(one, Mapping)}
     if "probes" in numbers:
-        found = numbers["probes"]
-        still = f" Constant, and left out: entries {_listed(found['constant'])}." if found["constant"] else ""
-        how = "was trained to predict it" if found["predicted"] else "was not trained to predict it"
-        parts += [
-            "<h2>What can be read off it</h2>",
-            f"<p>Probes of {_text(found['target'])} on episodes that they were not fitted on. The model {how}.{still} "
-            "Beside what was read off imagined states, +5 for 5 steps, is what was read off the states of the very "
-            "same steps once they were seen. A mean is over the entries that change at its steps, each counted as 0 at "
-            "least: compare the means of a pair. RMSE is in the units of the entry.</p>",
-            _picture(figures["probes"]),
-            *(_table(kind, {name: scalars(one) for name, one in _probe_columns(found[kind])}) for kind in kinds),
-            *(_table(f"{kind}, entry", _probe_entries(found[kind])) for kind in kinds),
-            "<p>One part of the state alone:</p>",
-            _picture(figures["probe_groups"]),
-        ]
-    body = "\n".join(parts)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Inside a world model</title>'
-        f"<style>{STYLE}</style></head><body>\n{body}\n<p>Every number is in {NUMBERS}.</p></body></html>\n"
-    )
+        for kind in kinds:
+            tables[kind] = {name: scalars(one) for name, one in _probe_columns(numbers["probes"][kind])}
+            tables[f"{kind}, entry"] = _probe_entries(numbers["probes"][kind])
+    pictures = {name: base64.b64encode(png).decode() for name, png in (figures | strips).items()}
+    text = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    template = jinja2.Template(text, autoescape=True, trim_blocks=True)
+    known = {"numbers": numbers, "tables": tables, "pictures": pictures, "strips": strips, "about": about}
+    return template.render(known, kinds=kinds, DEAD_KL=DEAD_KL, NUMBERS=NUMBERS)
 
 
 def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
@@ -325,7 +272,7 @@ def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
 
 
 def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
-    """List numbers by entry: R^2 of the linear probe at all steps ahead, the rest for seen states alone."""
+    """List scores by entry: R^2 of the linear probe for all steps ahead, the others for seen states alone."""
     columns = {f"R², {name}": one["linear"]["r2"] for name, one in _probe_columns(found)}
     seen = found["0"]["seen"]
     columns |= {"RMSE, seen": seen["linear"]["rmse"], "MLP: R², seen": seen["mlp"]["r2"]}
@@ -333,40 +280,8 @@ def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
     return {name: {str(n): value for n, value in enumerate(values)} for name, values in columns.items()}
 
 
-def _dead(kind: str, found: Numbers) -> str:
-    return (
-        f"<p>{_text(kind)}: groups below {DEAD_KL} nats {_listed(found['unsurprising'])}; of a constant class "
-        f"{_listed(found['constant'])}; both, dead: {_listed(found['dead'])}.</p>"
-    )
-
-
 def _listed(items: Sequence[Any]) -> str:
     return ", ".join(map(str, items)) or "none"
-
-
-def _picture(png: bytes, caption: str = "", kind: str = "") -> str:
-    source = base64.b64encode(png).decode()
-    below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
-    return f'<figure class="{kind}"><img alt="{_text(caption)}" src="data:image/png;base64,{source}">{below}</figure>'
-
-
-def _table(title: str, rows: Mapping[str, Mapping[str, float]]) -> str:
-    """Format a table with a column for each row of numbers, since there are more numbers than rows."""
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    head = "".join(f"<th>{_text(row)}</th>" for row in rows)
-    cells = (
-        f"<tr><td>{_text(name)}</td>" + "".join(f"<td>{_number(row.get(name))}</td>" for row in rows.values()) + "</tr>"
-        for name in names
-    )
-    return f'<div class="table"><table><tr><th>{_text(title)}</th>{head}</tr>{"".join(cells)}</table></div>'
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
 
 
 def summarize(numbers: Numbers) -> dict[str, str]:

@@ -24,6 +24,7 @@ import warp
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Step
 from sheeplike.agents.dreamer_v3.config import WRITE_HEAD, DreamerV3Config
+from sheeplike.analysis.comparison import markdown_table, number
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.envs.mjx.rendering.renderer import NoRenderer
@@ -37,14 +38,14 @@ from sheeplike.run.banner import describe_device
 from sheeplike.run.build import build_envs, launch, make_agent, time_envs
 
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}
-MIN_ROUNDS = 3  # fewer have no spread to speak of
-ACTIONS = 16  # random ones, drawn before the clock starts and used in turns
-WARM_UP = 6  # calls that precede the capture of a CUDA graph
-FEW = 16  # environments of a small run, whose acting is always timed
+MIN_ROUNDS = 3  # fewer rounds have no meaningful quartiles
+ACTIONS = 16  # random actions, drawn before the clock starts and used in turns
+WARM_UP = 6  # calls before a CUDA graph is captured
+FEW = 16  # environments of a small run; acting in so many is always timed
 Task = Callable[[int], tuple[float, int]]
-"""Does something so many times and waits for the device once, at the end; returns seconds and the times it was done."""
+"""Does something that many times or more, then waits for the device; returns seconds and the number of times."""
 Cell = list[float] | str
-"""Samples in the order in which they were taken, one per round or a single one; or a text in their place."""
+"""Samples in the order in which they were taken, one per round or a single one; or a text."""
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -53,21 +54,21 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
-    """Quotients by round: a slow moment of the machine slows both sides of each."""
+    """Quotients by round, since a slow moment of the machine slows both sides of a round."""
     return [a / b for a, b in zip(numerator, denominator, strict=True)]
 
 
 def interleaved(tasks: Mapping[str, Task], *, seconds: float, rounds: int) -> dict[str, list[float]]:
-    """Measure all tasks in turns, so that a machine that drifts does so for all of them.
+    """Measure all tasks in turns, so that a drift of the machine affects all of them.
 
-    Every second round goes through the tasks backwards. Warm-up is not counted.
+    Every second round goes through the tasks backwards. The warm-up is not counted.
 
     Args:
         seconds: time for each task, over all rounds.
-        rounds: fewer, but at least three, where a single call takes longer than its share.
+        rounds: maximum number; at least three are measured even if single calls take longer than their share.
 
     Returns:
-        Seconds for doing each of them once, one number per round.
+        Seconds that each task takes once, one number per round.
     """
     for task in tasks.values():
         task(1)
@@ -100,25 +101,20 @@ class Table:
         return {"title": self.title, "rows": rows, "notes": self.notes}
 
     def __str__(self) -> str:
-        lines = [["", *self.columns], *([name, *map(_text, cells)] for name, cells in self.rows.items())]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-        body = [" | ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for name, *cells in lines]
-        return "\n".join(
-            [f"## {self.title}", "", *(f"| {line} |" for line in body), *(f"\n{n}" for n in self.notes), ""]
-        )
+        rows = [["", *self.columns], *([name, *map(_text, cells)] for name, cells in self.rows.items())]
+        return "\n\n".join([f"## {self.title}", markdown_table(rows), *self.notes]) + "\n"
 
 
 def _text(cell: Cell) -> str:
     """Format the median, with the quartiles of several samples: ``1,234 (1,200 to 1,250)``."""
     if isinstance(cell, str):
         return cell
-    low, median, high = (f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}" for value in quartiles(cell))
+    low, median, high = map(number, quartiles(cell))
     return f"{median} ({low} to {high})" if len(cell) > 1 else median
 
 
 def save(place: Path, title: str, facts: Mapping[str, str], settings: Any, tables: Sequence[Table]) -> None:
-    """Write ``bench.json`` and ``bench.md``; those of an older benchmark are replaced."""
+    """Write ``bench.json`` and ``bench.md``, in place of older ones."""
     data = {"title": title, "facts": facts, "settings": settings, "tables": {one.key: one.to_json() for one in tables}}
     lines = [f"| {name} | {text} |" for name, text in facts.items()]
     place.mkdir(parents=True, exist_ok=True)
@@ -128,15 +124,10 @@ def save(place: Path, title: str, facts: Mapping[str, str], settings: Any, table
 
 
 class Bench:
-    """Measurements of the environments and the agent of a run.
-
-    Args:
-        config: of the run.
-        seconds: for each measurement, over its rounds.
-        rounds: of each measurement.
+    """Measurements of the environments and the agent of a run, each of ``seconds`` in some ``rounds``.
 
     Attributes:
-        compile_seconds: by mode, of the first agent that was compiled; later ones find all kernels in caches.
+        compile_seconds: by mode, of the first agent that was compiled: later ones find all kernels in caches.
     """
 
     def __init__(self, config: Config, *, seconds: float = 5.0, rounds: int = 8) -> None:
@@ -162,13 +153,13 @@ class Bench:
         }
 
     def measure(self, parts: Collection[str], modes: Sequence[str]) -> Iterator[Table]:
-        """Yield a table for each part; the run as a whole begins first."""
+        """Yield a table for each part; a whole run, if needed, starts before the rest."""
         parts, agent, loop, state = set(parts), None, None, None
         if parts & {"acting", "learning", "memory"}:
             agent = self.make_agent(self.config.agent, self.config.compile)
         if parts & {"learning", "memory"}:
             loop, state = self.learning_loop(agent)
-        memory = self.memory(agent) if "memory" in parts else None  # the peak of the run alone
+        memory = self.memory(agent) if "memory" in parts else None  # before other parts raise the peak
         if parts - {"update", "memory"}:
             yield self.layers(parts, agent, loop, state)
         if memory:
@@ -189,20 +180,20 @@ class Bench:
             return make_agent(self.config.replace(agent=options, compile=compile), self.envs, self.fabric)
 
     def warm_up(self, agent: Any) -> None:
-        """Have an agent that has seen enough compile and capture its update, as far as this machine can."""
+        """Compile and capture the update of an agent with enough experience, as far as this machine can."""
         start = time.perf_counter()
         agent.warm_up()
         mode = agent.networks.compiled.mode.partition(",")[0]
         self.compile_seconds.setdefault(MODES[mode], time.perf_counter() - start)
 
     def wait(self, value: Any = None) -> None:
-        """Return when torch's work, all that it waits for, and JAX's ``value`` are done."""
+        """Wait for torch, for all work that it depends on, and for JAX's ``value``."""
         jax.block_until_ready(value)
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def repeat(self, function: Callable[[], Any]) -> Task:
-        """Make a task of a function, which waits for the device no more often than a run does."""
+        """Make a task of a function, without waiting for the device between its calls."""
 
         def task(calls: int) -> tuple[float, int]:
             start = time.perf_counter()
@@ -233,11 +224,11 @@ class Bench:
         return step
 
     def learning_loop(self, agent: Any) -> tuple[Task, LoopState]:
-        """Begin a run, until it learns: its loop, each call of which ends with an update, and its state."""
+        """Begin a run until it learns; return its loop, a task whose calls end with an update, and its state."""
         num_envs, options = self.envs.num_envs, self.config.agent
         state = LoopState.begin(agent, self.envs, self.config.seed)
         episodes = EpisodeStatistics(num_envs, self.device)
-        # Takes in what a run takes in, and writes nothing.
+        # Gathers the same statistics as a run, but writes nothing.
         observer = SimpleNamespace(
             stepped=lambda step, _: episodes.add(step.reward, step.is_terminal, step.is_last & ~step.is_terminal, _),
             learned=MetricBuffer().add,
@@ -266,7 +257,7 @@ class Bench:
     # --- the parts --------------------------------------------------------------------------------------------------
 
     def layers(self, parts: Collection[str], agent: Any, loop: Task | None, state: LoopState | None) -> Table:
-        """Policy steps per second, from the bare simulation to the whole run, whose loop and state are given."""
+        """Measure policy steps per second, from the bare simulation to the whole run, given as its loop and state."""
         tasks = self.simulation(parts)
         if "acting" in parts:
             act = agent.player(self.envs.num_envs).act
@@ -281,16 +272,14 @@ class Bench:
             table.rows[name] = [rate, _milliseconds(seconds), ratio(above, seconds) if above else ""]
             above = seconds
         if not self.simulated:
-            table.notes.append(f"{self.config.env.name} is not simulated here: there is nothing below its vector env.")
+            table.notes.append(f"{self.config.env.name} is not simulated here: its vector env is the lowest layer.")
         if "learning" in parts:
             steps, updates = state.policy_steps - before[0], state.gradient_steps - before[1]
-            table.notes.append(
-                f"Learning: {updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step."
-            )
+            table.notes.append(f"{updates} updates in {steps:,} policy steps, {updates / steps:.4g} per step.")
         return table
 
     def simulation(self, parts: Collection[str]) -> dict[str, Task]:
-        """Measure the layers below acting, all with the same random actions."""
+        """Make tasks of the layers below acting, all with the same random actions."""
         tasks, seed = {}, self.config.seed
         self.envs.action_space.seed(seed)
         actions = [self.envs.action_space.sample() for _ in range(ACTIONS)]
@@ -311,7 +300,7 @@ class Bench:
         return tasks
 
     def acting(self, agent: Any) -> Table:
-        """Acting alone, in few environments and in all of them."""
+        """Measure acting alone, in few environments and in all of them."""
         obs, tasks = self.envs.reset(seed=self.config.seed)[0], {}
         for count in sorted({FEW, self.envs.num_envs}):
             some = torch.arange(count, device=self.device) % self.envs.num_envs
@@ -323,10 +312,10 @@ class Bench:
         return Table("acting", "Acting alone", ["ms per call"], rows)
 
     def updates(self, modes: Sequence[str]) -> Table:
-        """One row per mode of compilation; a note says why one cannot be had."""
+        """Measure an update in each mode of compilation; a note says why a mode is unavailable."""
         table = Table("update", "One update", ["ms", "times as fast as eager", "s to compile"])
         options = self.config.agent
-        if isinstance(options, DreamerV3Config):  # its smallest replay leaves memory for several
+        if isinstance(options, DreamerV3Config):  # small replays leave memory for several agents
             num_envs = self.envs.num_envs
             smallest = options.first_update(num_envs) + num_envs * WRITE_HEAD
             options = options.replace(replay_size=min(options.replay_size, smallest))
@@ -337,13 +326,13 @@ class Bench:
             try:
                 with phase(f"building the {MODES[mode]} update"):
                     tasks[MODES[mode]] = self.learner(options, mode, steps)
-            except Exception as error:  # compilers fail in many ways; the other modes can be measured all the same
+            except Exception as error:  # compilers fail in many ways; the other modes are still measured
                 if mode == "off":
                     raise
                 table.notes.append(f"{MODES[mode]}: {next(iter(str(error).splitlines()), type(error).__name__)}.")
         if {"eager", "compiled"} <= tasks.keys() and not self.cuda:
             tasks["eager, freed memory kept"] = partial(tasks["eager"], keep=True)
-            table.notes.append("Kept: with the part of compile=inductor that is not compiling.")
+            table.notes.append("Freed memory kept: as compile=inductor does, but without its compilation.")
         taken = self.timed(tasks)
         for name, seconds in taken.items():
             faster = ratio(taken["eager"], seconds) if "eager" in taken and name != "eager" else ""
@@ -363,40 +352,36 @@ class Bench:
         return steps[:-1]
 
     def learner(self, options: Any, mode: str, steps: Iterable[Step]) -> Task:
-        """Make a task of updates alone: all that are due in each call, without the steps until some are due."""
-        agent, turns, policy_steps = self.make_agent(options, mode), itertools.cycle(steps), 0
+        """Make a task of updates alone: each call makes all that are due; adding steps until then is not timed."""
+        agent = self.make_agent(options, mode)
 
-        def collect() -> int:
-            nonlocal policy_steps
-            due = 0
-            while not due:
-                agent.add(next(turns))
-                policy_steps += self.envs.num_envs
-                due = agent.updates_due(policy_steps)
-            return due
+        def collect() -> Iterator[int]:
+            for count, step in enumerate(itertools.cycle(steps), 1):
+                agent.add(step)
+                if due := agent.updates_due(count * self.envs.num_envs):
+                    yield due
 
-        due = collect()
+        collected = collect()
+        dues = itertools.chain([next(collected)], collected)
         self.warm_up(agent)
 
         def task(calls: int, *, keep: bool = mode != "off") -> tuple[float, int]:
-            nonlocal due
             keep_freed_memory(keep)  # compiled updates do so on a CPU, for the whole process
             seconds, made = 0.0, 0
-            for _ in range(calls):
-                due = due or collect()
+            for due in itertools.islice(dues, calls):
                 self.wait()
                 start = time.perf_counter()
                 for _ in range(due):
                     agent.update()
                 self.wait()
-                seconds, made, due = seconds + time.perf_counter() - start, made + due, 0
+                seconds, made = seconds + time.perf_counter() - start, made + due
             return seconds, made
 
         return task
 
     def memory(self, agent: Any) -> Table:
-        """Peaks since the process began."""
-        # Not by getrusage, which on Linux begins with what the parent process had.
+        """Measure the peaks since the process began."""
+        # getrusage would not do: on Linux it begins with the peak of the parent process.
         rows = {"process, resident set": int(_from_proc("self/status", "VmHWM").split()[0]) * 2**10}
         if self.cuda:
             rows["torch, allocated"] = torch.cuda.max_memory_allocated(self.device)
@@ -405,20 +390,20 @@ class Bench:
                 stats = self.envs.simulator.device.memory_stats() or {}  # some allocators keep none
                 if "peak_bytes_in_use" in stats:
                     rows["JAX"] = stats["peak_bytes_in_use"]
-                rows["Warp, beside what is JAX's"] = warp.get_mempool_used_mem_high(str(self.device))
+                rows["Warp, without JAX's memory"] = warp.get_mempool_used_mem_high(str(self.device))
             free, total = torch.cuda.mem_get_info(self.device)
-            rows["the GPU, all programs on it, now"] = total - free
+            rows["the GPU, all programs, now"] = total - free
         if agent.history is not None:
             rows["the replay, once full"] = sum(ring.nbytes for ring in agent.history.storage.values())
         cells = {name: [[size / 2**20]] for name, size in rows.items()}
-        notes = [] if self.cuda else ["torch, JAX and Warp share the process; of the replay it counts what is filled."]
+        notes = [] if self.cuda else ["The process includes torch, JAX, Warp and the filled part of the replay."]
         return Table("memory", "Peak memory of a run that has begun to learn", ["MiB"], cells, notes)
 
 
 def bare_loop(simulator: Simulator, actions: Sequence[Any], seed: int) -> Callable[[], Any]:
-    """Make a function that takes a step with nothing but the jitted simulation, and returns its output."""
+    """Make a function that takes a step of the jitted simulation alone, and returns its output."""
     turns = itertools.cycle(actions)
-    # The step that begins all episodes ignores its actions, as the reset of the vector env does.
+    # The step that begins all episodes ignores its actions: the vector env's reset does the same.
     variation, state, _ = simulator.step(*simulator.start(seed), actions[0])
 
     def step() -> Any:
@@ -434,7 +419,7 @@ def _milliseconds(seconds: Iterable[float]) -> list[float]:
 
 
 def _from_proc(file: str, name: str) -> str:
-    """Read the value of a name from a file in ``/proc``; ``0 unknown`` where there is none."""
+    """Read the value of a name from a file in ``/proc``; ``0 unknown`` if there is none."""
     path = Path("/proc", file)
     found = re.search(rf"^{name}\s*:?\s*(.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
     return found[1] if found else "0 unknown"

@@ -1,7 +1,7 @@
 """Checks of a machine for ``doctor``, from the interpreter to a whole run, each in a process of its own.
 
-``python -m sheeplike.tools.checks <name> <file>`` makes one check and writes its result to the file. A check returns
-or raises a fact. Each imports the heavy libraries that it checks.
+``python -m sheeplike.tools.checks <name> <file>`` makes one check and writes its result to the file. A check returns a
+line of facts or raises :class:`Failed`; it imports heavy libraries itself, so that a broken one fails no other check.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -21,30 +20,27 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sheeplike
 from sheeplike import caches, host
-from sheeplike.files import write_atomically
+from sheeplike.files import check_writable, write_atomically
 from sheeplike.terminal import echo, first_sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 GIB = 2**30
-NO_DEVICE = 100  # CUDA's driver works, and has no GPU to show
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: the driver works, but finds no GPU
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
 PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
-SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
 MAX_OUTPUT = 10_000  # characters in the report of a failed check's output
 SYNC = "SHEEPLIKE_SYNC"
 INSTALL = "pip install -e . (with an NVIDIA GPU '.[cuda13]') in an environment of its own"
 
 
 class Failed(Exception):
-    """A check has failed; ``advice`` replaces the check's own, and is empty where the fact says what to do."""
+    """A check has failed; ``advice`` replaces the check's own, and is empty if the fact says what to do."""
 
     def __init__(self, fact: str, advice: str | None = None) -> None:
         super().__init__(fact, advice)
@@ -55,7 +51,7 @@ class Check(NamedTuple):
     function: Callable[[], str]
     meaning: str  # a line for --help
     advice: str  # shown after a failure
-    seconds: float  # a check that takes longer hangs; compiling with empty caches takes minutes
+    seconds: float  # time limit; compiling with empty caches takes minutes
     quick: bool
 
 
@@ -81,7 +77,7 @@ def main(name: str, file: str) -> None:
         status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
     except Failed as error:
         status, fact, advice = "FAIL", error.fact, made.advice if error.advice is None else error.advice
-    except Exception as error:  # libraries raise what is wrong with them
+    except Exception as error:  # a broken library may raise anything
         traceback.print_exc()
         status, fact, advice = "FAIL", f"{type(error).__name__}: {first_sentence(error)}", made.advice
     write_atomically(Path(file), json.dumps({"status": status, "fact": fact, "advice": advice}))
@@ -90,13 +86,13 @@ def main(name: str, file: str) -> None:
 def examine(name: str, timeout: float) -> dict[str, Any]:
     """Run one check in a process of its own, and return its ``status``, ``fact``, ``advice`` and ``seconds``.
 
-    A check that hangs or dies has failed; a failure has the ``output`` of its process too.
+    A check that hangs or dies has failed. The result of a failure includes the process's ``output``.
     """
     start, hangs = time.monotonic(), False
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as log:
         answer = Path(place, "result.json")
         command = [sys.executable, "-m", "sheeplike.tools.checks", name, str(answer)]
-        # In a session of its own, so that the compilers and runs that it begins end with it.
+        # A session of its own, so that the compilers and runs that it starts can be ended with it.
         options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, start_new_session=True, **options)
         try:
@@ -104,7 +100,7 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             hangs = True
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended, and so has all that it began
+            with suppress(ProcessLookupError, PermissionError):  # its whole session has ended already
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
         log.seek(0)
@@ -117,18 +113,6 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
             result = {"status": "FAIL", "fact": fact, "advice": CHECKS[name].advice}
     result["seconds"] = round(time.monotonic() - start, 2)
     return result | ({"output": output} if result["status"] == "FAIL" else {})
-
-
-def describe_machine() -> dict[str, Any]:
-    """Begin a report with versions, the system, and settings of libraries, and nothing else."""
-    return {
-        "sheeplike": sheeplike.__version__,
-        "date": datetime.now().astimezone().isoformat(" ", timespec="seconds"),
-        "python": sys.version,
-        "system": platform.platform(),
-        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
-        "checks": {},
-    }
 
 
 def last_line(output: str) -> str:
@@ -164,12 +148,12 @@ def python() -> str:
 
 @check(INSTALL, quick=True)
 def libraries() -> str:
-    """One set of NVIDIA's libraries, of one version of CUDA."""
+    """NVIDIA's libraries, all of one version of CUDA."""
     names = {(one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()}
     nvidia = [name for name in sorted(names) if name.startswith(("nvidia-", "jax-cuda"))]
     old = [name for name in nvidia if name.endswith("-cu12") or name.startswith("jax-cuda12")]
     new = [name for name in nvidia if name.endswith("-cu13") or name.startswith("jax-cuda13")]
-    if old and new:  # they share directories, of which the one installed later has overwritten the files
+    if old and new:  # both write into the same directories: the one installed later replaced files of the other
         again = [f"{name[:-1]}3=={version(f'{name[:-1]}3')}" for name in old if f"{name[:-1]}3" in new]
         advice = f"pip uninstall -y {' '.join(old)}"
         if again:
@@ -188,14 +172,14 @@ def libraries() -> str:
 
 
 @check("free some, or ask for a larger limit; agent.replay_size and env.num_envs make a run smaller", quick=True)
-def memory(root: Path | str = "/") -> str:
-    """Cores, threads and free memory, within the limits of a container; ``root`` holds ``proc`` and ``sys``."""
+def memory(root: Path | str = "/") -> str:  # root holds proc and sys
+    """Cores, threads and free memory, within the limits of a container."""
     cores, free = host.cpu_cores(), host.free_memory(root)
     facts = ["1 core" if cores == 1 else f"{cores} cores"]
     with suppress(OSError, ValueError):
         limit, period = Path(root, "sys/fs/cgroup/cpu.max").read_text().split()
         if limit != "max" and (share := int(limit) / int(period)) < cores:
-            facts.append(f"of which a limit leaves the time of {share:g} (taskset -c 0-{max(int(share), 1) - 1} helps)")
+            facts.append(f"limited to the time of {share:g} (taskset -c 0-{max(int(share), 1) - 1} helps)")
     if threads := os.environ.get("OMP_NUM_THREADS"):
         facts.append(f"OMP_NUM_THREADS={threads}")
     facts.append("free memory unknown" if free is None else f"{free / GIB:.1f} GiB of memory free")
@@ -205,17 +189,17 @@ def memory(root: Path | str = "/") -> str:
 
 @check("another working directory, or run_dir=<another disk>", quick=True)
 def disk() -> str:
-    """Check that the working directory can be written and has room for a run."""
+    """Room for a run in the working directory, which must be writable."""
     return free_space(".", LEAST_DISK)
 
 
 @check("SHEEPLIKE_CACHE_DIR=<a directory of your own, chmod 700>", quick=True)
 def cache() -> str:
-    """Compiled code is kept: each start would compile anew for minutes."""
+    """Directories that keep compiled code, without which each start compiles for minutes."""
     names = [name for name in caches.VARIABLES if name in os.environ]
     own = caches.directory()
     if len(names) < len(caches.VARIABLES):
-        os.makedirs(own, mode=0o700, exist_ok=True)  # raises what is in the way
+        os.makedirs(own, mode=0o700, exist_ok=True)  # its error names the obstacle
         raise Failed(f"compiled code is not kept: {own} cannot be written, or /proc/cpuinfo not be read")
     if not Path(os.environ[names[0]]).is_relative_to(own):
         expect(not (danger := caches.danger(own)), f"compiled code is not kept: {danger}")
@@ -225,12 +209,12 @@ def cache() -> str:
     return fact
 
 
-@check("nvidia-smi shows what the driver knows; after an update of it, restart the machine", quick=True)
+@check("nvidia-smi shows the state of the driver; after an update of it, restart the machine", quick=True)
 def gpu() -> str:
-    """Look for an NVIDIA GPU that torch, JAX and Warp can use; none is no failure."""
+    """Look for an NVIDIA GPU that torch, JAX and Warp can use; a machine without one passes."""
     if host.gpu_count() == 0:
         error = 0
-        with suppress(OSError):  # there is no driver for programs
+        with suppress(OSError):  # no driver is installed
             error = ctypes.CDLL("libcuda.so.1").cuInit(0)
         expect(error in (0, NO_DEVICE), f"the driver does not start: CUDA error {error}")
         shown, fact = os.environ.get("CUDA_VISIBLE_DEVICES"), "none: a run takes the cpu profile"
@@ -245,18 +229,45 @@ def gpu() -> str:
 
 
 @check("apt install g++ python3-dev, or compile=off, which is slower", seconds=300, quick=True)
-def compiler() -> str:
-    """Compile a function and its gradient with torch, which takes a C++ compiler and Python's headers."""
-    return compiled("cpu")
+def compiler(device: str = "cpu") -> str:
+    """Compile a function and its gradient with torch, which needs a C++ compiler and Python's headers."""
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # empty, so that everything is compiled
+        import torch
+
+        from sheeplike.nn.compilation import Compilation
+
+        Compilation("inductor", torch.device(device))  # its error names what is missing
+        x = torch.randn(64, device=device, requires_grad=True)
+        function = torch.compile(lambda x: (x.sin() * x).sum(), fullgraph=True, dynamic=False)
+        (gradient,) = torch.autograd.grad(function(x), x)
+        close("a compiled gradient", gradient, x.cos() * x + x.sin(), 1e-4)
+    return "a function and its gradient, compiled from nothing"
 
 
 @check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=120, quick=True)
-def bridge() -> str:
-    """Memory of every type that JAX and torch share, both ways."""
-    return shared("cpu")
+def bridge(device: str = "cpu") -> str:
+    """Pass arrays of every type between JAX and torch, both ways, without a copy and unchanged."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    from sheeplike.bridge import SHARED, to_jax, to_torch
+
+    here = jax.devices(device)[0]
+    for name in SHARED:
+        expected = [float(bool(i) if name == "bool" else i) for i in range(15)]
+        tensor = torch.arange(15).to(getattr(torch, name)).to(device)
+        back = to_torch(to_jax(tensor))
+        expect(back.data_ptr() == tensor.data_ptr() and back.dtype == tensor.dtype, f"{name}: copied on the way")
+        given = to_torch(jax.device_put(jnp.arange(15).astype(name), here))
+        read = jax.device_get(to_jax(tensor).astype("float32")).tolist()
+        for values in (back.cpu().float().tolist(), given.cpu().float().tolist(), read):
+            expect(values == expected, f"{name}: {values} arrived, expected {expected}")
+    return f"{len(SHARED)} types both ways, without a copy"
 
 
-@check("report it; env.physics=warp steps the worlds in another way", seconds=180)
+@check("report it; env.physics=warp is another engine", seconds=180)
 def physics() -> str:
     """MuJoCo's own engine steps four cart-poles."""
     import torch
@@ -272,16 +283,16 @@ def physics() -> str:
 
 @check("report it; env.renderer=none learns from the state instead", seconds=300)
 def renderer() -> str:
-    """Warp draws the views of four cameras."""
+    """Warp renders four cart-poles."""
     frames = cartpoles("cpu").reset(seed=0)[0]["pixels/fixed"]
-    expect(frames.float().std() > 1, "the frames are of one colour")
+    expect(frames.float().std() > 1, "the frames show a single colour")
     return f"4 frames of {frames.shape[1]} x {frames.shape[2]} pixels"
 
 
 # --- a GPU ----------------------------------------------------------------------------------------------------------
 
 
-@check("nvidia-smi says who holds the GPU and its memory; install torch anew", seconds=180)
+@check("nvidia-smi shows which processes use the GPU; else reinstall torch", seconds=180)
 def gpu_torch(device: str = "cuda") -> str:
     """Torch on the GPU: products in bfloat16, a convolution and its gradient, free memory."""
     import torch
@@ -304,7 +315,7 @@ def gpu_torch(device: str = "cuda") -> str:
     fact = f"{torch.cuda.get_device_name()}, compute capability {'.'.join(map(str, capability))}"
     fact += f", {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     expect(capability >= (7, 5), f"{fact}: expected 7.5 or newer", "another GPU, or profile=cpu")
-    expect(free > 0.8 * total, f"{fact}: something else holds the rest")
+    expect(free > 0.8 * total, f"{fact}: other processes use the rest")
     return fact
 
 
@@ -315,7 +326,7 @@ def gpu_jax(device: str = "cuda") -> str:
     import numpy as np
 
     if device == "cuda":
-        jax.config.update("jax_platforms", "cuda,cpu")  # asked for by name, its plugin says what is wrong
+        jax.config.update("jax_platforms", "cuda,cpu")  # JAX reports errors of a platform that is named
         jax.config.update("jax_cuda_visible_devices", "0")
     here = jax.devices(device)[0]
     values = jax.random.normal(jax.device_put(jax.random.key(0), here), (256, 256))
@@ -324,18 +335,18 @@ def gpu_jax(device: str = "cuda") -> str:
     allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "")
     expect(allocator != "platform", f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} moves buffers at every step", "unset it")
     if device == "cuda":
-        here.get_stream_for_external_ready_events()  # raises where the client has none
+        here.get_stream_for_external_ready_events()  # raises for a client without such streams
     return f"{here.device_kind}, platform {here.platform}"
 
 
-@check("as for gpu; a virtual GPU without memory pools cannot be used", seconds=300)
+@check("see the advice of the check gpu; a virtual GPU without memory pools cannot be used", seconds=300)
 def gpu_warp(device: str = "cuda:0") -> str:
     """Warp on the GPU: memory pools, a kernel, and a graph of it."""
     import warp
 
     warp.init()
     place = warp.get_device(device)
-    expect(not place.is_cuda or place.is_mempool_supported, f"{place.name} has no memory pools, as some vGPUs")
+    expect(not place.is_cuda or place.is_mempool_supported, f"{place.name} has no memory pools, like some virtual GPUs")
     double = warp.map(lambda x: x + x, warp.ones(8, dtype=float, device=device), return_kernel=True)
     values, out = warp.ones(8, dtype=float, device=device), warp.zeros(8, dtype=float, device=device)
     warp.launch(double, dim=8, inputs=[values], outputs=[out], device=device)  # compiled before it is captured
@@ -349,24 +360,24 @@ def gpu_warp(device: str = "cuda:0") -> str:
 
 @check("report it; SHEEPLIKE_SYNC=1 makes a run wait at each hand-over", seconds=180)
 def gpu_bridge(device: str = "cuda", size: int = 512, steps: int = 300) -> str:
-    """Memory that JAX and torch share on the GPU; hundreds of hand-overs in flight."""
+    """Pass arrays between JAX and torch on the GPU, with hundreds of steps in flight."""
     import torch
 
-    fact = shared(device)
+    fact = bridge(device)
     seen = [handed_over(device, size, steps, sync) for sync in ("0", "1")]
-    expect(torch.equal(*seen), "a result changes where both sides wait for each other (SHEEPLIKE_SYNC=1): a race")
+    expect(torch.equal(*seen), "a race: a result changes if both sides wait for each other (SHEEPLIKE_SYNC=1)")
     return f"{fact}; {steps} steps the same with {SYNC}=1"
 
 
 @check("apt install gcc python3-dev; without them kernels are not fused", seconds=300)
 def gpu_compiler() -> str:
-    """Triton compiles a function and its gradient for the GPU."""
-    return compiled("cuda")
+    """Compile a function and its gradient for the GPU with Triton."""
+    return compiler("cuda")
 
 
 @check("compile=inductor", seconds=180)
 def gpu_graphs(device: str = "cuda") -> str:
-    """Compare a CUDA graph of random numbers, a gradient and an optimizer with running them."""
+    """Capture random numbers, a gradient and an optimizer in a CUDA graph, and compare with eager execution."""
     import torch
 
     from sheeplike.nn.compilation import EAGER_CALLS, Compilation, GraphedStep
@@ -389,15 +400,15 @@ def gpu_graphs(device: str = "cuda") -> str:
         losses.append(torch.stack([step(torch.ones(4, 16, device=device)) for _ in range(EAGER_CALLS + 5)]).cpu())
     close("eight captured updates", losses[1], losses[0], 1e-4)
     reads = Compilation("auto", torch.device(device)).step(lambda x: x * x.sum().item())
-    for _ in range(EAGER_CALLS + 1):  # a graph cannot read: this capture is made to fail
+    for _ in range(EAGER_CALLS + 1):  # a graph cannot read a value, so that this capture fails
         reads(torch.ones(2, device=device))
-    expect(torch.rand(8, device=device).isfinite().all().item(), "after a capture that fails torch draws no numbers")
-    return f"{EAGER_CALLS + 5} captured updates are the eager ones; one that cannot be captured goes on"
+    expect(torch.rand(8, device=device).isfinite().all().item(), "no random numbers after a failed capture")
+    return f"{EAGER_CALLS + 5} captured updates equal the eager ones; one that cannot be captured runs eagerly"
 
 
 @check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=600)
 def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> str:
-    """Cart-poles on the GPU look as on the CPU, and nothing is captured or compiled anew."""
+    """Step cart-poles on the GPU: frames as on the CPU, no graph captured and no kernel compiled anew."""
     import torch
     import warp
 
@@ -411,10 +422,10 @@ def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> st
     captures, begin = [], warp.capture_begin
 
     def counted(*args: Any, external: bool = False, **options: Any) -> Any:
-        captures.extend([args] * (not external))  # those that JAX has begun are its own
+        captures.extend([args] * (not external))  # external ones were started by JAX
         return begin(*args, external=external, **options)
 
-    warp.capture_begin = counted  # through which every capture goes, looked up at each call
+    warp.capture_begin = counted  # Warp looks it up at each capture
     for _ in range(30):
         obs, *_, info = worlds.step(action)
     obs["state"].sum().item()  # waits for the device
@@ -427,7 +438,7 @@ def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> st
 
 @check("compile=<the mode that agrees with off>", seconds=900)
 def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor", "graph"), size: Any = "1m") -> str:
-    """Ten updates of DreamerV3 come out the same eager, compiled and captured."""
+    """Compare ten updates of DreamerV3 eager, compiled and captured."""
     import torch
 
     learned = {mode: ten_updates(device, mode, size) for mode in modes}
@@ -440,7 +451,7 @@ def gpu_learner(device: str = "cuda", modes: Sequence[str] = ("off", "inductor",
 
 @check("agent.size=1m, or smaller env.num_envs, agent.replay_size and agent.batch_size", seconds=1200)
 def gpu_memory(*keys: str) -> str:
-    """Check that the default run fits into the memory of this GPU."""
+    """Start the default run, whose memory must fit into this GPU."""
     with tempfile.TemporaryDirectory() as place:
         program("bench", "env=franka_pick", "agent=dreamer_v3", "parts=memory", f"out={place}", *keys)
         rows = json.loads(Path(place, "bench.json").read_text())["tables"]["memory"]["rows"]
@@ -471,55 +482,15 @@ def version(name: str) -> str | None:
 
 
 def free_space(place: str, least: int) -> str:
-    """Write a file into a directory, and say how much space is free."""
-    with tempfile.TemporaryFile(dir=place) as file:
-        file.write(bytes(2**20))
-        file.flush()
-        os.fsync(file.fileno())
+    """Check that a directory can be written, and return how much space is free."""
+    check_writable(Path(place))
     free = shutil.disk_usage(place).free
     expect(free >= least, f"{os.path.abspath(place)} has {free / GIB:.2f} GiB left: expected {least / GIB:g} or more")
     return f"{os.path.abspath(place)}, {free / GIB:.1f} GiB free"
 
 
-def compiled(device: str) -> str:
-    """Compile a function and its gradient from nothing, and compare their numbers."""
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # empty: nothing was compiled before
-        import torch
-
-        from sheeplike.nn.compilation import Compilation
-
-        Compilation("inductor", torch.device(device))  # raises what is missing
-        x = torch.randn(64, device=device, requires_grad=True)
-        function = torch.compile(lambda x: (x.sin() * x).sum(), fullgraph=True, dynamic=False)
-        (gradient,) = torch.autograd.grad(function(x), x)
-        close("a compiled gradient", gradient, x.cos() * x + x.sin(), 1e-4)
-    return "a function and its gradient, compiled from nothing"
-
-
-def shared(device: str) -> str:
-    """Pass arrays of every type over the bridge in both directions, without a copy and unchanged."""
-    import jax
-    import jax.numpy as jnp
-    import torch
-
-    from sheeplike.bridge import SHARED, to_jax, to_torch
-
-    here = jax.devices(device)[0]
-    for name in SHARED:
-        expected = [float(bool(i) if name == "bool" else i) for i in range(15)]
-        tensor = torch.arange(15).to(getattr(torch, name)).to(device)
-        back = to_torch(to_jax(tensor))
-        expect(back.data_ptr() == tensor.data_ptr() and back.dtype == tensor.dtype, f"{name}: copied on the way")
-        given = to_torch(jax.device_put(jnp.arange(15).astype(name), here))
-        read = jax.device_get(to_jax(tensor).astype("float32")).tolist()
-        for values in (back.cpu().float().tolist(), given.cpu().float().tolist(), read):
-            expect(values == expected, f"{name}: {values} arrived, expected {expected}")
-    return f"{len(SHARED)} types both ways, without a copy"
-
-
 def handed_over(device: str, size: int, steps: int, sync: str) -> Tensor:
-    """Step a simulation with fresh actions, of which two are held; returns all states ``(steps, size, size)``."""
+    """Step a simulation with new actions, the last two kept alive; return all states ``(steps, size, size)``."""
     import collections
 
     import jax
@@ -570,7 +541,7 @@ def ten_updates(device: str, mode: str, size: Any) -> Tensor:
         seen = torch.randint(256, (4, 48, 48, 3), dtype=torch.uint8, generator=random).to(device)
         obs, first = {"pixels/fixed": seen}, no | (i == 0)
         player.act(obs, first)
-        # Actions and latents are the same for all: rounding would make it another experience.
+        # Actions and latents do not come from the agent: rounding would give each mode another experience.
         action = torch.rand(4, 1, generator=random).to(device)
         latents = {name: torch.zeros_like(value) for name, value in player.extras.items()}
         agent.add(Step(obs, action, torch.rand(4, generator=random).to(device), first, no, no, latents))
@@ -580,7 +551,7 @@ def ten_updates(device: str, mode: str, size: Any) -> Tensor:
 
 
 def program(*arguments: str) -> None:
-    """Run a command, and fail with its last line if it does."""
+    """Run a command of this program; if it fails, so does the check, with the command's last line."""
     done = subprocess.run([sys.executable, "-m", "sheeplike", *arguments], text=True, capture_output=True)
     output = done.stdout + done.stderr
     echo(output)
@@ -588,7 +559,7 @@ def program(*arguments: str) -> None:
 
 
 def close(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Fail where tensors differ by more than a share of the largest value."""
+    """Fail if tensors differ by more than ``tolerance`` times the largest expected value."""
     found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
     away = ((found - expected).abs().max() / expected.abs().max()).item()
     expect(away < tolerance, f"{what} are {away:.2g} from what they should be")

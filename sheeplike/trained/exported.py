@@ -1,11 +1,11 @@
-"""A trained agent as files: an export or a run's checkpoint, and the networks that act built from them.
+"""A trained agent as files, those of an export or of a run's checkpoint, and the networks built from them.
 
-An export is data alone, which may come from anyone::
+An export holds only data, and may come from anyone::
 
     <directory>/
         weights.safetensors   the networks by the names of their parameters
         model.json            what the agent observes and does
-        config.yaml           of the run that trained it
+        config.yaml           configuration of the run that trained it
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, MODEL = "weights.safetensors", "model.json"
 DEMO, DEMOS = "demo:", Path(__file__).parents[1] / "models"
-LIMIT = 2**20  # bytes of model.json; it takes about three thousand
+LIMIT = 2**20  # bytes of model.json, which usually has about 3,000
 
 
 class Model(Data):
@@ -64,7 +64,7 @@ def demos() -> list[str]:
 
 
 def find(run: str) -> Path:
-    """Return the directory that ``run=`` means: of a run, of an export, or of ``demo:<name>``."""
+    """Return the directory that ``run=`` names: of a run, of an export, or of ``demo:<name>``."""
     if not run.startswith(DEMO):
         return expand(run)
     name = run.removeprefix(DEMO)
@@ -80,7 +80,7 @@ def is_export(place: Path) -> bool:
 
 
 def config_of(place: Path) -> Path:
-    """Return the configuration of an export, which a download may have as a link into a cache."""
+    """Return the configuration file of an export; in a download it may be a link into a cache."""
     return Path(os.path.realpath(place / CONFIG_FILE))
 
 
@@ -90,10 +90,10 @@ def refuse_checkpoint(checkpoint: str) -> None:
 
 
 def save(place: Path, networks: PolicyNetworks, config: Config, meta: Mapping[str, Any]) -> Model:
-    """Write an agent and what its checkpoint's ``meta`` says into a new directory: all files or none."""
+    """Write an agent, with the description in its checkpoint's ``meta``, into a new directory: all files or none."""
     from safetensors.torch import save as to_bytes
 
-    # Each tensor in memory of its own, as safetensors demands.
+    # safetensors demands that tensors share no memory.
     weights = {name: value.detach().clone().contiguous() for name, value in networks.state_dict().items()}
     content = to_bytes(weights)
     model = Model(
@@ -119,20 +119,20 @@ def save(place: Path, networks: PolicyNetworks, config: Config, meta: Mapping[st
 def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.device | str = "cpu") -> PolicyNetworks:
     """Load the networks of a trained agent: ``load_agent(place).player(num_envs=1)`` acts.
 
-    Needs neither the task nor JAX. Nothing that the files hold is run.
+    Needs neither the task nor JAX. No code from the files is run.
 
     Args:
-        place: what ``export`` wrote, the directory of a run, or ``demo:<name>``.
+        place: directory of an export or of a run, or ``demo:<name>``.
         checkpoint: of a run: ``last``, ``best`` or its policy steps.
 
     Raises:
-        CommandError: a file is missing, damaged or not what it should be.
+        CommandError: a file is missing, damaged or of another kind.
     """
     import torch
 
     device, place = _check_device(device), find(str(place))
     with _explain(place):
-        # Not the whole configuration: its task may not be installed where the agent acts.
+        # Only the agent's section is checked: the task may not be installed on this machine.
         saved = read_saved(config_of(place) if is_export(place) else config_file(place, "run"))
         config = validated(registry.find(saved["agent"]["name"]).config, saved["agent"], "agent.")
     meta, weights = read(place, checkpoint)
@@ -151,9 +151,8 @@ def _check_device(device: torch.device | str) -> torch.device:
     if name.partition(":")[0] not in ("cpu", "cuda"):
         raise InvalidOption("device", name, "cpu or cuda", "cpu" if "c" in name[:1] else "cuda")
     if name != "cpu" and not torch.cuda.is_available():
-        raise InvalidOption(
-            "device", name, f"a GPU that torch can use, but {host.gpu_problem() or 'it has none'}", "cpu"
-        )
+        problem = host.gpu_problem() or "it has none"
+        raise InvalidOption("device", name, f"a GPU that torch can use, but {problem}", "cpu")
     return torch.device(name)
 
 
@@ -167,12 +166,11 @@ def build(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> PolicyNetworks:
-    """Build the networks of an agent and load their weights; raises for weights of another agent."""
+    """Build the networks of an agent and load their weights; CommandError for weights of another agent."""
     from sheeplike.checkpoint import check_finite
 
-    networks = (
-        registry.find(config.name).load().networks_class(space, actions, config, device=device, autocast=autocast)
-    )
+    networks_class = registry.find(config.name).load().networks_class
+    networks = networks_class(space, actions, config, device=device, autocast=autocast)
     try:
         networks.load_state_dict(weights)
         check_finite("agent", networks.state_dict())
@@ -205,8 +203,8 @@ def read(place: Path, checkpoint: str = "last") -> tuple[dict[str, Any], dict[st
 def spaces_of(place: Path, meta: Mapping[str, Any]) -> Spaces:
     """Return the spaces of one world that :func:`read` found."""
     if meta.get("spaces") is None:
-        known = "an older version wrote it, or the actions are of another kind than Box, Discrete and MultiDiscrete"
-        raise CommandError(f"run={place}: the checkpoint does not say what its worlds show: {known}; resume the run")
+        why = "an older version wrote it, or the actions are neither Box nor Discrete nor MultiDiscrete"
+        raise CommandError(f"run={place}: the checkpoint does not describe its observations: {why}; resume the run")
     try:
         return Spaces.model_validate_json(json.dumps(meta["spaces"]))
     except ValidationError as error:
@@ -218,7 +216,7 @@ def _read_export(place: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     from safetensors.torch import load
 
     with _explain(place, SafetensorError):
-        # A download may be a link into a cache of downloads.
+        # A download may consist of links into a cache.
         model = Model.model_validate_json(read_text(os.path.realpath(place / MODEL), LIMIT))
         with open_regular(os.path.realpath(place / WEIGHTS)) as file:
             content = file.read()

@@ -1,6 +1,6 @@
 """Options and worlds of the commands that let a trained agent play, from a run, an export or a demo.
 
-Importing this module imports neither torch nor JAX: a request that cannot be met is refused before.
+This module imports neither torch nor JAX, so that invalid requests are refused at once.
 """
 
 from __future__ import annotations
@@ -28,51 +28,57 @@ if TYPE_CHECKING:
 
     from sheeplike.agents.policy import PolicyNetworks
 
-T = TypeVar("T", bound="TrainedOptions")
+T = TypeVar("T", bound="AgentOptions")
 
 
 class AgentOptions(Options):
     """Keys that name a trained agent, and where it runs."""
 
-    run: str | None = Field(None, description="the directory of the run, or of an export; or demo:<name>")
+    run: str | None = Field(None, description="the directory of a run or of an export; or demo:<name>")
     checkpoint: str = Field(
-        "last", description="last; best: of those kept, the one with the highest eval/return_mean; or its policy steps"
+        "last", description="last; best: the one still saved with the highest eval/return_mean; or its policy steps"
     )
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
-        "auto", description="auto: what the run was trained on, if it is here"
+        "auto", description="auto: what the run was trained on, if this machine has it"
     )
 
 
 class TrainedOptions(AgentOptions):
-    """Keys of every command that plays episodes; each adds its own, and says how many."""
+    """Keys of every command that plays episodes; each adds its own, and the default of ``episodes``."""
 
     episodes: int
     num_envs: int | None = Field(
-        None, ge=1, le=2**16, description="worlds side by side; null: one per episode, at most as many as the run has"
+        None, ge=1, le=2**16, description="worlds in parallel; null: one per episode, at most as many as the run has"
     )
     seed: int = Field(0, ge=0, le=2**15 - 1, description="random seed; 0 repeats the evaluations made in training")
 
 
-def open_trained(run: str | None, checkpoint: str, command: str, results: str) -> tuple[Path, Config]:
-    """Return the directory of a run, an export or a demo, and its configuration."""
-    if run is None or not is_export(run_dir := exported.find(run)):
-        return open_run(run, command)
-    exported.refuse_checkpoint(checkpoint)
-    if found := find_unusual(run_dir, results):
-        raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
-    return run_dir, load_saved(exported.config_of(run_dir)).config
+def open_trained(asked: T, command: str, results: str, *, world_model: bool = False) -> tuple[Path, Config, T]:
+    """Find a run, an export or a demo, and check all that can be checked before torch and JAX are loaded.
 
+    Args:
+        results: directory of the command's results in that of the run.
+        world_model: refuse agents without one.
 
-def settle(asked: T, run_dir: Path, config: Config, results: str) -> T:
-    """Check the request, fill in ``num_envs`` and ``accelerator``, and check that ``results`` can be written."""
-    if asked.num_envs is not None and asked.num_envs > asked.episodes:
-        raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
-    num_envs = asked.num_envs or min(asked.episodes, config.env.num_envs)
-    if not is_export(run_dir):
+    Returns:
+        The directory, its configuration, and the request with ``num_envs`` and ``accelerator`` filled in.
+    """
+    if asked.run is not None and is_export(run_dir := exported.find(asked.run)):
+        exported.refuse_checkpoint(asked.checkpoint)
+        if found := find_unusual(run_dir, results):
+            raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
+        config = load_saved(exported.config_of(run_dir)).config
+    else:
+        run_dir, config = open_run(asked.run, command)
         choose_checkpoint(run_dir, asked.checkpoint)
-    asked = asked.replace(num_envs=num_envs, accelerator=choose_accelerator(asked.accelerator, config))
+    if isinstance(asked, TrainedOptions):
+        if asked.num_envs is not None and asked.num_envs > asked.episodes:
+            raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
+        asked = asked.replace(num_envs=asked.num_envs or min(asked.episodes, config.env.num_envs))
     require_writable("run", results_of(run_dir, results))
-    return asked
+    if world_model and not config.agent.has_world_model:
+        raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
+    return run_dir, config, asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
 
 
 def rebuild(
@@ -81,7 +87,7 @@ def rebuild(
     """Return the policy step at which an agent was saved, its networks, and worlds that it can play in.
 
     Args:
-        asked: of :func:`settle`.
+        asked: as :func:`open_trained` returns it.
         options: of :func:`~sheeplike.run.build.build_envs`.
     """
     import torch
@@ -90,7 +96,7 @@ def rebuild(
     from sheeplike.run.build import build_envs, launch
     from sheeplike.run.snapshot import forbidden_changes
 
-    # Before anything that takes long: a run that is going on removes its old checkpoints.
+    # Read at once: a run in progress removes its old checkpoints.
     meta, weights = exported.read(run_dir, asked.checkpoint)
     if "config" in meta and (edited := forbidden_changes(changes(meta["config"], config))):
         warn(edited)
@@ -103,7 +109,7 @@ def rebuild(
 
 
 def name_results(step: int, asked: TrainedOptions, config: Config, *marks: str) -> str:
-    """Return the directory of results; ``marks`` are the command's own options, if not the default ones."""
+    """Return the name of the directory of results; ``marks`` tell options of the command that are not the defaults."""
     seed = f"_seed_{asked.seed}" if asked.seed else ""
     device = f"_{asked.accelerator}" if asked.accelerator != config.fabric.accelerator else ""
     name = f"step_{step:012d}_{asked.episodes}_episodes_{asked.num_envs}_worlds"
@@ -111,13 +117,13 @@ def name_results(step: int, asked: TrainedOptions, config: Config, *marks: str) 
 
 
 def results_of(run_dir: Path, results: str) -> Path:
-    """Return the directory of a command's results; nothing is written where the program is installed."""
+    """Return the directory of a command's results; those of a demo are not written into the installed package."""
     is_demo = run_dir.resolve().parent == exported.DEMOS.resolve()
     return (Path("logs/demo", run_dir.resolve().name) if is_demo else run_dir) / results
 
 
 def choose_accelerator(asked: str, config: Config) -> str:
-    """Return ``cpu`` or ``cuda``; ``auto`` is what the run was trained on, if it is here."""
+    """Return ``cpu`` or ``cuda``; ``auto`` is what the run was trained on, if this machine has it."""
     wanted = config.fabric.accelerator if asked == "auto" else asked
     problem = None if wanted == "cpu" else host.gpu_problem()
     if problem and asked != "auto":
@@ -128,7 +134,7 @@ def choose_accelerator(asked: str, config: Config) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have by null."""
+    """Replace infinite numbers and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

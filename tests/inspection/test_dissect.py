@@ -346,16 +346,15 @@ def test_one_short_episode_shortens_no_context(model: TrainedModel, episodes: Ep
     assert 3 not in ahead.rows
     assert summarize_open_loop(model, short, states, ahead)["context"] == 5
     assert "11 episodes (number" in film_strips(model, short, states)[0].title
-    assert dissecting.notes(model, {"policy": short}) == [
-        "Open loop (policy): 1 episodes of at most 5 steps are left out."
-    ]
+    (note,) = dissecting.notes(model, {"policy": short})
+    assert all(part in note for part in ("(policy)", "5 steps", "left out: 1."))
     short = replace(episodes, lengths=lengths.clamp_max(4))
     ahead = open_loop(model, short, states)
     assert (int(ahead.times.min()), int(ahead.times.max())) == (2, 2)
     assert summarize_open_loop(model, short, states, ahead)["context"] == 3
     no_window, no_context = dissecting.notes(model, {"policy": short})
-    assert no_window == "No bound of windows (policy): the longest of the episodes has 4 steps, a window 16."
-    assert no_context == "Open loop (policy): no episode is longer than 5 steps, so that 3 are seen."
+    assert all(part in no_window for part in ("(policy)", "4 steps", "16"))
+    assert all(part in no_context for part in ("(policy)", "5 steps", " 3 "))
 
 
 def test_a_film_strip_shows_the_dream_that_its_title_judges(

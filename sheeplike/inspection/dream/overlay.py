@@ -1,7 +1,7 @@
-"""Places of things as the latent has them, drawn over the frames.
+"""Positions of objects according to the latent state, drawn over the frames.
 
-A task may name the entries of ``privileged_state`` that are places in the world, as ``positions``. A model that was
-taught ``privileged_state`` predicts them; a linear probe reads them off the latents of another one.
+A task may name the entries of ``privileged_state`` that are positions in the world, as ``positions``. A model that was
+trained on ``privileged_state`` predicts them; for any other model a linear probe predicts them from its latents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sheeplike.inspection.dream.session import Point, Points
 from sheeplike.inspection.episodes import play
 from sheeplike.inspection.model import Expected, States, TrainedModel
 
-EPISODES = 16  # a probe learns from so many
+EPISODES = 16  # number of episodes that a probe is fitted to
 
 
 def is_taught(model: TrainedModel) -> bool:
@@ -51,7 +51,7 @@ def probed(model: TrainedModel, envs: VectorEnv) -> Reader:
 
 
 def points(read: Reader, envs: VectorEnv) -> Points:
-    """Make a function that projects the places that ``read`` finds into every camera fixed in the scene."""
+    """Make a function that projects the positions that ``read`` predicts into every camera fixed in the scene."""
     positions, model = envs.positions, copy.copy(envs.simulator.task.model)
     spaces = envs.single_observation_space.spaces
     sizes = {key: spaces[key].shape[:2] for key in spaces if key.startswith("pixels/")}
@@ -76,9 +76,9 @@ def points(read: Reader, envs: VectorEnv) -> Points:
 def projection(
     model: mujoco.MjModel, camera: str, size: tuple[int, int]
 ) -> Callable[[np.ndarray], tuple[float, float] | None] | None:
-    """Make the projection of places ``(3,)`` to ``(x, y)`` in a camera's frame, in pixels from its top left corner.
+    """Make the projection of positions ``(3,)`` to ``(x, y)`` in a camera's frame, in pixels from its top left corner.
 
-    It returns None for places behind the camera; a camera that moves has no projection, None.
+    The projection returns None for positions behind the camera. A camera that moves has no projection: None.
     """
     if (number := mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)) < 0 or model.cam_bodyid[number] != 0:
         return None

@@ -1,7 +1,7 @@
 """Recorded episodes of a play, as files that can be played again.
 
 ``<name>.npz`` holds the ``seed`` of the start and every ``action (A, ...)`` since then, each chosen after the frame of
-its step; and of ``T`` frames, from step ``begin`` on (0, unless the play was very long): ``reward``, ``is_first``,
+its step. For ``T`` steps, from step ``begin`` on (0, unless the play was very long), it holds ``reward``, ``is_first``,
 ``is_last``, ``is_terminal (T,)`` of the simulator; ``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``;
 ``real/value``, ``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``,
 ``dream/error (T,)``, of the first dream. ``<name>.gif`` shows both sides.
@@ -66,7 +66,7 @@ def write(place: Path, episode: Mapping[str, np.ndarray], fps: float) -> str:
 
 
 def film(episode: Mapping[str, np.ndarray]) -> tuple[torch.Tensor, int]:
-    """Join the real side, left, and the dream: uint8 ``(T, H, W, 3)``, and the factor to enlarge it by."""
+    """Join the real side (left) and the dream: uint8 ``(T, H, W, 3)``, and the factor to enlarge it by."""
     cameras = [key.removeprefix("real/") for key in episode if key.startswith("real/") and episode[key].ndim == 4]
     rows = [np.concatenate([episode[f"real/{camera}"], episode[f"dream/{camera}"]], 2) for camera in cameras]
     widest = max(row.shape[2] for row in rows)

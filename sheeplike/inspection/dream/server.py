@@ -1,10 +1,10 @@
-"""Web server of a session: its page, and the socket that drives it.
+"""Web server of a session: the page, and the socket that drives it.
 
-One thread plays, at a fixed rate; the event loop only sends and receives. When the page has shown a picture it gets
-the newest; those in between are dropped.
+One thread plays, at a fixed rate; the event loop only sends and receives. A page that has shown a picture gets the
+newest one; those in between are dropped.
 
-Pictures are binary messages: the length of a JSON header in 4 bytes, least significant first; the header; the frames'
-pixels, RGB, in its order. All other messages are JSON text.
+Pictures are binary messages: the length of a JSON header in 4 bytes, least significant first; the header; the RGB
+pixels of the frames in the header's order. All other messages are JSON text.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ LOCAL = ("127.0.0.1", "localhost")
 PANELS = ("real", "dream", "dream B")
 FILES = {"": "page.html", "page.js": "page.js", "page.css": "page.css"}
 MAX_MESSAGE = 2**16  # bytes
-HEARTBEAT = 10.0  # seconds; a client that does not answer by then has gone
+HEARTBEAT = 10.0  # seconds; a client that does not answer in time is disconnected
 MAX_RATE = 60.0  # steps per second
-TAKEN = "another page plays already: close it, then reload this one"
+TAKEN = "another page is open: close it, then reload this one"
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; img-src data:; connect-src 'self' ws:; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
 
 _FIELDS: dict[str, dict[str, Any]] = {
     "act": {"action": (Any, ...)},
@@ -69,7 +68,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "save": {},
 }
 MESSAGES = {name: create_model(name, __base__=Options, **fields) for name, fields in _FIELDS.items()}
-"""Messages of the page, ``{"do": name, …}``, with their fields."""
+"""Messages of the page, ``{"do": name, …}``, with their fields; the method of that name answers each."""
 
 
 @dataclass(eq=False)
@@ -80,17 +79,16 @@ class _Page:
     sent: int = 0  # pictures
     shown: int = 0  # pictures that it has acknowledged
     behind: bool = False  # True if there is a newer picture than the last one sent
-    strip: tuple[int, int] = (-1, 0)  # version and step up to which the page has the numbers
+    strip: tuple[int, int] = (-1, 0)  # session's version, and the step up to which the page has its numbers
 
 
 class Server:
-    """Server of one session to one page at a time; without an open page the play stands still.
+    """Server of one session to one page at a time; the play stands still while no page is open.
 
     Args:
-        session: the play.
         about: facts for the top of the page.
         place: directory of recorded episodes.
-        rate: steps per second, at first.
+        rate: initial steps per second.
 
     Attributes:
         token: part of every address.
@@ -103,17 +101,6 @@ class Server:
         self._thread = ThreadPoolExecutor(1, "dream")
         self._page: _Page | None = None
         self._saving: asyncio.Task[None] | None = None
-        in_thread = (session.act, session.start, session.branch, session.drive, session.force, session.release)
-        self._does: dict[str, Callable[..., Awaitable[str | None]]] = {
-            "choose": self._choose,
-            "pause": self._pause,
-            "step": self._step,
-            "rate": self._change_rate,
-            "check": self._in_thread(session.check_reality),
-            "go": self._go,
-            "save": self._save,
-            **{function.__name__: self._in_thread(function) for function in in_thread},
-        }
 
     def app(self) -> web.Application:
         """Make the application: the page, its files, and its socket, all below the token."""
@@ -129,12 +116,12 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
-        """Refuse other hosts, pages of other origins, and requests without the token."""
+        """Refuse other hosts, other origins, and requests without the token."""
         origin = request.headers.get("Origin")
         if request.host.partition(":")[0] not in LOCAL:
             return _refusal("this page is served to 127.0.0.1 and localhost alone")
         if origin not in (None, f"http://{request.host}"):
-            return _refusal("this page is not served to other pages")
+            return _refusal("this page is not served to other sites")
         token = request.path.removeprefix("/").partition("/")[0]
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return _refusal("the address lacks its token: open the one that the command printed")
@@ -169,7 +156,7 @@ class Server:
     # --- messages of the page ---------------------------------------------------------------------------------------
 
     async def _receive(self, text: str) -> None:
-        """Do what the page asks for, or show one line that says why not."""
+        """Do what the page asks for, or answer with one line of error."""
         message = None
         try:
             with suppress(ValueError, RecursionError):
@@ -182,10 +169,11 @@ class Server:
                 return
             if not isinstance(name, str) or name not in MESSAGES:
                 raise InvalidOption("do", name, f"one of {', '.join(MESSAGES)}", nearest(name, MESSAGES))
-            line = await self._does[name](**dict(build(MESSAGES[name], message)))
+            fields, own = dict(build(MESSAGES[name], message)), getattr(self, f"_{name}", None)
+            line = await (own(**fields) if own else self._run(partial(getattr(self.session, name), **fields)))
         except Exception as error:
             # A refusal changes nothing; other errors, such as an environment's, pause the play.
-            self.paused, line = self.paused or not isinstance(error, CommandError), _line(error)
+            self.paused, line = self.paused or not isinstance(error, CommandError), error
         if line:
             await self._send_line(line)
         await self._show()
@@ -213,11 +201,14 @@ class Server:
         self.paused = True
         await self._run(partial(self.session.tick, newest=True))
 
-    async def _change_rate(self, rate: float) -> None:
+    async def _rate(self, rate: float) -> None:
         self.rate = rate
 
+    async def _check(self) -> None:
+        await self._run(self.session.check_reality)
+
     async def _go(self, step: int) -> str | None:
-        before, self.paused = self.paused, True  # a tick from that step would cut off the later ones
+        before, self.paused = self.paused, True  # a tick would cut off the later steps
         try:
             return await self._run(self.session.go_to, step)
         except CommandError:
@@ -226,18 +217,18 @@ class Server:
 
     async def _save(self) -> str | None:
         if self._saving is not None and not self._saving.done():
-            return "an episode is being saved: wait for its line"
+            return "an episode is being saved: wait until it is done"
         episode = await self._run(self.session.episode)
         self._saving = asyncio.create_task(self._write(episode))
         return f"saving {len(episode['action'])} steps, since the last start"
 
     async def _write(self, episode: Mapping[str, np.ndarray]) -> None:
-        """Write an episode beside the play."""
+        """Write an episode while the play goes on."""
         fps = self.session.envs.metadata["render_fps"]
         try:
             name = await asyncio.to_thread(recording.write, self.place, episode, fps)
         except Exception as error:  # the disk may be full
-            await self._send_line(_line(error))
+            await self._send_line(error)
             return
         await self._send({"kind": "recordings", "names": recording.list_names(self.place)})
         await self._send_line(f"saved: {self.place / name}.npz and .gif")
@@ -249,21 +240,17 @@ class Server:
         return {
             "kind": "hello",
             "about": self.about,
-            "actions": {
-                "width": codec.width,
-                "classes": codec.classes,
-                "starts": codec.starts,
-                "joint": codec.joint,
-                "names": session.envs.action_names,
-            },
+            "actions": {name: getattr(codec, name) for name in ("width", "classes", "starts", "joint")}
+            | {"names": session.envs.action_names},
             "groups": session.model.groups,
             "classes": session.model.classes,
             "strips": STRIPS,
             "recordings": recording.list_names(self.place),
         }
 
-    async def _send_line(self, line: str) -> None:
-        await self._send({"kind": "line", "line": one_line(line)})
+    async def _send_line(self, line: str | Exception) -> None:
+        named = isinstance(line, str | CommandError)
+        await self._send({"kind": "line", "line": one_line(line if named else f"{type(line).__name__}: {line}")})
 
     async def _send(self, message: dict[str, Any]) -> None:
         with suppress(ConnectionError):
@@ -271,7 +258,7 @@ class Server:
                 await self._page.ws.send_json(message)
 
     async def _show(self) -> None:
-        """Send the present picture, if the page has shown the last one."""
+        """Send the present picture, unless the page still waits to show the last one."""
         page = self._page
         if page is None or page.ws.closed:
             return
@@ -281,9 +268,9 @@ class Server:
         page.behind, page.sent = False, page.sent + 1
         try:
             picture = await self._run(self._picture, page)
-        except Exception as error:  # the play waits, and the next picture may come
+        except Exception as error:  # the play pauses; later pictures may succeed
             self.paused, page.sent = True, page.sent - 1
-            await self._send_line(_line(error))
+            await self._send_line(error)
             return
         with suppress(ConnectionError):
             await page.ws.send_bytes(picture)
@@ -340,7 +327,7 @@ class Server:
         self._thread.shutdown()
 
     async def _leave(self, app: web.Application) -> None:
-        """Tell the page, before its connection is cut."""
+        """Close the page's connection with a reason."""
         if self._page is not None:
             await self._page.ws.close(code=WSCloseCode.GOING_AWAY)
 
@@ -348,7 +335,7 @@ class Server:
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
-            due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # it makes up for one late tick at most
+            due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # makes up for one late tick at most
             await asyncio.sleep(max(due - clock(), 0))
             if self._page is None or self.paused:
                 continue
@@ -356,14 +343,11 @@ class Server:
                 await self._run(self.session.tick)
             except Exception as error:  # a recorded episode is over, or an environment failed
                 self.paused = True
-                await self._send_line(_line(error))
+                await self._send_line(error)
             await self._show()
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-
-    def _in_thread(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        return lambda **arguments: self._run(partial(function, **arguments))
 
 
 async def serve(server: Server, listening: socket.socket) -> None:
@@ -402,7 +386,3 @@ async def _file(name: str, request: web.Request) -> web.Response:
 
 def _refusal(line: str, status: int = 403) -> web.Response:
     return web.Response(status=status, text=f"{line}\n", headers=HEADERS)
-
-
-def _line(error: Exception) -> str:
-    return str(error) if isinstance(error, CommandError) else f"{type(error).__name__}: {error}"

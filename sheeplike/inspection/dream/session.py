@@ -1,15 +1,15 @@
 """One play: the real simulator and dreams of it, step by step, driven by the same actions.
 
-Every step is kept as a :class:`Moment`, so that the play can go back, and on from any of them::
+Every step is kept as a :class:`Moment`, so that the play can go back to any of them and continue there::
 
     moments   0     1     2    ...  now   ...  last
               |                     |          cut off when the play goes on from ``now``
               first frame           shown
 
-The real side is one environment, which the model follows with its posterior. A dream is a state of the model that sees
-nothing: it begins as the posterior, and each action leads to a state drawn from the prior.
+The real side is one environment, which the model follows with its posterior. A dream is a state of the model without
+observations: it begins as the posterior, and each action leads to a state drawn from the prior.
 
-Nothing here knows of the web. A session is used by one thread.
+A session does not know the web server, and is used by one thread.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Points = Callable[[States, Expected], Sequence[Mapping[str, Sequence[Point]]]]
 """Labelled points ``(label, x, y)`` by camera, in pixels of its frame from the top left corner, for each of states
 ``(n,)`` and their predictions."""
 
-MAX_MOMENTS, MAX_BYTES = 4000, 2**30  # limits of the memory of a play; the oldest moments go first
+MAX_MOMENTS, MAX_BYTES = 4000, 2**30  # limits of the memory of a play; the oldest moments are dropped
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the dreams, from a moment on."""
+    """Settings of the dreams, valid from a moment on."""
 
     drivers: tuple[Driver, ...] = ("same",)  # sources of each dream's actions
     forced: Mapping[int, int] = field(default_factory=dict)  # group to class, held in the first dream
     branched: int | None = None  # step at which the second dream began, if there is one
-    salt: int = 0  # each branch has another, and so its own noise
+    salt: int = 0  # differs between branches, so that each has its own noise
 
 
 @dataclass(eq=False)
@@ -60,8 +60,8 @@ class Moment:
         seen: camera to ``(1, H, W, C)``, of the real side, as are reward, ``is_first`` and so on.
         posterior: ``(1,)``, given all observations up to here.
         dreams: ``(n,)``, before classes are forced.
-        env: the real side's state, or None where it cannot be saved.
-        action: ``(1, ...)`` as the environment takes it, chosen here; None: not yet.
+        env: the real side's state; None if it cannot be saved.
+        action: ``(1, ...)`` as the environment takes it, chosen here; None if not chosen yet.
         numbers: content of the strips; see :data:`STRIPS`.
         pictures, points: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``, and to labelled points.
     """
@@ -93,18 +93,12 @@ RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "valu
 
 
 class Session:
-    """The real simulator and dreams of it.
-
-    Args:
-        envs: one environment.
-        model: the model that dreams.
-        seed: of the first start.
-        points: drawn over the frames, or None.
+    """The real simulator, one environment, and a model's dreams of it; ``points`` are drawn over the frames.
 
     Attributes:
-        source: of the actions.
-        now: the moment that is shown, and that the play goes on from.
-        version: grows when moments were cut off or replaced.
+        source: source of the actions.
+        now: the moment that is shown, from which the play goes on.
+        version: grows whenever moments are cut off or replaced.
         exact: True if the real side can go back.
 
     Raises:
@@ -114,7 +108,7 @@ class Session:
     def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, points: Points | None = None) -> None:
         self.envs, self.model, self.points = envs, model, points
         check(envs, model)
-        self._given: deque[Tensor] = deque(maxlen=2)  # two: a key that was down for less than a step counts too
+        self._given: deque[Tensor] = deque(maxlen=2)  # two, so that a key pressed for less than a step counts too
         self._pressed = self.neutral()
         self.exact: bool = envs.exact_resume
         self.source: Source = "policy"
@@ -132,10 +126,7 @@ class Session:
             self.source = "policy"
         self._branches = 0
         self._dropped: list[Tensor] = []  # actions of moments that are no longer in memory
-        obs, _ = self.envs.reset(seed=self.seed)
-        posterior = self.model.observe_step(None, None, self._observed(obs), seed=self._noise(0, 0))
-        first = Moment(self._shown(obs), 0.0, True, False, False, posterior, posterior, Settings(), self._saved())
-        self.moments = [self._decode(first)]
+        self.moments = [self._arrive(0, self.envs.reset(seed=self.seed)[0])]
         self.first = self.now = 0
 
     def tick(self, *, newest: bool = False) -> None:
@@ -144,11 +135,12 @@ class Session:
         self._cut_off()
         if newest:
             self._given = deque([*self._given][-1:], maxlen=2)
-        before = self.moments[-1]  # a real side that cannot go back goes on from the newest
+        before = self.moments[-1]  # a real side that cannot go back continues from its newest moment
         action = self._choose(before)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
         try:
-            moment = self._arrive(dreamt, before, action, obs, float(reward), bool(terminated), bool(truncated))
+            outcome = float(reward), bool(terminated), bool(truncated)
+            moment = self._arrive(self.last + 1, obs, *outcome, action=action, before=before, dreamt=dreamt)
         except Exception:
             if self.exact:  # both sides stay where they were
                 self.envs.load_state_dict(before.env)
@@ -190,7 +182,7 @@ class Session:
         self._change(drivers=tuple(drivers))
 
     def branch(self) -> None:
-        """Begin a second future of the present dream, with noise of its own; a second call ends it."""
+        """Split the dream into two futures, the second with noise of its own; a second call ends that one."""
         first = self.here.settings.drivers[:1]
         if len(self.here.dreams) > 1:
             self._change(self.here.dreams[:1], drivers=first, branched=None)
@@ -203,7 +195,7 @@ class Session:
         self._change(repeat(self.here.posterior, len(self.here.dreams)))
 
     def go_to(self, step: int) -> str | None:
-        """Show a moment, and go on from there; return a remark on it."""
+        """Show a moment, from which the play goes on; return a remark on it or None."""
         if not self.first <= step <= self.last:
             nearest = min(max(step, self.first), self.last)
             raise InvalidOption("step", step, f"from {self.first} to {self.last}", nearest)
@@ -261,7 +253,7 @@ class Session:
 
     @property
     def ends(self) -> list[str]:
-        """Remarks on the episode's end, for the real side and each dream; empty where it goes on."""
+        """Remarks on the episode's end, for the real side and each dream; empty if it goes on."""
         here = self.here
         real = "the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""
         return [real, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
@@ -275,10 +267,8 @@ class Session:
     @property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
         """Classes ``(S,)`` of the real side, and of the first dream, drawn or forced."""
-        real, dream = (
-            states.stoch[0].argmax(-1).cpu().numpy() for states in (self.here.posterior, self._held(self.here))
-        )
-        return real, dream
+        sides = self.here.posterior, self._held(self.here)
+        return tuple(states.stoch[0].argmax(-1).cpu().numpy() for states in sides)
 
     def episode(self) -> dict[str, np.ndarray]:
         """Collect the play, as :mod:`~sheeplike.inspection.dream.recording` writes it."""
@@ -286,9 +276,8 @@ class Session:
         chosen = [*self._dropped, *(moment.action for moment in moments[:-1])]
         actions = [action.cpu().numpy() for action in chosen] or [self.neutral()[:0].cpu().numpy()]
         arrays = {"seed": np.array(self.seed), "begin": np.array(self.first), "action": np.concatenate(actions)}
-        for name in ("reward", "is_first", "is_last", "is_terminal"):
-            found = np.array([getattr(moment, name) for moment in moments])
-            arrays[name] = found.astype(np.float32) if name == "reward" else found
+        for name, dtype in (("reward", np.float32), ("is_first", bool), ("is_last", bool), ("is_terminal", bool)):
+            arrays[name] = np.array([getattr(moment, name) for moment in moments], dtype)
         for n, side in enumerate(("real", "dream")):
             for key in self.model.cameras:
                 arrays[f"{side}/{key}"] = np.stack([moment.pictures[n][key] for moment in moments])
@@ -301,32 +290,28 @@ class Session:
 
     def _arrive(
         self,
-        dreamt: Moment,
-        before: Moment,
-        action: Tensor,
+        step: int,
         obs: Mapping[str, Tensor],
-        reward: float,
-        terminated: bool,
-        truncated: bool,
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+        *,
+        action: Tensor | None = None,
+        before: Moment | None = None,
+        dreamt: Moment | None = None,
     ) -> Moment:
-        """Make the moment after an action: ``before`` on the real side, ``dreamt`` in the dreams."""
-        step, began = self.last + 1, before.is_last
-        followed = (None, None) if began else (before.posterior, action)
-        posterior = self.model.observe_step(*followed, self._observed(obs), seed=self._noise(step, 0))
-        return self._decode(
-            Moment(
-                self._shown(obs),
-                reward,
-                began,
-                terminated or truncated,
-                terminated,
-                posterior,
-                # The dreams begin with a new episode too.
-                repeat(posterior, len(dreamt.dreams)) if began else self._dream(dreamt, action, step),
-                dreamt.settings,
-                self._saved(),
-            )
-        )
+        """Make the first moment, or the one after an action in ``before`` (real side) and ``dreamt`` (dreams)."""
+        model, began = self.model, before is None or before.is_last
+        observed = {key: obs[key].to(model.device) for key in model.observations}
+        state = None if began else before.posterior
+        posterior = model.observe_step(state, action, observed, seed=self._noise(step, 0))
+        count, settings = (len(dreamt.dreams), dreamt.settings) if dreamt else (1, Settings())
+        # The dreams begin with a new episode too.
+        dreams = repeat(posterior, count) if began else self._dream(dreamt, action, step)
+        # The images are copied: the environment may use its memory again.
+        seen = {key: obs[key].clone().to(model.device) for key in model.cameras}
+        ends, env = (terminated or truncated, terminated), self.envs.state_dict() if self.exact else None
+        return self._decode(Moment(seen, reward, began, *ends, posterior, dreams, settings, env))
 
     def _choose(self, here: Moment) -> Tensor:
         """Choose the next action of the real side, ``(1, ...)``."""
@@ -341,21 +326,17 @@ class Session:
 
     def _dream(self, before: Moment, action: Tensor, step: int) -> States:
         """Return the dreams ``(n,)`` one step later."""
-        start, actions, salt = self._held(before), [], before.settings.salt
+        start, actions, salt, space = self._held(before), [], before.settings.salt, self.envs.single_action_space
         for n, driver in enumerate(before.settings.drivers):
             if driver == "policy":
                 actions.append(self.model.act(start[n : n + 1], sample=False))
             elif driver == "random":
-                actions.append(self._random(self._noise(step, 2 + n, salt)))
+                space.seed(self._noise(step, 2 + n, salt))
+                actions.append(torch.as_tensor(np.asarray(space.sample()), device=self.envs.device)[None])
             else:
                 actions.append(action)
         chosen = torch.cat(actions)[:, None].to(self.model.device)
         return self.model.imagine(start, chosen, seed=self._noise(step, 9, salt)).map(lambda x: x[:, 0])
-
-    def _random(self, seed: int) -> Tensor:
-        space = self.envs.single_action_space
-        space.seed(seed)
-        return torch.as_tensor(np.asarray(space.sample()), device=self.envs.device)[None]
 
     def _held(self, moment: Moment) -> States:
         """Return the dreams ``(n,)``, with the classes that are held in the first."""
@@ -417,18 +398,8 @@ class Session:
         dtype = torch.int64 if codec.discrete else torch.float32
         return torch.as_tensor(actions, device=self.envs.device).to(dtype).reshape(-1, *space.shape)
 
-    def _observed(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key: obs[key].to(self.model.device) for key in self.model.observations}
-
-    def _shown(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the images: the environment may use its memory again."""
-        return {key: obs[key].clone().to(self.model.device) for key in self.model.cameras}
-
-    def _saved(self) -> dict[str, Tensor] | None:
-        return self.envs.state_dict() if self.exact else None
-
     def _noise(self, step: int, use: int, salt: int = 0) -> int:
-        """Derive a seed for the draws of a step: the same play draws the same."""
+        """Derive a seed for the draws of a step, so that the same play draws the same numbers."""
         return int(np.random.SeedSequence((self.seed, step, use, salt)).generate_state(1)[0])
 
 
