@@ -392,7 +392,7 @@ def _profile(changes: Iterable[Override]) -> str:
     asked = _value_of("fabric.accelerator", changes, {})
     if asked in ("cpu", "cuda", "gpu"):
         return "cpu" if asked == "cpu" else "gpu"
-    if host.gpu_count() and host.gpu_problem():
+    if (host.gpu_count() or host.driver_error()) and host.gpu_problem():
         warn(f"profile=cpu although there is a GPU: {host.gpu_problem()}")
     return "cpu" if host.gpu_problem() else "gpu"
 
