@@ -39,8 +39,7 @@ def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
     """
     torch.cuda.synchronize(device)
     index = torch.cuda._utils._get_device_index(device, optional=True)
-    # A capture that ended well, although Python raised in it, has ended the allocation, and its graph will free the pool:
-    # a second release would end the process.
+    # If the capture ended well, although Python raised in it, the graph frees the pool: a second release would abort.
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(index, pool)
         torch._C._cuda_releasePool(index, pool)

@@ -177,7 +177,7 @@ class Recorder:
                 yield
         finally:
             self.pauses[name] += time.monotonic() - start
-            self.progress.skip()
+            self.progress.skip(time.monotonic() - start)
             self._running = time.monotonic() if runs else None
 
     def _stand_still(self) -> None:

@@ -158,7 +158,7 @@ def test_an_evaluation_says_what_came_out(recorder, state, screen, success) -> N
 
 def test_a_pause_does_not_count_for_the_time_that_remains(recorder, monkeypatch) -> None:
     skipped = []
-    monkeypatch.setattr(recorder.progress, "skip", lambda: skipped.append(1))
+    monkeypatch.setattr(recorder.progress, "skip", lambda seconds: skipped.append(1))
     with recorder.pause("evaluation"):
         assert not skipped
     assert skipped == [1]
