@@ -365,7 +365,7 @@ class Experiment:
 
     def _save_at_the_end(self) -> None:
         step = self.storage.newest_step()
-        newest = "it has no checkpoint" if step is None else f"its newest checkpoint is of policy step {step:,}"
+        newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
         if step is not None:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
