@@ -92,4 +92,4 @@ def test_the_site(tmp_path: Path) -> None:
     index = (tmp_path / "search" / "search_index.json").read_text(encoding="utf-8")
     assert "howto/tasks.html#franka_pick" in index
     assert "source/" not in index
-    assert "replay_ratio" in re.split(json.loads(index)["config"]["separator"], "agent.replay_ratio=0.5"), "an option is found"
+    assert "replay_ratio" in re.split(json.loads(index)["config"]["separator"], "agent.replay_ratio=0.5")
