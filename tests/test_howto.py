@@ -112,9 +112,9 @@ def test_the_program_that_reads_a_world_model(capsys: pytest.CaptureFixture[str]
     names: dict[str, object] = {}
     for program in blocks(ROOT / "howto" / "inside_a_world_model.md", "python"):
         exec(compile(program, "inside_a_world_model.md", "exec"), names)
-    *_, scores, shape = capsys.readouterr().out.splitlines()
+    *_, scores, least, usual = capsys.readouterr().out.splitlines()
     assert min(json.loads(scores)) > 0.8
-    assert shape == "torch.Size([4, 48, 48, 3])"
+    assert least == usual == "torch.Size([5, 48, 48, 3])"
 
 
 @pytest.mark.slow
@@ -154,13 +154,9 @@ def test_the_program_that_looks_at_what_a_halted_run_left(
     assert re.search(r"^(reward|target) +[1-9]\d* numbers are not finite$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_recipe_behind_the_picture_is_the_one_that_ships() -> None:
-    *_, shown = blocks(ROOT / "howto" / "randomize_worlds.md", "yaml")
-    assert shown == (ROOT / "configs" / "randomization" / "franka_vision.yaml").read_text(encoding="utf-8")
-
-
 def test_lines_on_a_page_are_lines() -> None:
-    lines, _ = (yaml.safe_load(block) for block in blocks(ROOT / "howto" / "randomize_worlds.md", "yaml"))
+    (block,) = blocks(ROOT / "howto" / "randomize_worlds.md", "yaml")
+    lines = yaml.safe_load(block)
     scene = FrankaPick().model
     bound = Randomization(lines, scene, mjx.put_model(scene, impl="warp"), cameras=("front",))
     assert tuple(bound.draw(jax.random.key(0))) == tuple(lines)
