@@ -165,7 +165,8 @@ def test_lines_on_a_page_are_lines() -> None:
 def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:
     setup = [block.strip() for block in blocks(ROOT / "README.md", "") if "pip install" in block]
     assert setup == [
-        "pip install -e . && python -m sheeplike exp=dreamer_v3 env=franka_pick",
+        "pip install -e . --extra-index-url https://download.pytorch.org/whl/cpu"
+        " && python -m sheeplike exp=dreamer_v3 env=franka_pick",
         "pip install -e '.[test]' && pytest",
     ]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
