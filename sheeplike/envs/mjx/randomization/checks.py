@@ -1,7 +1,6 @@
 """Checks of lines against the fields of a scene, before anything is compiled or drawn."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -19,14 +18,8 @@ POSITIVE = frozenset({"body_mass", "body_inertia", "geom_size"})
 DEVIATIONS = 3.0
 """Deviations from the mean at which normal distributions are cut off, so that all draws are within checked limits."""
 
-
-class Reach(NamedTuple):
-    """Range of a line's draws for its targets: minimum and maximum, float32, both broadcastable to (R, C)."""
-
-    line: Line
-    targets: tuple[Target, ...]
-    least: np.ndarray
-    most: np.ndarray
+# A line, its targets, and minimum and maximum of its draws, float32 and broadcastable to (R, C).
+Reach = tuple[Line, tuple[Target, ...], np.ndarray, np.ndarray]
 
 
 def check_operation(line: Line, target: Target) -> None:
@@ -71,7 +64,7 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
 def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
     """Return the first line after which a field can be negative that must not be, and the expected numbers."""
     spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
+    fields = {target.field.path: target.field for _, targets, _, _ in reaches for target in targets}
     for index, (line, targets, least, most) in enumerate(reaches):
         for target in targets:
             field, at = target.field, target.at
@@ -96,7 +89,7 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
             of = "" if field.elements is None else f" of {field.elements[row]}"
             bound = "above" if path in POSITIVE else "not below"
             expected = f"numbers with which {path}{of} stays {bound} 0; it can become {low[row, column]:.4g}"
-            return reaches[by[row, column]].line, expected
+            return reaches[by[row, column]][0], expected
     return None
 
 
