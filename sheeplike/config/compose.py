@@ -184,11 +184,10 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         merged.set(key, override.value(), COMMAND_LINE)
     try:
         return Composed(validate(merged.data), merged.sources)
-    except InvalidOption as error:
-        if any(error.key.startswith(override.key_or_group) for override in overrides):
-            raise  # the change is to blame, not the file
-        raise CommandError(f"{error} (in {path})") from None
     except CommandError as error:
+        changed = tuple(override.key_or_group for override in overrides)
+        if isinstance(error, InvalidOption) and error.key.startswith(changed):
+            raise  # the change is to blame, not the file
         raise CommandError(f"{error} (in {path})") from None
 
 

@@ -128,7 +128,8 @@ class Experiment:
             self.progress = Progress(config.total_steps, initial_steps=saved.step if saved else 0)
             stack.callback(self.progress.close)
             self.recorder = Recorder(self.agent, self.envs, self.progress)
-            self.state = self._restore(saved) if saved else self._begin()
+            snapshot.seed_everything(config.seed)
+            self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
 
             # Logs and banner. After a stop between two updates, the hooks of that step have not run.
             behind = self.state.due > 0
@@ -146,14 +147,9 @@ class Experiment:
         self._cannot_save = ""  # the reason, if the agent is not finite
         self._queued: deque[torch.cuda.Event] = deque()
 
-    def _begin(self) -> LoopState:
-        snapshot.seed_everything(self.config.seed)
-        return LoopState.begin(self.agent, self.envs, self.config.seed)
-
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
             warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
-        snapshot.seed_everything(self.config.seed)
         with snapshot.checkpoint_mismatch(self.run_dir):
             state = snapshot.restore(saved.parts, saved.step, self.config, self.agent, self.envs, self.recorder)
         saved.parts.clear()  # frees the second copy of the state
@@ -304,27 +300,22 @@ class Experiment:
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
         while (self.policy_steps < target or self.state.due) and not self.stop():
-            if self._compiled:
-                self._train(target)
-            elif self.policy_steps < self._first_update:
-                # Environments that fail do so before the update is compiled, which takes minutes.
-                self._train(min(self._first_update, target))
+            if self._compiled or self.policy_steps < self._first_update:
+                train(
+                    self.agent,
+                    self.envs,
+                    self.state,
+                    # Environments that fail do so before the update is compiled, which takes minutes.
+                    total_steps=target if self._compiled else min(self._first_update, target),
+                    observer=self.recorder,
+                    hooks=self._hooks,
+                    stop=self._must_stop,
+                )
             else:
                 with self.watchdog.patient():
                     self._compile_update()
             if self._must_halt():
                 self._halt_if_confirmed()
-
-    def _train(self, total_steps: int) -> None:
-        train(
-            self.agent,
-            self.envs,
-            self.state,
-            total_steps=total_steps,
-            observer=self.recorder,
-            hooks=self._hooks,
-            stop=self._must_stop,
-        )
 
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration."""
