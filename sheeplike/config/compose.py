@@ -124,8 +124,8 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
     chosen = {file.choice for file in files} | {f"agent/{name}" for name in agents}
     for file in files:
         _check_file(file, sources)
-        for choices_needed, values in file.parts():
-            if chosen.issuperset(choices_needed):
+        for needed, values in file.parts():
+            if chosen.issuperset(needed):
                 merged.add(values, file.source)
     return merged
 

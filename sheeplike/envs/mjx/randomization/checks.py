@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mujoco
 import numpy as np
 
-from sheeplike.envs.mjx.randomization.fields import Target
+from sheeplike.envs.mjx.randomization.fields import Field, Target
 from sheeplike.envs.mjx.randomization.spec import Line
 
 NOT_NEGATIVE = frozenset(
@@ -63,8 +63,7 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
 
 def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
     """Return the first line after which a field can be negative that must not be, and the expected numbers."""
-    spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    fields = {target.field.path: target.field for _, targets, _, _ in reaches for target in targets}
+    spans: dict[str, tuple[Field, np.ndarray, np.ndarray, np.ndarray]] = {}
     for index, (line, targets, least, most) in enumerate(reaches):
         for target in targets:
             field, at = target.field, target.at
@@ -72,8 +71,8 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
                 continue
             if field.path not in spans:
                 value = np.float32(field.nominal).reshape(field.shape)
-                spans[field.path] = value.copy(), value.copy(), np.full(value.shape, -1)
-            low, high, by = spans[field.path]
+                spans[field.path] = field, value.copy(), value.copy(), np.full(value.shape, -1)
+            _, low, high, by = spans[field.path]
             a, b = low[at], high[at]
             if line.operation == "scale":
                 corners = a * least, a * most, b * least, b * most
@@ -81,8 +80,7 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
                 corners = (a + least, b + most) if line.operation == "add" else (least, most)
             corners = np.stack(np.broadcast_arrays(*corners, a)[:-1])
             low[at], high[at], by[at] = corners.min(0), corners.max(0), index
-    for path, (low, _, by) in spans.items():
-        field = fields[path]
+    for path, (field, low, _, by) in spans.items():
         nominal = np.float32(field.nominal).reshape(low.shape)
         wrong = (by >= 0) & ((low < 0) | ((low <= 0) & (nominal > 0) & (path in POSITIVE)))
         for row, column in np.argwhere(wrong)[:1]:
