@@ -167,6 +167,15 @@ def _some_action(envs: VectorEnv) -> Tensor:
     return torch.zeros(envs.num_envs, *single.shape, device=envs.device)
 
 
+def describe_device(config: Config, device: torch.device) -> str:
+    """Return device, precision and profile of a run as text."""
+    plural = "s" if cpu_cores() > 1 else ""
+    cores = f"simulation on {cpu_cores()} core{plural}, learning on {torch.get_num_threads()}, in turns"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU: {cores}"
+    exact = "; deterministic" if config.fabric.deterministic else ""
+    return f"{name}; {config.fabric.precision}{exact}; profile {config.profile}"
+
+
 def numerics_device(config: Config) -> str:
     """Return the device, and on a CPU the thread count, that determine the last bits of an update."""
     return "cuda" if config.fabric.accelerator == "cuda" else f"{torch.get_num_threads()} threads of torch"

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from numbers import Integral
 from types import TracebackType
 
@@ -33,11 +34,8 @@ from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
-from sheeplike.run.banner import describe_run
-from sheeplike.run.build import build_envs, explain_oom, launch, make_agent, warm_up
+from sheeplike.run.build import build_envs, describe_device, explain_oom, launch, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
-from sheeplike.run.gpu_queue import GpuQueue
-from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import Plan, plan
 from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable
@@ -45,9 +43,17 @@ from sheeplike.run.storage import Storage
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, warn
 
+RUN_AHEAD = 4  # updates, or iterations without one, that may be queued on a GPU: a stop has to wait for them
+
 
 class Finished(CommandError):
     """A run that has nothing left to do was resumed."""
+
+
+class Halted(CommandError):
+    """Training cannot go on, or not be saved: numbers are not finite."""
+
+    status = FAILED
 
 
 class Unsaved(CommandError):
@@ -91,11 +97,10 @@ class Experiment:
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop: StopRequest = stack.enter_context(stoppable(ready=in_program))
-            self.storage = stack.enter_context(Storage(planned))
+            self.storage = stack.enter_context(closing(Storage(planned)))
             with explain_oom(config):
                 # Device and threads.
                 fabric = launch(config)
-                self._gpu_queue = GpuQueue(fabric.device)
                 torch.manual_seed(config.seed)
 
                 # The lock and the newest checkpoint of a run that goes on.
@@ -123,8 +128,8 @@ class Experiment:
             self.progress = Progress(config.total_steps, initial_steps=saved.step if saved else 0)
             stack.callback(self.progress.close)
             self.recorder = Recorder(self.agent, self.envs, self.progress)
-            self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
-            self.state = self._restore(saved) if saved else self._begin()
+            snapshot.seed_everything(config.seed)
+            self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
 
             # Logs and banner. After a stop between two updates, the hooks of that step have not run.
             behind = self.state.due > 0
@@ -139,15 +144,12 @@ class Experiment:
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
         self._compiled = self._changed = self._busy = False
-
-    def _begin(self) -> LoopState:
-        snapshot.seed_everything(self.config.seed)
-        return LoopState.begin(self.agent, self.envs, self.config.seed)
+        self._cannot_save = ""  # the reason, if the agent is not finite
+        self._queued: deque[torch.cuda.Event] = deque()
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
             warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
-        snapshot.seed_everything(self.config.seed)
         with snapshot.checkpoint_mismatch(self.run_dir):
             state = snapshot.restore(saved.parts, saved.step, self.config, self.agent, self.envs, self.recorder)
         saved.parts.clear()  # frees the second copy of the state
@@ -159,9 +161,20 @@ class Experiment:
 
     def _introduce(self, files: Sequence[str], step_seconds: float) -> None:
         """Print the banner, and log configuration and provenance."""
-        config, step, logger = self.config, self.policy_steps, self.recorder.logger
-        about = {"start": step, "step_seconds": step_seconds, "files": files}
-        banner("sheeplike", describe_run(config, self.run_dir, self.envs, self.agent, **about))
+        config, step, logger, envs = self.config, self.policy_steps, self.recorder.logger, self.envs
+        updates = config.agent.updates(step, config.total_steps, config.env.num_envs)
+        updating = "" if updates is None else f", {updates:,} gradient steps"
+        continued = f"continued from policy step {step:,}: " if step else ""
+        lines = {
+            "task": f"{config.env.task}: {envs.num_envs} worlds, episodes of {envs.episode_length} steps",
+            "randomized": ", ".join(config.randomization),
+            "device": describe_device(config, envs.device),
+            **self.agent.describe(),
+            "configs": ", ".join(files),
+            "run": f"{continued}{config.total_steps - step:,} policy steps{updating}, in {self.run_dir}",
+            "simulation": f"{envs.num_envs / step_seconds:,.0f} policy steps/s alone",
+        }
+        banner("sheeplike", {name: text for name, text in lines.items() if text})
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
         logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
         logger.log_hyperparameters(*headlines(config))
@@ -221,7 +234,7 @@ class Experiment:
             with (
                 as_command_errors(CannotCompile),
                 explain_oom(self.config),
-                Watchdog(self.config.watchdog) as self.watchdog,
+                closing(Watchdog(self.config.watchdog)) as self.watchdog,
                 self.recorder.training(self.state),
             ):
                 self._train_to(target)
@@ -287,33 +300,55 @@ class Experiment:
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
         while (self.policy_steps < target or self.state.due) and not self.stop():
-            if self._compiled:
-                self._train(target)
-            elif self.policy_steps < self._first_update:
-                # Environments that fail do so before the update is compiled, which takes minutes.
-                self._train(min(self._first_update, target))
+            if self._compiled or self.policy_steps < self._first_update:
+                train(
+                    self.agent,
+                    self.envs,
+                    self.state,
+                    # Environments that fail do so before the update is compiled, which takes minutes.
+                    total_steps=target if self._compiled else min(self._first_update, target),
+                    observer=self.recorder,
+                    hooks=self._hooks,
+                    stop=self._must_stop,
+                )
             else:
-                self._patiently(self._compile_update)(self.state)
-            if self._nonfinite.suspects():
-                self._nonfinite.halt_if_confirmed(self.policy_steps)
-
-    def _train(self, total_steps: int) -> None:
-        train(
-            self.agent,
-            self.envs,
-            self.state,
-            total_steps=total_steps,
-            observer=self.recorder,
-            hooks=self._hooks,
-            stop=self._must_stop,
-        )
+                with self.watchdog.patient():
+                    self._compile_update()
+            if self._must_halt():
+                self._halt_if_confirmed()
 
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration."""
-        self._gpu_queue.limit()
-        return self.stop() or self._nonfinite.suspects()
+        if self.envs.device.type == "cuda":
+            self._queued.append(torch.cuda.Event())
+            self._queued[-1].record()
+            if len(self._queued) > RUN_AHEAD:
+                self._queued.popleft().synchronize()
+        return self.stop() or self._must_halt()
 
-    def _compile_update(self, state: LoopState) -> None:
+    def _must_halt(self) -> bool:
+        """Return True if the agent cannot be saved, or too many updates were skipped up to the newest row."""
+        return bool(self._cannot_save) or self.recorder.skipped >= self.config.max_skipped
+
+    def _halt_if_confirmed(self) -> None:
+        """Raise :class:`Halted` if updates are still skipped, and save the batch of the last one."""
+        skipped = int(self.agent.skipped_in_a_row)
+        if not self._cannot_save and skipped < self.config.max_skipped:
+            self.recorder.skipped = float(skipped)
+            return
+        reason = self._cannot_save or f"{skipped} updates in a row were not finite"
+        try:
+            batch = f"is in {self.storage.save_batch(self.agent.last_batch())}"
+        except Exception as error:  # neither a full disk nor a failed device may hide why the run halts
+            batch = f"cannot be saved: {error}"
+        step = self.storage.newest_step()
+        hint = "there is no checkpoint to go on from"
+        if step is not None:  # the same seed would come to the same place
+            again = shlex.join([f"resume={self.run_dir}", f"seed={self.config.seed + 1}"])
+            hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
+        raise Halted(f"{reason}, at policy step {self.policy_steps:,}; what the last one saw {batch}; {hint}")
+
+    def _compile_update(self) -> None:
         try:
             with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 self.agent.warm_up()
@@ -351,7 +386,7 @@ class Experiment:
 
     def _save_if_finite(self) -> None:
         """Write a periodic checkpoint unless updates are being skipped: that state may never recover."""
-        skipped = self._nonfinite.skipped_in_a_row
+        skipped = int(self.agent.skipped_in_a_row)
         problem = f"updates are being skipped ({skipped} in a row); its end is saved all the same" if skipped else ""
         if not problem:
             try:
@@ -360,16 +395,16 @@ class Experiment:
             except checkpoint.NonFinite as error:
                 problem = str(error)
                 if problem.startswith("agent"):  # a non-finite rollout is gone with the next one
-                    self._nonfinite.problem = problem
+                    self._cannot_save = problem
         self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {problem}")
 
     def _save_at_the_end(self) -> None:
         step = self.storage.newest_step()
         newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
         if step is not None:
-            self._nonfinite.halt_if_confirmed(self.policy_steps)
+            self._halt_if_confirmed()
         try:
-            with Watchdog(self.config.watchdog):
+            with closing(Watchdog(self.config.watchdog)):
                 if self._changed or not self.storage.writer.holds(self.policy_steps):
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:

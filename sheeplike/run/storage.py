@@ -115,12 +115,6 @@ class Storage:
         """Wait for the checkpoint that is being written, and unlock the directory."""
         self._stack.close()
 
-    def __enter__(self) -> Storage:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
-
 
 def commit(place: Path, *, dirty: bool = False) -> str | None:
     """Return the commit of the repository around a directory; None outside of one.

@@ -110,8 +110,6 @@ class World(gymnasium.Env):
                 observation = self._observe(raw, self._env.render, first=True)
                 if not self._finite(observation):
                     raise FloatingPointError("the first observation of an episode is not finite")
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # also SystemExit, as of a viewer whose window is closed
                 self._discard(error)
                 continue
@@ -123,8 +121,6 @@ class World(gymnasium.Env):
         """Hold one action for ``action_repeat`` steps or until the episode ends; raises as :meth:`reset` does."""
         try:
             outcome = self._advance(self._to_env(action))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             self._discard(error)
             return self._last, 0.0, False, True, self._with_failures({})
@@ -173,6 +169,8 @@ class World(gymnasium.Env):
 
     def _discard(self, error: BaseException) -> None:
         """Close the environment that raised ``error``, so that a reset makes a new one; may raise ``GaveUp``."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         # A missing package or a wrong option fails the next time as well.
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error
