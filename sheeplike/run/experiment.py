@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from numbers import Integral
@@ -34,8 +33,10 @@ from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
-from sheeplike.run.build import build_envs, describe_device, explain_oom, launch, make_agent, warm_up
+from sheeplike.run.build import build_envs, describe, explain_oom, launch, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
+from sheeplike.run.gpu_queue import GpuQueue
+from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import Plan, plan
 from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable
@@ -43,17 +44,9 @@ from sheeplike.run.storage import Storage
 from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, warn
 
-RUN_AHEAD = 4  # updates, or iterations without one, that may be queued on a GPU: a stop has to wait for them
-
 
 class Finished(CommandError):
     """A run that has nothing left to do was resumed."""
-
-
-class Halted(CommandError):
-    """Training cannot go on, or not be saved: numbers are not finite."""
-
-    status = FAILED
 
 
 class Unsaved(CommandError):
@@ -128,6 +121,7 @@ class Experiment:
             self.progress = Progress(config.total_steps, initial_steps=saved.step if saved else 0)
             stack.callback(self.progress.close)
             self.recorder = Recorder(self.agent, self.envs, self.progress)
+            self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
             snapshot.seed_everything(config.seed)
             self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
 
@@ -144,8 +138,7 @@ class Experiment:
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
         self._compiled = self._changed = self._busy = False
-        self._cannot_save = ""  # the reason, if the agent is not finite
-        self._queued: deque[torch.cuda.Event] = deque()
+        self._queue = GpuQueue(self.envs.device)
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
@@ -161,20 +154,8 @@ class Experiment:
 
     def _introduce(self, files: Sequence[str], step_seconds: float) -> None:
         """Print the banner, and log configuration and provenance."""
-        config, step, logger, envs = self.config, self.policy_steps, self.recorder.logger, self.envs
-        updates = config.agent.updates(step, config.total_steps, config.env.num_envs)
-        updating = "" if updates is None else f", {updates:,} gradient steps"
-        continued = f"continued from policy step {step:,}: " if step else ""
-        lines = {
-            "task": f"{config.env.task}: {envs.num_envs} worlds, episodes of {envs.episode_length} steps",
-            "randomized": ", ".join(config.randomization),
-            "device": describe_device(config, envs.device),
-            **self.agent.describe(),
-            "configs": ", ".join(files),
-            "run": f"{continued}{config.total_steps - step:,} policy steps{updating}, in {self.run_dir}",
-            "simulation": f"{envs.num_envs / step_seconds:,.0f} policy steps/s alone",
-        }
-        banner("sheeplike", {name: text for name, text in lines.items() if text})
+        config, step, logger = self.config, self.policy_steps, self.recorder.logger
+        banner("sheeplike", describe(config, self.envs, self.agent, step, self.run_dir, files, step_seconds))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
         logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
         logger.log_hyperparameters(*headlines(config))
@@ -314,39 +295,13 @@ class Experiment:
             else:
                 with self.watchdog.patient():
                     self._compile_update()
-            if self._must_halt():
-                self._halt_if_confirmed()
+            if self._nonfinite.suspects():
+                self._nonfinite.halt_if_confirmed(self.policy_steps)
 
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration."""
-        if self.envs.device.type == "cuda":
-            self._queued.append(torch.cuda.Event())
-            self._queued[-1].record()
-            if len(self._queued) > RUN_AHEAD:
-                self._queued.popleft().synchronize()
-        return self.stop() or self._must_halt()
-
-    def _must_halt(self) -> bool:
-        """Return True if the agent cannot be saved, or too many updates were skipped up to the newest row."""
-        return bool(self._cannot_save) or self.recorder.skipped >= self.config.max_skipped
-
-    def _halt_if_confirmed(self) -> None:
-        """Raise :class:`Halted` if updates are still skipped, and save the batch of the last one."""
-        skipped = int(self.agent.skipped_in_a_row)
-        if not self._cannot_save and skipped < self.config.max_skipped:
-            self.recorder.skipped = float(skipped)
-            return
-        reason = self._cannot_save or f"{skipped} updates in a row were not finite"
-        try:
-            batch = f"is in {self.storage.save_batch(self.agent.last_batch())}"
-        except Exception as error:  # neither a full disk nor a failed device may hide why the run halts
-            batch = f"cannot be saved: {error}"
-        step = self.storage.newest_step()
-        hint = "there is no checkpoint to go on from"
-        if step is not None:  # the same seed would come to the same place
-            again = shlex.join([f"resume={self.run_dir}", f"seed={self.config.seed + 1}"])
-            hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
-        raise Halted(f"{reason}, at policy step {self.policy_steps:,}; what the last one saw {batch}; {hint}")
+        self._queue.limit()
+        return self.stop() or self._nonfinite.suspects()
 
     def _compile_update(self) -> None:
         try:
@@ -386,7 +341,7 @@ class Experiment:
 
     def _save_if_finite(self) -> None:
         """Write a periodic checkpoint unless updates are being skipped: that state may never recover."""
-        skipped = int(self.agent.skipped_in_a_row)
+        skipped = self._nonfinite.skipped_in_a_row
         problem = f"updates are being skipped ({skipped} in a row); its end is saved all the same" if skipped else ""
         if not problem:
             try:
@@ -395,14 +350,14 @@ class Experiment:
             except checkpoint.NonFinite as error:
                 problem = str(error)
                 if problem.startswith("agent"):  # a non-finite rollout is gone with the next one
-                    self._cannot_save = problem
+                    self._nonfinite.problem = problem
         self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {problem}")
 
     def _save_at_the_end(self) -> None:
         step = self.storage.newest_step()
         newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
         if step is not None:
-            self._halt_if_confirmed()
+            self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
             with closing(Watchdog(self.config.watchdog)):
                 if self._changed or not self.storage.writer.holds(self.policy_steps):

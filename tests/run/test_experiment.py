@@ -24,8 +24,9 @@ from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.memory import Rollout
 from sheeplike.options import CommandError
 from sheeplike.run.evaluation import Evaluator
-from sheeplike.run.experiment import Experiment, Finished, Halted, Unsaved
+from sheeplike.run.experiment import Experiment, Finished, Unsaved
 from sheeplike.run.layout import checkpoint_steps
+from sheeplike.run.nonfinite import Halted
 from sheeplike.run.run_dir import plan
 
 SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
