@@ -101,7 +101,7 @@ def test_nor_where_others_could_put_another_directory_in_its_place(tmp_path: Pat
 
 
 def test_what_libraries_made_open_to_all_in_a_closed_directory_is_used(tmp_path: Path) -> None:
-    """As they do where the umask is 0: no other user can come there."""
+    """With a umask of 0 they make such directories, but no other user can come there."""
     root = tmp_path / "mine"
     for place in (root, root / "jax"):
         place.mkdir()
