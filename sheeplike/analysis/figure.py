@@ -6,6 +6,7 @@ import io
 import warnings
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -28,11 +29,13 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     for index, group in enumerate(comparison.groups):
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
         for curve in group.curves:
-            axes.plot(curve.along(comparison.x) / unit, curve.value, linewidth=0.8, alpha=0.4, **style)
+            x = curve.along(comparison.x) / unit
+            axes.plot(x, curve.value, linewidth=0.8, alpha=0.4, marker=_marker(x), markersize=4, **style)
         if group.band is not None:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
-        marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
-        axes.plot(group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=marker, **style)
+        axes.plot(
+            group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=_marker(group.x), **style
+        )
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -41,8 +44,8 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         label = f"threshold {number(comparison.threshold)}"
         axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)), label=label)
     curves = [curve for group in comparison.groups for curve in group.curves]
-    if any(curve.along(comparison.x)[-1] > comparison.end for curve in curves):
-        axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":", label="compared up to here")
+    if comparison.budget and any(curve.along(comparison.x)[-1] > comparison.budget[1] for curve in curves):
+        axes.axvline(comparison.budget[1] / unit, color="0.3", linewidth=0.8, linestyle=":", label="equal budget")
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
     axes.set_ylabel(plain(NAMES.get(comparison.metric, comparison.metric)), fontsize=11)
     for axis in (axes.xaxis, axes.yaxis):
@@ -70,6 +73,11 @@ def encode(figure: Figure, kind: str) -> bytes:
         warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
+
+
+def _marker(x: np.ndarray) -> str | None:
+    """Return the marker of a curve, since one of a single point has no line."""
+    return "o" if len(x) == 1 else None
 
 
 def plain(text: str) -> str:
