@@ -97,10 +97,8 @@ def compare(
             if count := run.nonfinite.get(metric):
                 notes.append(f"{run.path}: values of {metric} that are not finite or too large, left out: {count}.")
     env = next((run.env for group in compared for run in group.runs if run.env), None)
-    ends = {run.path: run.curves[metric].along(x)[-1] for group in compared for run in group.runs}
-    budget = _common([curve for group in compared for curve in group.curves], x) if len(compared) > 1 else None
-    if budget and budget[1] < max(ends.values()):
-        notes.append(f"Equal budget: up to {_position(budget[1], x)}, where {min(ends, key=ends.get)} ends.")
+    start, end = _common([curve for group in compared for curve in group.curves], x)
+    budget = (start, end) if len(compared) > 1 and start <= end else None
     return Comparison(env, metric, x, threshold, budget, compared, verdicts, notes)
 
 
@@ -108,16 +106,15 @@ def to_markdown(comparison: Comparison) -> str:
     """Format the table, the verdicts, and how to read them."""
     groups, metric, x, threshold = comparison.groups, comparison.metric, comparison.x, comparison.threshold
     finals, successes = [_estimate(_last(group, x)) for group in groups], [_success(group.runs) for group in groups]
+    bests = [number(iqm(np.array([curve.value.max() for curve in group.curves]))) for group in groups]
     if metric == SUCCESS[0]:
         finals = [success or final for success, final in zip(successes, finals, strict=True)]
     columns = {
         "agent": [group.label for group in groups],
         "seeds": [str(len(group.runs)) for group in groups],
-        "trained for": [_trained_for(group.curves) for group in groups],
+        "trained for": [f"{_ends(group.curves, 'steps')} steps, {_ends(group.curves, 'time')}" for group in groups],
         f"final {metric}": finals,
-        "best" if _is_good(metric) else "highest": [
-            number(iqm(np.array([curve.value.max() for curve in group.curves]))) for group in groups
-        ],
+        "best" if _is_good(metric) else "highest": bests,
     }
     if any(successes) and metric != SUCCESS[0]:
         columns["final success rate"] = [success or "not counted" for success in successes]
@@ -197,24 +194,21 @@ def _is_good(metric: str) -> bool:
     return any(word in metric for word in ("return", "success", "reward", "score"))
 
 
-def _common(curves: Sequence[Curve], x: str) -> tuple[float, float] | None:
-    """Return the first and the last position that all curves have."""
-    start, end = max(curve.along(x)[0] for curve in curves), min(curve.along(x)[-1] for curve in curves)
-    return (start, end) if start <= end else None
+def _common(curves: Sequence[Curve], x: str) -> tuple[float, float]:
+    """Return the first and the last position that all curves have; the first is above the last if there are none."""
+    return max(curve.along(x)[0] for curve in curves), min(curve.along(x)[-1] for curve in curves)
 
 
 def _group(label: str, runs: Sequence[Run], metric: str, x: str) -> Group:
     curves = [run.curves[metric] for run in runs]
-    common = _common(curves, x)
-    if common is None:
-        return Group(label, runs, curves, np.empty(0), np.empty(0), None)
+    first, last = _common(curves, x)
     # The mean curve has a point at each evaluation of a seed, or a regular grid if these are many.
-    grid = np.unique(np.concatenate([common, *(curve.along(x) for curve in curves)]))
-    grid = grid[(grid >= common[0]) & (grid <= common[1])]
+    grid = np.unique(np.concatenate([[first, last], *(curve.along(x) for curve in curves)]))
+    grid = grid[(grid >= first) & (grid <= last)]
     if len(grid) > GRID:
-        grid = np.linspace(*common, GRID)
+        grid = np.linspace(first, last, GRID)
     heights = np.stack([np.interp(grid, curve.along(x), curve.value) for curve in curves])
-    band = iqm_interval(heights) if len(runs) >= MIN_SEEDS else None
+    band = iqm_interval(heights) if len(runs) >= MIN_SEEDS and len(grid) else None
     return Group(label, runs, curves, grid, iqm(heights), band)
 
 
@@ -231,13 +225,10 @@ def _estimate(values: np.ndarray) -> str:
     return f"{number(iqm(values))} [{number(low)}, {number(high)}]"
 
 
-def _trained_for(curves: Sequence[Curve]) -> str:
-    """Format the steps and the time of the last evaluations, as ranges where seeds differ."""
-    texts = []
-    for axis in AXES:
-        ends = sorted(curve.along(axis)[-1] for curve in curves)
-        texts.append(" to ".join(dict.fromkeys(_short(end, axis) for end in (ends[0], ends[-1]))))
-    return "{} steps, {}".format(*texts)
+def _ends(curves: Sequence[Curve], axis: str) -> str:
+    """Format where curves end, as a range if seeds differ."""
+    ends = sorted(curve.along(axis)[-1] for curve in curves)
+    return " to ".join(dict.fromkeys(_short(end, axis) for end in (ends[0], ends[-1])))
 
 
 def _reach(curves: Sequence[Curve], axis: str, threshold: float) -> str:
@@ -272,15 +263,13 @@ def _success(runs: Sequence[Run]) -> str | None:
 
 def _verdict(a: Group, b: Group, metric: str, x: str) -> str:
     """Say in one sentence which of two groups is better at equal budget."""
-    runs = {run.path: run.curves[metric].along(x) for run in (*a.runs, *b.runs)}
-    budget = _common([*a.curves, *b.curves], x)
-    if budget is None:
-        first, last = min(runs, key=lambda path: runs[path][-1]), max(runs, key=lambda path: runs[path][0])
+    start, end = _common([*a.curves, *b.curves], x)
+    if start > end:
         other = "time" if x == "steps" else "steps"
-        hint = f"; nearest: x={other}" if _common([*a.curves, *b.curves], other) else ""
-        ends = f"{first} ends at {_position(runs[first][-1], x)}, {last} begins at {_position(runs[last][0], x)}"
+        first, last = _common([*a.curves, *b.curves], other)
+        hint = f"; nearest: x={other}" if first <= last else ""
+        ends = f"a run ends at {_position(end, x)}, and another begins at {_position(start, x)}"
         return f"No equal budget of {a.label} and {b.label}: {ends}{hint}"
-    end = budget[1]
     if probability_of_improvement(_last(a, x, end), _last(b, x, end)) < 0.5:
         a, b = b, a
     highs, lows = _last(a, x, end), _last(b, x, end)

@@ -6,7 +6,6 @@ import io
 import warnings
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -29,13 +28,12 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     for index, group in enumerate(comparison.groups):
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
         for curve in group.curves:
-            x = curve.along(comparison.x) / unit
-            axes.plot(x, curve.value, linewidth=0.8, alpha=0.4, marker=_marker(x), markersize=4, **style)
+            marker = "." if len(curve.step) == 1 else None  # a curve of one point has no line
+            axes.plot(curve.along(comparison.x) / unit, curve.value, linewidth=0.8, alpha=0.4, marker=marker, **style)
         if group.band is not None:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
-        axes.plot(
-            group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=_marker(group.x), **style
-        )
+        marker = "o" if len(group.x) == 1 else None
+        axes.plot(group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=marker, **style)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -73,11 +71,6 @@ def encode(figure: Figure, kind: str) -> bytes:
         warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
         figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
-
-
-def _marker(x: np.ndarray) -> str | None:
-    """Return the marker of a curve, since one of a single point has no line."""
-    return "o" if len(x) == 1 else None
 
 
 def plain(text: str) -> str:

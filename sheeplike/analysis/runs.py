@@ -71,9 +71,7 @@ class Run:
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Read the runs of one task in and below some directories, without dry runs and those that cannot be read or drawn.
-
-    Also return notes on them, one for each run that is left out; RunError if none remains.
+    """Read runs of one task in and below some directories, and notes, one on each left out; RunError if none is left.
 
     Args:
         metrics: alternative names of the metric to compare; each run's first one is stored under the first name.
@@ -85,27 +83,24 @@ def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run]
             found.append(read_run(path, {*metrics, *SUCCESS}))
         except RunError as error:
             problems.append(error)
-    real = [run for run in found if not run.dry_run]
-    dry = len(found) - len(real)
-    tasks = {run.env: run.path for run in reversed(real) if run.env}
+    tasks = {run.env: run.path for run in reversed(found) if run.env and not run.dry_run}
     if len(tasks) > 1:
         listed = " and ".join(f"{task} ({path})" for task, path in sorted(tasks.items()))
         raise RunError(f"expected runs of one task, and found {listed}; nearest: the directory of one of them")
     runs, notes = [], []
-    for run in real:
+    for run in found:
         first = next((name for name in metrics if name in run.curves), None)
-        if first is None:
+        if run.dry_run:
+            problems.append(RunError(f"{run.path}: a dry run, too short to compare: expected other runs"))
+        elif first is None:
             problems.append(_lacks(run, metrics[0]))
-            continue
-        runs.append(replace(run, curves={**run.curves, metrics[0]: run.curves[first]}))
-        if first != metrics[0]:
-            notes.append(f"{run.path}: {first} stands for {metrics[0]}, and its steps for policy steps.")
-    if not (runs or problems):
-        raise RunError(f"{found[0].path} is a dry run, too short to compare: expected other runs")
+        else:
+            runs.append(replace(run, curves={**run.curves, metrics[0]: run.curves[first]}))
+            if first != metrics[0]:
+                notes.append(f"{run.path}: {first} stands for {metrics[0]}, and its steps for policy steps.")
     if not runs:
         raise problems[0]
-    left_out = [f"Left out: {problem}." for problem in problems]
-    return runs, left_out + ([f"Left out: dry runs, {dry}."] if dry else []) + notes
+    return runs, [f"Left out: {problem}." for problem in problems] + notes
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
@@ -166,11 +161,9 @@ def group_runs(runs: Iterable[Run], metric: str) -> tuple[dict[str, list[Run]], 
         kept: dict[str, Run] = {}
         # The longest first, in numerical order of the seeds.
         for run in sorted(members, key=lambda run: (len(run.seed), run.seed, -run.curves[metric].step[-1])):
-            if (longer := kept.setdefault(run.seed, run)) is not run:
-                ends = " to {:,.0f} policy steps against {:,.0f}".format(
-                    *(r.curves[metric].step[-1] for r in (longer, run))
-                )
-                notes.append(f"Left out: {run.path}, since seed {run.seed} of {label} is also in {longer.path},{ends}.")
+            if (other := kept.setdefault(run.seed, run)) is not run:
+                reason = f"seed {run.seed} of {label} is also in {other.path}, which is as long or longer"
+                notes.append(f"Left out: {run.path}: {reason}.")
         groups[label] = list(kept.values())
     return groups, notes
 

@@ -49,7 +49,7 @@ def test_every_curve_is_whole_without_an_equal_budget(trained):
     whole = sorted(tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() < 1)
     assert whole == sorted([(1000, 2000, 3000)] * 3 + [(5000, 10_000)] * 2 + [(5000,)])
     (single,) = (line for line in axes.lines if len(line.get_xdata()) == 1 and line.get_linewidth() < 1)
-    assert single.get_marker() == "o", "a line of one point shows nothing"
+    assert single.get_marker() == ".", "a line of one point shows nothing"
 
 
 def test_minutes(trained):
