@@ -55,7 +55,7 @@ class Recorder:
         self._running: float | None = None  # time at which the clock was started, or None
         # Policy steps, gradient steps and seconds of training at the last log point
         self.steps, self.gradients, self.mark = 0, 0, 0.0
-        self.updated = False
+        self.updated = self._told = False
 
     # --- observer ---------------------------------------------------------------------------------------------------
 
@@ -190,6 +190,11 @@ class Recorder:
     def _put(self, axes: dict[str, float], known: dict[str, float], *pending: PendingMetrics) -> None:
         """Write a row: metrics that the host knows, and those that the device may still have to compute."""
         metrics = {name: value for taken in pending for name, value in taken.read().items()} | known
+        if metrics.get("health/nonfinite_worlds") and not self._told:
+            self._told = True
+            self.progress.note(
+                "a reward or an observation was not finite, and its world reset: health/nonfinite_worlds"
+            )
         self.latest |= metrics
         self.skipped = metrics.get(SKIPPED, self.skipped)
         self.logger.log(metrics, **axes)
@@ -210,5 +215,6 @@ def gpu_memory(envs: VectorEnv) -> dict[str, float]:
 
         stats = envs.simulator.device.memory_stats() or {}  # None for allocators without statistics
         held["jax"] = stats.get("pool_bytes", stats.get("bytes_in_use", 0))
-        held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
+        if warp.get_device(str(envs.device)).is_mempool_supported:
+            held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
     return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}

@@ -140,6 +140,8 @@ class World(gymnasium.Env):
         for _ in range(self._made.action_repeat):
             earlier = raw
             raw, one, terminated, truncated, info = env.step(action)
+            if isinstance(one, str):
+                raise TypeError(f"the reward is the text {one!r}")
             reward += float(one)
             self._steps += 1
             if terminated or truncated or self._steps >= options.episode_length:
@@ -152,11 +154,9 @@ class World(gymnasium.Env):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
         if options.clip_rewards:
             reward = float(np.sign(reward))
-        own = {}
-        if said := {"is_success", "success"} & info.keys():
-            success = np.asarray(info[min(said)])
-            # NaN would count as true; texts and objects are no success either.
-            own["success"] = bool(success.dtype.kind in "biuf" and success.all() and not np.isnan(success).any())
+        own, said = {}, [np.asarray(info[name]) for name in ("is_success", "success") if name in info]
+        if said and said[0].dtype.kind in "biuf":  # texts and objects say nothing
+            own["success"] = bool(said[0].all() and not np.isnan(said[0]).any())  # NaN would count as true
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
