@@ -70,6 +70,8 @@ def check(advice: str, *, seconds: float = 60, quick: bool = False) -> Callable:
 def main(name: str, file: str) -> None:
     """Make one check and write its ``status``, ``fact`` and ``advice``."""
     made = CHECKS[name]
+    if name in ("bridge", "physics", "renderer"):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX would start CUDA too, and may fail there
     try:
         problem = host.gpu_problem() if name.startswith("gpu_") else None
         status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
