@@ -35,9 +35,9 @@ from sheeplike.options import CommandError
 from sheeplike.run import snapshot
 from sheeplike.run.build import build_envs, describe, explain_oom, launch, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
-from sheeplike.run.gpu_queue import GpuQueue
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
+from sheeplike.run.run_ahead import RunAheadLimit
 from sheeplike.run.run_dir import Plan, plan
 from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable
 from sheeplike.run.storage import Storage
@@ -78,7 +78,8 @@ class Experiment:
     :mod:`~sheeplike.run.signals`) end :meth:`iterate` after the current step or update; ``over`` is true from then on.
 
     Args:
-        in_program: build a finished run too, and let a signal during the start only ask for a stop.
+        in_program: build a finished run instead of raising :class:`Finished`; a signal during the start only sets
+            ``over``.
 
     Raises:
         CommandError: what the configuration describes cannot be built, or there is nothing to resume.
@@ -89,7 +90,7 @@ class Experiment:
         self.config = config
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
-            self.stop: StopRequest = stack.enter_context(stoppable(ready=in_program))
+            self.stop_requested: StopRequest = stack.enter_context(stoppable(ready=in_program))
             self.storage = stack.enter_context(closing(Storage(planned)))
             with explain_oom(config):
                 # Device and threads.
@@ -113,7 +114,7 @@ class Experiment:
                 stack.callback(self.evaluator.close)
 
             # The directory of a new run, now that everything could be built.
-            self.stop.ready = True
+            self.stop_requested.ready = True
             if saved is None:
                 self.storage.create(config)
 
@@ -125,7 +126,8 @@ class Experiment:
             snapshot.seed_everything(config.seed)
             self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
 
-            # Logs and banner. After a stop between two updates, the hooks of that step have not run.
+            # Logs and banner. A stop between two updates left the hooks of its step uncalled: its rows are dropped, and
+            # its hooks are still to come.
             behind = self.state.due > 0
             purge_step = saved.step - behind if saved else None
             logger = RunLogger(self.storage.path, tensorboard=config.logger.tensorboard, purge_step=purge_step)
@@ -137,8 +139,8 @@ class Experiment:
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
-        self._compiled = self._changed = self._busy = False
-        self._queue = GpuQueue(self.envs.device)
+        self._compiled = self._unsaved = self._unsavable = False
+        self._run_ahead = RunAheadLimit(self.envs.device)
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
@@ -184,7 +186,7 @@ class Experiment:
     @property
     def over(self) -> bool:
         """True if ``total_steps`` are made, or the run was asked to stop."""
-        return self.finished or self.stop()
+        return self.finished or self.stop_requested()
 
     @property
     def finished(self) -> bool:
@@ -194,7 +196,7 @@ class Experiment:
     @property
     def status(self) -> int:
         """The exit status for a program that ends with the run: 0, or that of the signal that stopped it."""
-        return self.stop.status if self.stop() and not self.finished else 0
+        return self.stop_requested.status if self.stop_requested() and not self.finished else 0
 
     def iterate(self, every: int | None = None) -> dict[str, float]:
         """Interact and learn up to the next multiple of ``every`` policy steps, or to the end of the run.
@@ -210,7 +212,7 @@ class Experiment:
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
         total = self.config.total_steps
         target = total if every is None else min((self.policy_steps // every + 1) * every, total)
-        self._busy = True
+        self._unsavable = True
         try:
             with (
                 as_command_errors(CannotCompile),
@@ -224,53 +226,9 @@ class Experiment:
                 error.status = FAILED  # 2 would mean that nothing was created
             raise
         self.recorder.flush()
-        self._busy = False
-        self._changed = not self.finished  # the caller may change the environments now: the end saves again
+        self._unsavable = False
+        self._unsaved = not self.finished  # a program may change the environments between calls: the end saves again
         return dict(self.recorder.latest)
-
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
-        self._changed = True
-        with self.recorder.pause("evaluation"):
-            return self.recorder.evaluated(self.evaluator(), self.state)
-
-    def save(self, *, wait: bool = True) -> None:
-        """Write a checkpoint; without ``wait`` in the background, where a full disk is only warned about."""
-        with self.recorder.pause("checkpoint"):
-            parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
-            finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
-            writer = self.storage.writer
-            writer.extra["compile"] = self._compilation
-            writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
-        self._changed = False
-
-    def close(self) -> None:
-        """Close everything without saving. Calling it again does nothing."""
-        self._busy = True  # the end of a with block must not save either
-        self._ending.close()
-
-    def __enter__(self) -> Experiment:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        # An iteration that failed cannot be saved; after an error anywhere else the run can.
-        saved, halted = False, isinstance(error, Halted)
-        try:
-            with self._ending:
-                self.progress.close()
-                if not self._busy:
-                    self._save_at_the_end()
-                    saved = self.stop.settled = True
-            if saved and self.status:
-                info(f"saved; go on with: python -m sheeplike {shlex.quote(f'resume={self.run_dir}')}")
-        except Halted:
-            halted = True
-            raise
-        finally:
-            if self.stop() and not halted:  # a job that halted would only halt again
-                self.stop.call_previous_handlers()
-
-    # --- training ---------------------------------------------------------------------------------------------------
 
     @property
     def _first_update(self) -> int:
@@ -280,13 +238,13 @@ class Experiment:
 
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
-        while (self.policy_steps < target or self.state.due) and not self.stop():
+        while (self.policy_steps < target or self.state.due) and not self.stop_requested():
             if self._compiled or self.policy_steps < self._first_update:
                 train(
                     self.agent,
                     self.envs,
                     self.state,
-                    # Environments that fail do so before the update is compiled, which takes minutes.
+                    # Act before compiling: an environment that fails shows before minutes of compiling.
                     total_steps=target if self._compiled else min(self._first_update, target),
                     observer=self.recorder,
                     hooks=self._hooks,
@@ -300,15 +258,72 @@ class Experiment:
 
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration."""
-        self._queue.limit()
-        return self.stop() or self._nonfinite.suspects()
+        self._run_ahead.wait()
+        return self.stop_requested() or self._nonfinite.suspects()
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
+        self._unsaved = True
+        with self.recorder.pause("evaluation"):
+            return self.recorder.evaluated(self.evaluator(), self.state)
+
+    def save(self, *, wait: bool = True) -> None:
+        """Write a checkpoint; without ``wait`` in the background, where a full disk is only warned about."""
+        with self.recorder.pause("checkpoint"):
+            parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
+            finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
+            writer = self.storage.writer
+            writer.extra["compile"] = self._compilation
+            writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
+        self._unsaved = False
+
+    def close(self) -> None:
+        """Close everything without saving. Calling it again does nothing."""
+        self._unsavable = True
+        self._ending.close()
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        # The state in the middle of a failed iteration cannot be saved; that after an error of the caller can.
+        saved, halted = False, isinstance(error, Halted)
+        try:
+            with self._ending:
+                self.progress.close()
+                if not self._unsavable:
+                    self._save_at_the_end()
+                    saved = self.stop_requested.settled = True
+            if saved and self.status:
+                info(f"saved; go on with: python -m sheeplike {shlex.quote(f'resume={self.run_dir}')}")
+        except Halted:
+            halted = True
+            raise
+        finally:
+            if self.stop_requested() and not halted:  # a job that halted would only halt again
+                self.stop_requested.call_previous_handlers()
+
+    def _save_at_the_end(self) -> None:
+        step = self.storage.newest_step()
+        newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
+        if step is not None:
+            self._nonfinite.halt_if_confirmed(self.policy_steps)
+        try:
+            with closing(Watchdog(self.config.watchdog)):
+                if self._unsaved or not self.storage.writer.holds(self.policy_steps):
+                    self.save()
+        except (OSError, checkpoint.NonFinite) as error:
+            kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
+            raise kind(f"{self.run_dir} could not be saved, {newest}: {error}") from error
+
+    # --- training ---------------------------------------------------------------------------------------------------
 
     def _compile_update(self) -> None:
         try:
             with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 self.agent.warm_up()
         except Exception:
-            if self.stop():  # Ctrl-C reaches the compilers too: they are processes of their own
+            if self.stop_requested():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
         self._compiled = True
@@ -340,9 +355,9 @@ class Experiment:
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def _save_if_finite(self) -> None:
-        """Write a periodic checkpoint unless updates are being skipped: that state may never recover."""
+        """Write a periodic checkpoint, unless updates are being skipped: it would replace a good one."""
         skipped = self._nonfinite.skipped_in_a_row
-        problem = f"updates are being skipped ({skipped} in a row); its end is saved all the same" if skipped else ""
+        problem = f"updates are being skipped ({skipped} in a row); the final state is saved anyway" if skipped else ""
         if not problem:
             try:
                 self.save(wait=False)
@@ -352,16 +367,3 @@ class Experiment:
                 if problem.startswith("agent"):  # a non-finite rollout is gone with the next one
                     self._nonfinite.problem = problem
         self.progress.note(f"no checkpoint at policy step {self.policy_steps:,}: {problem}")
-
-    def _save_at_the_end(self) -> None:
-        step = self.storage.newest_step()
-        newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
-        if step is not None:
-            self._nonfinite.halt_if_confirmed(self.policy_steps)
-        try:
-            with closing(Watchdog(self.config.watchdog)):
-                if self._changed or not self.storage.writer.holds(self.policy_steps):
-                    self.save()
-        except (OSError, checkpoint.NonFinite) as error:
-            kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
-            raise kind(f"{self.run_dir} could not be saved, {newest}: {error}") from error

@@ -23,7 +23,6 @@ from jax.interpreters import partial_eval
 from mujoco import mjx
 
 from sheeplike.bridge import Packed, pack
-from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, make_physics
 from sheeplike.envs.mjx.randomization.draw import (
@@ -200,7 +199,7 @@ class Simulator:
     def film(self, camera: str, size: tuple[int, int]) -> Callable[[Variation, State], jax.Array]:
         """Return a compiled function that renders the first world, with shadows: uint8 (1, H, W, 3)."""
         own = self.renderer
-        look = SimulationOptions(cameras=(camera,), shadows=True, textures=own.options.textures)
+        look = own.options.replace(cameras=(camera,), shadows=True, depth=False, segmentation=False)
         renderer = WarpRenderer(self.task.model, look, num_envs=1, image_size=size, device=own.device)
         renderer.vary(self._varied_fields)
         renderer.open()

@@ -4,16 +4,16 @@ from collections import deque
 
 import torch
 
-RUN_AHEAD = 4  # updates, or iterations without one, that may be queued: a stop has to wait for them
+RUN_AHEAD = 4  # calls by which the GPU may lag; a stop waits for them
 
 
-class GpuQueue:
-    """Bounds the work that is queued on a GPU; does nothing on another device."""
+class RunAheadLimit:
+    """Bounds the updates and iterations that are queued on a GPU; does nothing on another device."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu, self._queued = device.type == "cuda", deque()
 
-    def limit(self) -> None:
+    def wait(self) -> None:
         """Wait until the GPU is at most ``RUN_AHEAD`` calls of this method behind."""
         if self._on_gpu:
             self._queued.append(torch.cuda.Event())
