@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheeplike.inspection.probes import LinearProbe, fit_linear, fit_mlp, r_squared, rmse, split
+import sheeplike
+from sheeplike import envs
+from sheeplike.inspection.episodes import play
+from sheeplike.inspection.probes import LinearProbe, directions, fit_linear, fit_mlp, r_squared, rmse, split
 
 
 def latents(episodes: int = 12, steps: int = 60, width: int = 40) -> tuple[Tensor, Tensor]:
@@ -136,3 +139,46 @@ def test_episodes_are_split_and_not_steps() -> None:
     assert [len(part) for part in split(2)] == [1, 1]
     with pytest.raises(AssertionError):
         split(1)
+
+
+def test_directions_are_those_in_which_the_features_go_whatever_else_a_probe_reads() -> None:
+    """Two causes that move together, each with a direction of its own; noise that a probe would subtract."""
+    generator = torch.Generator().manual_seed(0)
+    cause = torch.randn(4000, 2, generator=generator) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]])
+    cause = torch.cat([cause, torch.ones(4000, 1)], 1)  # and one that never changes
+    way = torch.randn(3, 20, generator=generator)
+    noise = torch.randn(4000, 1, generator=generator)
+    features = cause @ way + noise * way[:1].roll(1)
+    found = directions(features, cause)
+    torch.testing.assert_close(found[:2], way[:2], atol=0.1, rtol=0)
+    assert not found[2].any()
+    probe = fit_linear(features, cause, torch.arange(4000) % 8)
+    least = probe.least_changes
+    torch.testing.assert_close((least @ probe.weights)[:2].diag(), torch.ones(2), atol=1e-4, rtol=0)
+    assert not least[2].any()
+    assert (least[:2].norm(dim=1) < found[:2].norm(dim=1)).all(), "the least change that is read as one unit"
+
+
+def test_the_demos_decoder_follows_the_regression_and_hardly_the_probe() -> None:
+    worlds = envs.make("franka_pick", num_envs=12, image_size=48, cameras=["front"])
+    model, keys = sheeplike.load("demo:franka_pick"), ["pixels/front", "privileged_state"]
+    played = play(model.networks, worlds, episodes=12, keys=keys, act="policy")
+    worlds.close()
+    states = model.observe(played.obs["pixels/front"], played.action, seed=0)
+    features, box = states.features[played.valid], played.obs["privileged_state"][played.valid][:, 7:10]
+    probe = fit_linear(features, box, played.valid.nonzero()[:, 0])
+    asked, shown = torch.tensor([-0.05, -0.02, 0.0, 0.02, 0.05]), {}
+    for name, way in (("regression", directions(features, box)[1]), ("probe", probe.least_changes[1])):
+        torch.testing.assert_close(way @ probe.weights[:, 1], torch.tensor(1.0), atol=0.2, rtol=0)
+        moved = [model.decode(model.traverse(one, way, amounts=asked)).frames["pixels/front"] for one in states[:, 6]]
+        shown[name] = torch.stack([centre(frames) - centre(frames[2:3]) for frames in moved]).nanmedian(0).values
+    pixels = 106 * asked  # one metre along y in this camera, as the simulator draws it
+    assert (shown["regression"] / pixels)[[0, 1, 3, 4]].min() > 0.5
+    assert (shown["probe"] / pixels)[[0, 1, 3, 4]].max() < 0.5
+
+
+def centre(frames: Tensor) -> Tensor:
+    """Return the column ``(M,)`` of the centre of the red pixels in frames ``(M, H, W, 3)``; NaN where none is red."""
+    red, green, blue = frames.float().unbind(-1)
+    weight = (red - torch.maximum(green, blue) - 20).clamp(min=0).sum(-2)
+    return (weight * torch.arange(weight.shape[-1])).sum(-1) / weight.sum(-1)
