@@ -105,7 +105,7 @@ def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
     if asked.episodes < FEW:
         returns.append(f"{asked.episodes} episodes: the interval is too narrow; take at least {FEW}")
     if m["return_lo"] == m["return_hi"]:
-        returns.append("all returns were equal: the interval has no width, which does not mean that the mean is certain")
+        returns.append("all returns were equal: the interval has no width, but the mean is not certain")
     return {
         "episodes": f"{asked.episodes} in {asked.num_envs} worlds; seed {asked.seed}; {how}",
         "return": "\n".join(returns),
