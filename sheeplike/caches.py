@@ -85,7 +85,9 @@ def danger(root: str) -> str:
     if not hasattr(os, "geteuid"):  # Windows has other rules
         return ""
     mine = os.geteuid()
-    own = [Path(root), *(Path(root, name) for name in ("warp", "inductor", "jax"))]
+    # What lies in a directory that no other user can enter is safe, however it was made.
+    entered = os.path.isdir(root) and os.stat(root).st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    own = [Path(root), *(Path(root, name) for name in ("warp", "inductor", "jax") if entered)]
     for path in filter(os.path.lexists, [*own, *Path(root).parents]):
         about = path.lstat()
         trusted = {mine, _ROOT} if path in own else {mine, _ROOT, _UNMAPPED}

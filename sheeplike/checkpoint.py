@@ -434,6 +434,7 @@ class Writer:
         keep_best: number of checkpoints with the highest ``meta["score"]`` to keep.
         config, device: entries of every manifest.
         report: called with one line for each new kind of error; by default a RuntimeWarning.
+        check: raises OSError if nothing may be written or removed any more.
     """
 
     def __init__(
@@ -445,6 +446,7 @@ class Writer:
         config: Mapping[str, Any] | None = None,
         device: str | None = None,
         report: Callable[[str], None] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         assert keep_last >= 1, keep_last
         self.root, self.keep_last, self.keep_best = Path(root).absolute(), keep_last, keep_best
@@ -452,6 +454,7 @@ class Writer:
         self.extra = {"device": device, "config": dict(config or {})}
         self.last: Saved | None = None  # the newest checkpoint that was written; None after going back
         self._resumed_from: int | None = None
+        self._check = check
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
         self._reported: set[Any] = set()
         self._thread: threading.Thread | None = None
@@ -556,6 +559,7 @@ class Writer:
     def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""
         try:
+            self._check()
             self._remove_chunks(plan, up_to=self._resumed_from)
             if plan:
                 plan.write()

@@ -10,37 +10,57 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 # Control groups by version: their directory, the file of the limit, the file of the use, the field of cached pages.
 _VERSIONS = {
     2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-CUDA = 13_000  # torch's and Warp's packages are built with 13.0
+CUDA = 13_000  # torch's and Warp's packages are built with 13.0, which knows no GPU below CAPABILITY
+CAPABILITY = (7, 5)
+NO_DEVICE = 100  # CUDA's error where the driver works, but finds no GPU
+
+
+class Driver(NamedTuple):
+    """Answers of NVIDIA's driver; zeros without one."""
+
+    count: int = 0
+    version: int = 0
+    capability: tuple[int, int] = (0, 0)  # of the first GPU
+    error: int = 0
 
 
 @functools.cache
 def gpu_count() -> int:
     """Count the NVIDIA GPUs that the driver shows to this process (``CUDA_VISIBLE_DEVICES`` counts)."""
-    return _driver()[0]
+    return _driver().count
+
+
+def driver_error() -> int:
+    """Return the error with which the driver starts; 0 without one, and where it only finds no GPU."""
+    return 0 if _driver().error == NO_DEVICE else _driver().error
 
 
 def driver_version() -> str:
     """Return the newest CUDA that the driver supports, such as ``13.0``; 0.0 without a driver."""
-    version = _driver()[1]
+    version = _driver().version
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 @functools.cache
-def _driver() -> tuple[int, int]:
-    """Return the number of GPUs that the driver shows, and the newest CUDA that it supports."""
+def _driver() -> Driver:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0, 0
-    count, version = ctypes.c_int(), ctypes.c_int()
-    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    return (0, 0) if failed or driver.cuDriverGetVersion(ctypes.byref(version)) else (count.value, version.value)
+        return Driver()
+    count, version, major, minor = (ctypes.c_int() for _ in range(4))
+    error = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if error or driver.cuDriverGetVersion(ctypes.byref(version)) or not count.value:
+        return Driver(error=error)
+    for attribute, number in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0)
+    return Driver(count.value, version.value, (major.value, minor.value))
 
 
 def cpu_cores() -> int:
@@ -51,9 +71,14 @@ def cpu_cores() -> int:
 @functools.cache
 def gpu_problem() -> str | None:
     """Return why a run cannot use a GPU here, or None if it can."""
+    if driver_error():
+        return f"NVIDIA's driver does not start: CUDA error {driver_error()}"
     if gpu_count() == 0:
         return "this machine shows no NVIDIA GPU"
-    if _driver()[1] < CUDA:
+    if _driver().capability < CAPABILITY:
+        found, needed = (".".join(map(str, pair)) for pair in (_driver().capability, CAPABILITY))
+        return f"its compute capability is {found}, and torch and Warp need {needed} or newer"
+    if _driver().version < CUDA:
         return (
             f"its driver supports CUDA {driver_version()}, and torch and Warp need 13.0: "
             "driver 580 or newer (on data-centre GPUs NVIDIA's package cuda-compat-13-0 does as well)"
@@ -61,6 +86,9 @@ def gpu_problem() -> str | None:
     client = os.environ.get("XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "0")
     if client.lower() not in ("", "0", "false"):
         return f"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT={client} chooses a client whose work torch cannot wait for"
+    allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default")
+    if allocator not in ("default", "bfc"):
+        return f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} moves buffers at every step, which Warp's graphs do not follow"
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return f"JAX_PLATFORMS={platforms} hides the GPU"

@@ -104,6 +104,8 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     key = prefix + ".".join(names)
     if entry["type"] == "missing":
         raise MissingOption(key, None, expectation(schema))
+    if entry["type"] == "string_unicode":
+        raise InvalidOption(key, value, "a text in the encoding of the locale; nearest: PYTHONUTF8=1 before it")
     raise InvalidOption(key, value, expectation(schema), closest(value, schema))
 
 

@@ -100,6 +100,18 @@ def test_nor_where_others_could_put_another_directory_in_its_place(tmp_path: Pat
     assert str(shared) in refusal(done, shared)
 
 
+def test_what_libraries_made_open_to_all_in_a_closed_directory_is_used(tmp_path: Path) -> None:
+    """With a umask of 0 they make such directories, but no other user can come there."""
+    root = tmp_path / "mine"
+    for place in (root, root / "jax"):
+        place.mkdir()
+    (root / "jax").chmod(0o777)
+    for mode, kept in ((0o700, True), (0o755, False)):
+        root.chmod(mode)
+        (place, *_) = json.loads(run(NAMES, SHEEPLIKE_CACHE_DIR=str(root)))
+        assert place.startswith(str(root)) is kept
+
+
 def test_a_directory_such_as_tmp_will_do_if_ours_is_the_one_in_it(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

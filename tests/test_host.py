@@ -111,27 +111,38 @@ def test_what_is_no_number_says_nothing(tmp_path, text):
 
 
 DRIVER = """
-int cuInit(unsigned flags) { return 0; }
+int cuInit(unsigned flags) { return ERROR; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? CAPABILITY / 10 : CAPABILITY % 10;
+    return 0;
+}
 """
 
 
 @pytest.mark.parametrize(
-    ("version", "settings", "fact"),
+    ("driver", "settings", "count", "fact"),
     [
-        (12_040, {}, "CUDA 12.4"),
-        (13_000, {"JAX_PLATFORMS": "cpu"}, "JAX_PLATFORMS=cpu"),
-        (13_010, {"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "1"}, "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT=1"),
+        ({"VERSION": 12_040}, {}, 2, "CUDA 12.4"),
+        ({}, {"JAX_PLATFORMS": "cpu"}, 2, "JAX_PLATFORMS=cpu"),
+        ({}, {"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "1"}, 2, "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT=1"),
+        ({}, {"XLA_PYTHON_CLIENT_ALLOCATOR": "vmm"}, 2, "XLA_PYTHON_CLIENT_ALLOCATOR=vmm"),
+        ({"CAPABILITY": 70}, {}, 2, "7.0"),
+        ({"ERROR": 803}, {}, 0, "803"),
+        ({"ERROR": 100}, {}, 0, "shows no NVIDIA GPU"),
     ],
 )
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-def test_what_is_said_of_a_driver(tmp_path, version, settings, fact):
-    (tmp_path / "driver.c").write_text(DRIVER.replace("VERSION", str(version)))
+def test_what_is_said_of_a_driver(tmp_path, driver, settings, count, fact):
+    text = DRIVER
+    for name, value in ({"VERSION": 13_010, "CAPABILITY": 90, "ERROR": 0} | driver).items():
+        text = text.replace(name, str(value))
+    (tmp_path / "driver.c").write_text(text)
     library = tmp_path / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
     code = "from sheeplike.host import gpu_count, gpu_problem; print(gpu_count(), gpu_problem())"
     environment = {**os.environ, "JAX_PLATFORMS": "", "LD_LIBRARY_PATH": str(tmp_path), **settings}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("2 ")
+    assert done.stdout.startswith(f"{count} ")
     assert fact in done.stdout

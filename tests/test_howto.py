@@ -112,9 +112,9 @@ def test_the_program_that_reads_a_world_model(capsys: pytest.CaptureFixture[str]
     names: dict[str, object] = {}
     for program in blocks(ROOT / "howto" / "inside_a_world_model.md", "python"):
         exec(compile(program, "inside_a_world_model.md", "exec"), names)
-    *_, scores, shape = capsys.readouterr().out.splitlines()
+    *_, scores, least, usual = capsys.readouterr().out.splitlines()
     assert min(json.loads(scores)) > 0.8
-    assert shape == "torch.Size([4, 48, 48, 3])"
+    assert least == usual == "torch.Size([5, 48, 48, 3])"
 
 
 def test_the_readmes_program_dreams_from_the_middle_of_an_episode() -> None:
@@ -167,13 +167,9 @@ def test_the_program_that_looks_at_what_a_halted_run_left(
     assert re.search(r"^(reward|target) +[1-9]\d* numbers are not finite$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_recipe_behind_the_picture_is_the_one_that_ships() -> None:
-    *_, shown = blocks(ROOT / "howto" / "randomize_worlds.md", "yaml")
-    assert shown == (ROOT / "configs" / "randomization" / "franka_vision.yaml").read_text(encoding="utf-8")
-
-
 def test_lines_on_a_page_are_lines() -> None:
-    lines, _ = (yaml.safe_load(block) for block in blocks(ROOT / "howto" / "randomize_worlds.md", "yaml"))
+    (block,) = blocks(ROOT / "howto" / "randomize_worlds.md", "yaml")
+    lines = yaml.safe_load(block)
     scene = FrankaPick().model
     bound = Randomization(lines, scene, mjx.put_model(scene, impl="warp"), cameras=("front",))
     assert tuple(bound.draw(jax.random.key(0))) == tuple(lines)
@@ -182,7 +178,8 @@ def test_lines_on_a_page_are_lines() -> None:
 def test_the_readme_has_one_command_that_trains_and_one_that_tests() -> None:
     setup = [block.strip() for block in blocks(ROOT / "README.md", "") if "pip install" in block]
     assert setup == [
-        "pip install -e . && python -m sheeplike exp=dreamer_v3 env=franka_pick",
+        "pip install -e . --extra-index-url https://download.pytorch.org/whl/cpu"
+        " && python -m sheeplike exp=dreamer_v3 env=franka_pick",
         "pip install -e '.[test]' && pytest",
     ]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

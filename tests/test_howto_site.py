@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,7 +84,7 @@ def test_the_site(tmp_path: Path) -> None:
         assert "url(http" not in path.read_text(encoding="utf-8"), path.name
 
     reference = (tmp_path / "programs.html").read_text(encoding="utf-8")
-    assert "What the model believes at each step" in reference
+    assert "Return the posterior states" in reference
     assert ":class:" not in reference
     options = (tmp_path / "options.html").read_text(encoding="utf-8")
     assert "<code>agent.replay_ratio</code>" in options
@@ -90,3 +92,4 @@ def test_the_site(tmp_path: Path) -> None:
     index = (tmp_path / "search" / "search_index.json").read_text(encoding="utf-8")
     assert "howto/tasks.html#franka_pick" in index
     assert "source/" not in index
+    assert "replay_ratio" in re.split(json.loads(index)["config"]["separator"], "agent.replay_ratio=0.5")

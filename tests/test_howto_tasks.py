@@ -98,12 +98,14 @@ def test_the_options_of_a_task(name: str) -> None:
 
 
 def test_the_options_of_the_families() -> None:
-    found = {cells[0]: cells[1:] for cells in rows(PAGE, "option")}
-    for family, column in zip(FAMILIES, zip(*found.values(), strict=True), strict=True):
+    shown: dict[str, dict[str, str]] = {family: {} for family in FAMILIES}
+    for families, options in rows(PAGE, "options of"):
+        for family in families.split(", "):
+            shown[family] |= dict(option.split("=") for option in options.split(", "))
+    for family, found in shown.items():
         fields = {name: field for name, field in options_of(family).model_fields.items() if name != "id"}
-        shown = {option: cell for option, cell in zip(found, column, strict=True) if cell}
-        assert shown.keys() == fields.keys()
-        assert all(yaml.safe_load(cell) == fields[option].default for option, cell in shown.items())
+        assert found.keys() == fields.keys()
+        assert all(yaml.safe_load(default) == fields[option].default for option, default in found.items())
 
 
 def test_the_pick_tasks_vectors() -> None:
@@ -219,7 +221,8 @@ def test_what_an_agent_sees_by_default() -> None:
 
 @pytest.mark.slow
 def test_playgrounds_table() -> None:
-    found = {cells[0]: cells[1:] for cells in rows(section("MuJoCo Playground"), "task")}
+    table = rows(section("MuJoCo Playground"), "task")
+    found = {id: cells for ids, *cells in table for id in ids.split(", ")}
     assert tuple(found) == PLAYGROUND_IDS
     for id, (actions, width, rate, cameras) in found.items():
         task = PlaygroundTask(PlaygroundOptions(id=id))

@@ -52,5 +52,5 @@ def preserve_state(
     finally:
         networks.load_state_dict(before[0])
         optimizer.load_state_dict(before[1])
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
         skips.load_state_dict(before[2])

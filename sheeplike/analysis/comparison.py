@@ -1,7 +1,7 @@
 """Comparison of several runs: which agent is better, and how certain that is.
 
-Curves are straight lines between evaluations, and nothing is extrapolated: a comparison of groups ends where the
-shortest of all runs ends, a group's own curve where the shortest run of the group ends.
+Curves are straight lines between evaluations, and nothing is extrapolated: an equal budget is one that all runs reach,
+and the mean curve of a group ends where its shortest run ends.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import csv
 import io
 import itertools
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sheeplike.analysis.runs import SUCCESS, Curve, Run, RunError
+from sheeplike.analysis.runs import SUCCESS, Curve, Run
 from sheeplike.analysis.statistics import (
     area_under_curve,
     first_reached,
@@ -33,29 +34,28 @@ MIN_SEEDS = 3  # fewer have no interval
 GRID = 200  # maximum number of points of a group's curve
 AXES = {"steps": "policy steps", "time": "training time"}
 READING = (
-    "final: each seed's last evaluation in the compared range; best: its highest one; area: the mean height of its "
-    "curve. The table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap "
-    "intervals over seeds, which are too narrow for 3 to 5 seeds].",
-    "P(A > B): the probability that a seed of A ends above a seed of B; p: how often groups formed at random would "
+    "final: each seed's last evaluation, wherever its training ended; best: its highest one; at equal budget: its last "
+    "one until then; mean of the curve: its mean height. The table shows interquartile means over seeds (means of "
+    "fewer than 4 seeds) [95 % percentile-bootstrap intervals over seeds, which are too narrow for 3 to 5 seeds].",
+    "P(A > B): the probability that a seed of A is above a seed of B; p: how often groups formed at random would "
     "differ as much (never less than 0.1 with 3 against 3 seeds).",
-    "success: over the episodes of all seeds' final evaluations [95 % Wilson interval]; to a threshold: the first "
-    "evaluation that reaches it, median over seeds; a seed that never does counts as later than all others.",
+    "success rate: mean over seeds [95 % interval for the mean of all seeds, from how much these differ]; that of one "
+    "seed is over its episodes and says nothing of other seeds.",
+    "to a threshold: the first evaluation that reaches it, median over seeds; a seed that never does counts as later "
+    "than all others.",
 )
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ``R`` seeds of one experiment, and its own curve of ``P`` points, up to the end of its shortest run."""
+    """The ``R`` seeds of one experiment, and their mean curve of ``P`` points, where all of them have one."""
 
     label: str
     runs: Sequence[Run]
     curves: Sequence[Curve]  # one per run
-    x: np.ndarray  # (P,) policy steps or seconds
+    x: np.ndarray  # (P,) policy steps or seconds; empty if no range is common to all seeds
     mean: np.ndarray  # (P,) interquartile mean over seeds
     band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, interval of the mean; None with too few seeds
-    finals: np.ndarray  # (R,) each seed's last evaluation in the common range
-    bests: np.ndarray  # (R,) each seed's highest evaluation in the common range
-    areas: np.ndarray  # (R,) mean height of each seed's curve in the common range
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Comparison:
     metric: str
     x: str  # "steps" or "time"
     threshold: float | None
-    end: float  # policy steps or seconds that all runs reach
+    budget: tuple[float, float] | None  # first and last position that all runs have; None if there is none
     groups: Sequence[Group]
     verdicts: Sequence[str]  # one sentence per pair of groups
     notes: Sequence[str]  # sentences
@@ -87,43 +87,47 @@ def compare(
         x: ``"steps"`` or ``"time"``.
         notes: sentences about the choice of the runs.
     """
-    runs = [run for members in groups.values() for run in members]
-    last = max(runs, key=lambda run: run.curves[metric].along(x)[0])
-    shortest = min(runs, key=lambda run: run.curves[metric].along(x)[-1])
-    start, end = last.curves[metric].along(x)[0], shortest.curves[metric].along(x)[-1]
-    if start > end:
-        ends = f"{metric} of {shortest.path} ends at {_position(end, x)}"
-        begins = f"before that of {last.path} begins at {_position(start, x)}"
-        other = "time" if x == "steps" else "steps"
-        raise RunError(f"{ends}, {begins}: expected runs that overlap in {AXES[x]}; nearest: x={other}")
-    compared = [_group(label, members, metric, x, start, end) for label, members in groups.items()]
-    verdicts = [_verdict(a, b, metric) for a, b in itertools.combinations(compared, 2)]
-    longer = any(run.curves[metric].along(x)[-1] > end for run in runs)
-    ended = f", where {shortest.path} ends" if longer else ""
-    notes = [*notes, f"Compared from {_position(start, x)} to {_position(end, x)}{ended}."]
-    for run in runs:
-        if count := run.nonfinite.get(metric):
-            notes.append(f"{run.path}: values of {metric} that are not finite or too large, left out: {count}.")
-    env = next((run.env for run in runs if run.env), None)
-    return Comparison(env, metric, x, threshold, end, compared, verdicts, notes)
+    compared = [_group(label, members, metric, x) for label, members in groups.items()]
+    verdicts = [_verdict(a, b, metric, x) for a, b in itertools.combinations(compared, 2)]
+    notes = list(notes)
+    for group in compared:
+        if not len(group.x):
+            notes.append(f"No mean curve of {group.label}: its seeds have no {AXES[x]} in common.")
+        for run in group.runs:
+            if count := run.nonfinite.get(metric):
+                notes.append(f"{run.path}: values of {metric} that are not finite or too large, left out: {count}.")
+    env = next((run.env for group in compared for run in group.runs if run.env), None)
+    start, end = _common([curve for group in compared for curve in group.curves], x)
+    budget = (start, end) if len(compared) > 1 and start <= end else None
+    return Comparison(env, metric, x, threshold, budget, compared, verdicts, notes)
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Format the table, the verdicts, and how to read them."""
     groups, metric, x, threshold = comparison.groups, comparison.metric, comparison.x, comparison.threshold
+    finals, successes = [_estimate(_last(group, x)) for group in groups], [_success(group.runs) for group in groups]
+    bests = [number(iqm(np.array([curve.value.max() for curve in group.curves]))) for group in groups]
+    if metric == SUCCESS[0]:
+        finals = [success or final for success, final in zip(successes, finals, strict=True)]
     columns = {
         "agent": [group.label for group in groups],
         "seeds": [str(len(group.runs)) for group in groups],
-        f"final {metric}": [_estimate(group.finals) for group in groups],
-        "best": [number(iqm(group.bests)) for group in groups],
-        "area under the curve": [_estimate(group.areas) for group in groups],
+        "trained for": [f"{_ends(group.curves, 'steps')} steps, {_ends(group.curves, 'time')}" for group in groups],
+        f"final {metric}": finals,
+        "best" if _is_good(metric) else "highest": bests,
     }
-    successes = [_success(group.runs, x, comparison.end) for group in groups]
-    if any(successes):
-        columns["success"] = [success or "not counted" for success in successes]
+    if any(successes) and metric != SUCCESS[0]:
+        columns["final success rate"] = [success or "not counted" for success in successes]
     if threshold is not None:
         for axis, name in AXES.items():
             columns[f"{name} to {number(threshold)}"] = [_reach(group.curves, axis, threshold) for group in groups]
+    if comparison.budget:
+        start, end = comparison.budget
+        columns[f"at equal budget, {_short(end, x)}"] = [_estimate(_last(group, x, end)) for group in groups]
+        columns[f"mean of the curve, {_short(start, x)} to {_short(end, x)}"] = [
+            _estimate(np.array([area_under_curve(curve.along(x), curve.value, start, end) for curve in group.curves]))
+            for group in groups
+        ]
     table = markdown_table([list(columns), *zip(*columns.values(), strict=True)])
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
@@ -144,12 +148,13 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 def to_csv(comparison: Comparison) -> str:
     """List every point of every run: group, seed, step (policy steps), seconds, value."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writerow(["group", "seed", "step", "seconds", "value"])
     for group in comparison.groups:
         for run, curve in zip(group.runs, group.curves, strict=True):
+            names = [_text_cell(group.label), _text_cell(run.seed)]
             for step, seconds, value in zip(*curve, strict=True):
-                writer.writerow([group.label, run.seed, int(step), round(float(seconds), 3), float(value)])
+                writer.writerow([*names, int(step), round(float(seconds), 3), float(value)])
     return text.getvalue()
 
 
@@ -171,24 +176,45 @@ def seeds(count: int) -> str:
     return ("1 seed" if count == 1 else f"{count} seeds") + (": no interval" if count < MIN_SEEDS else "")
 
 
+def _text_cell(text: str) -> str:
+    """Mark a text that a spreadsheet would take for a formula, also one that begins with a full-width sign."""
+    return f"'{text}" if unicodedata.normalize("NFKC", text).startswith(("=", "+", "-", "@")) else text
+
+
+def _short(value: float, x: str) -> str:
+    return compact(value) if x == "steps" else format_seconds(value)
+
+
 def _position(value: float, x: str) -> str:
-    return f"{compact(value)} policy steps" if x == "steps" else format_seconds(value)
+    return f"{_short(value, x)} {'policy steps' if x == 'steps' else 'of training'}"
 
 
-def _group(label: str, runs: Sequence[Run], metric: str, x: str, start: float, end: float) -> Group:
+def _is_good(metric: str) -> bool:
+    """Tell whether more of a metric is better."""
+    return any(word in metric for word in ("return", "success", "reward", "score"))
+
+
+def _common(curves: Sequence[Curve], x: str) -> tuple[float, float]:
+    """Return the first and the last position that all curves have; the first is above the last if there are none."""
+    return max(curve.along(x)[0] for curve in curves), min(curve.along(x)[-1] for curve in curves)
+
+
+def _group(label: str, runs: Sequence[Run], metric: str, x: str) -> Group:
     curves = [run.curves[metric] for run in runs]
-    values = [curve.value[curve.along(x) <= end] for curve in curves]
-    finals, bests = np.array([one[-1] for one in values]), np.array([one.max() for one in values])
-    areas = np.array([area_under_curve(curve.along(x), curve.value, start, end) for curve in curves])
-    # The group's own curve has a point at each evaluation of a seed, or a regular grid if these are many.
-    first, last = max(curve.along(x)[0] for curve in curves), min(curve.along(x)[-1] for curve in curves)
+    first, last = _common(curves, x)
+    # The mean curve has a point at each evaluation of a seed, or a regular grid if these are many.
     grid = np.unique(np.concatenate([[first, last], *(curve.along(x) for curve in curves)]))
     grid = grid[(grid >= first) & (grid <= last)]
     if len(grid) > GRID:
         grid = np.linspace(first, last, GRID)
     heights = np.stack([np.interp(grid, curve.along(x), curve.value) for curve in curves])
-    band = iqm_interval(heights) if len(runs) >= MIN_SEEDS else None
-    return Group(label, runs, curves, grid, iqm(heights), band, finals, bests, areas)
+    band = iqm_interval(heights) if len(runs) >= MIN_SEEDS and len(grid) else None
+    return Group(label, runs, curves, grid, iqm(heights), band)
+
+
+def _last(group: Group, x: str, end: float = math.inf) -> np.ndarray:
+    """Return each seed's last value up to a position."""
+    return np.array([curve.value[curve.along(x) <= end][-1] for curve in group.curves])
 
 
 def _estimate(values: np.ndarray) -> str:
@@ -199,6 +225,12 @@ def _estimate(values: np.ndarray) -> str:
     return f"{number(iqm(values))} [{number(low)}, {number(high)}]"
 
 
+def _ends(curves: Sequence[Curve], axis: str) -> str:
+    """Format where curves end, as a range if seeds differ."""
+    ends = sorted(curve.along(axis)[-1] for curve in curves)
+    return " to ".join(dict.fromkeys(_short(end, axis) for end in (ends[0], ends[-1])))
+
+
 def _reach(curves: Sequence[Curve], axis: str, threshold: float) -> str:
     """Format the median position at which seeds reach the threshold; infinite for those that never do."""
     times = np.array([first_reached(curve.along(axis), curve.value, threshold) for curve in curves])
@@ -207,46 +239,53 @@ def _reach(curves: Sequence[Curve], axis: str, threshold: float) -> str:
         return f"not reached {count}"
     # A seed that ended before the median without reaching the threshold might have reached it before the median.
     ended = any(curve.along(axis)[-1] < min(median, time) for curve, time in zip(curves, times, strict=True))
-    text = compact(median) if axis == "steps" else format_seconds(median)
-    return f"at most {text} {count}" if ended else f"{text} {count}"
+    return f"{'at most ' if ended else ''}{_short(median, axis)} {count}"
 
 
-def _success(runs: Sequence[Run], x: str, end: float) -> str | None:
-    """Format the success rate of the last evaluations up to ``end``; None if a run has no successes counted there."""
-    successes = episodes = 0
+def _success(runs: Sequence[Run]) -> str | None:
+    """Format the mean success rate of the last evaluations; None if a run has no successes counted there."""
+    finals = []
     for run in runs:
         if not run.curves.keys() >= set(SUCCESS):
             return None
         rates, counts = (run.curves[name] for name in SUCCESS)
-        until = int((rates.along(x) <= end).sum())
-        count = counts.value[counts.step == rates.step[until - 1]] if until else np.zeros(0)
-        if not count.size:
+        count = counts.value[counts.step == rates.step[-1]]
+        if not count.size or count[0] < 1 or not 0 <= rates.value[-1] <= 1:
             return None
-        successes += round(float(rates.value[until - 1] * count[0]))
-        episodes += round(float(count[0]))
-    if not episodes:
-        return None
-    low, high = success_interval(successes, episodes)
-    return f"{successes / episodes:.0%} [{low:.0%}, {high:.0%}] of {episodes:,} episodes"
+        finals.append((rates.value[-1], count[0]))
+    rates, episodes = np.array(finals).T
+    if 1 < len(runs) < MIN_SEEDS:
+        return f"{rates.mean():.0%} ({seeds(len(runs))})"
+    low, high = success_interval(rates, episodes)
+    alone = f" of this seed's {episodes[0]:,.0f} episodes alone" if len(runs) == 1 else ""
+    return f"{rates.mean():.0%} [{low:.0%}, {high:.0%}]{alone}"
 
 
-def _verdict(a: Group, b: Group, metric: str) -> str:
-    """Say in one sentence which of two groups is better."""
-    better = "better" if any(word in metric for word in ("return", "success", "reward", "score")) else "higher"
-    if probability_of_improvement(a.finals, b.finals) < 0.5:
+def _verdict(a: Group, b: Group, metric: str, x: str) -> str:
+    """Say in one sentence which of two groups is better at equal budget."""
+    start, end = _common([*a.curves, *b.curves], x)
+    if start > end:
+        other = "time" if x == "steps" else "steps"
+        first, last = _common([*a.curves, *b.curves], other)
+        hint = f"; nearest: x={other}" if first <= last else ""
+        ends = f"a run ends at {_position(end, x)}, and another begins at {_position(start, x)}"
+        return f"No equal budget of {a.label} and {b.label}: {ends}{hint}"
+    if probability_of_improvement(_last(a, x, end), _last(b, x, end)) < 0.5:
         a, b = b, a
-    x, y = a.finals, b.finals
-    text = f"P({a.label} > {b.label}) = {probability_of_improvement(x, y):.2f}"
-    if min(len(x), len(y)) < MIN_SEEDS:
-        counts = f"{len(x)} and {len(y)}, expected at least {MIN_SEEDS} each"
-        return f"Not enough seeds to say which of {a.label} and {b.label} is {better}: {counts}; {text}, no interval"
-    low, high = improvement_interval(x, y)
-    chance = permutation_test(x, y)
+    highs, lows = _last(a, x, end), _last(b, x, end)
+    better, pair = "better" if _is_good(metric) else "higher", f"{a.label} and {b.label}"
+    at = f"after {_position(end, x)}, {number(iqm(highs))} against {number(iqm(lows))}"
+    text = f"P({a.label} > {b.label}) = {probability_of_improvement(highs, lows):.2f}"
+    if min(len(highs), len(lows)) < MIN_SEEDS:
+        counts = f"{len(highs)} and {len(lows)}, expected at least {MIN_SEEDS} each"
+        return f"Not enough seeds to say which of {pair} is {better} {at}: {counts}; {text}, no interval"
+    low, high = improvement_interval(highs, lows)
+    chance = permutation_test(highs, lows)
     if low < high:  # an interval of width 0 would claim a certainty that a few seeds cannot give
         text += f" [{low:.2f}, {high:.2f}]"
     text += f", permutation test p = {chance:.2g}"
     if low <= 0.5:
-        return f"No clear difference between {a.label} and {b.label}: {text}"
+        return f"No clear difference between {pair} {at}: {text}"
     if chance > 0.05:
-        return f"{a.label} looks {better} than {b.label}, but more seeds are needed to be sure: {text}"
-    return f"{a.label} is {better} than {b.label}: {text}"
+        return f"{a.label} looks {better} than {b.label} {at}, but more seeds are needed to be sure: {text}"
+    return f"{a.label} is {better} than {b.label} {at}: {text}"

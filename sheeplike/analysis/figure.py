@@ -28,10 +28,11 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
     for index, group in enumerate(comparison.groups):
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
         for curve in group.curves:
-            axes.plot(curve.along(comparison.x) / unit, curve.value, linewidth=0.8, alpha=0.4, **style)
+            marker = "." if len(curve.step) == 1 else None  # a curve of one point has no line
+            axes.plot(curve.along(comparison.x) / unit, curve.value, linewidth=0.8, alpha=0.4, marker=marker, **style)
         if group.band is not None:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
-        marker = "o" if len(group.x) == 1 else None  # a curve of one point has no line
+        marker = "o" if len(group.x) == 1 else None
         axes.plot(group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=marker, **style)
     if log:
         axes.set_xscale("log")
@@ -41,8 +42,8 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
         label = f"threshold {number(comparison.threshold)}"
         axes.axhline(comparison.threshold, color="0.3", linewidth=1, linestyle=(0, (5, 3)), label=label)
     curves = [curve for group in comparison.groups for curve in group.curves]
-    if any(curve.along(comparison.x)[-1] > comparison.end for curve in curves):
-        axes.axvline(comparison.end / unit, color="0.3", linewidth=0.8, linestyle=":", label="compared up to here")
+    if comparison.budget and any(curve.along(comparison.x)[-1] > comparison.budget[1] for curve in curves):
+        axes.axvline(comparison.budget[1] / unit, color="0.3", linewidth=0.8, linestyle=":", label="equal budget")
     axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
     axes.set_ylabel(plain(NAMES.get(comparison.metric, comparison.metric)), fontsize=11)
     for axis in (axes.xaxis, axes.yaxis):

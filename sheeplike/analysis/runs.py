@@ -7,7 +7,6 @@ files of TensorBoard, as other tools write them. It is not trusted: neither link
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import re
@@ -72,30 +71,36 @@ class Run:
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Read the runs of one task in and below some directories, without dry runs; also return notes on them.
+    """Read runs of one task in and below some directories, and notes, one on each left out; RunError if none is left.
 
     Args:
         metrics: alternative names of the metric to compare; each run's first one is stored under the first name.
     """
-    found = [read_run(path, {*metrics, *SUCCESS}) for path in find_runs(places)]
-    runs = [run for run in found if not run.dry_run]
-    if not runs:
-        raise RunError(f"{found[0].path} is a dry run, too short to compare: expected other runs")
-    dry = len(found) - len(runs)
-    notes = [f"{dry} dry runs left out." if dry > 1 else "1 dry run left out."] if dry else []
-    tasks = {run.env: run.path for run in reversed(runs) if run.env}
+    found: list[Run] = []
+    problems: list[RunError] = []
+    for path in find_runs(places):
+        try:
+            found.append(read_run(path, {*metrics, *SUCCESS}))
+        except RunError as error:
+            problems.append(error)
+    tasks = {run.env: run.path for run in reversed(found) if run.env and not run.dry_run}
     if len(tasks) > 1:
         listed = " and ".join(f"{task} ({path})" for task, path in sorted(tasks.items()))
         raise RunError(f"expected runs of one task, and found {listed}; nearest: the directory of one of them")
-    metric = metrics[0]
-    for index, run in enumerate(runs):
+    runs, notes = [], []
+    for run in found:
         first = next((name for name in metrics if name in run.curves), None)
-        if first is None:
-            raise _lacks(run, metric, any(metric in other.curves for other in runs))
-        if first != metric:
-            runs[index] = replace(run, curves={**run.curves, metric: run.curves[first]})
-            notes.append(f"{run.path}: {first} stands for {metric}, and its steps for policy steps.")
-    return runs, notes
+        if run.dry_run:
+            problems.append(RunError(f"{run.path}: a dry run, too short to compare: expected other runs"))
+        elif first is None:
+            problems.append(_lacks(run, metrics[0]))
+        else:
+            runs.append(replace(run, curves={**run.curves, metrics[0]: run.curves[first]}))
+            if first != metrics[0]:
+                notes.append(f"{run.path}: {first} stands for {metrics[0]}, and its steps for policy steps.")
+    if not runs:
+        raise problems[0]
+    return runs, [f"Left out: {problem}." for problem in problems] + notes
 
 
 def find_runs(places: Iterable[Path]) -> list[Path]:
@@ -133,10 +138,11 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     return Run(path, one_line(env), one_line(name), seed, settings, dry_run, *recorded, every)
 
 
-def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
+def group_runs(runs: Iterable[Run], metric: str) -> tuple[dict[str, list[Run]], list[str]]:
     """Group runs that differ only in their seed, under labels that tell the groups apart.
 
     A label lists the settings in which runs of its name differ, and the conditions in which any two runs differ.
+    Of two runs of one seed the one with the longer curve of ``metric`` is kept; also return a note on each other one.
     """
     runs = list(runs)
     configured = [run for run in runs if "env.name" in run.settings]
@@ -150,13 +156,16 @@ def group_runs(runs: Iterable[Run]) -> dict[str, list[Run]]:
         keys = sorted(_differing(firsts) | conditions)
         labels = [_label(run, keys) for run in firsts]
         groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
+    notes = []
     for label, members in groups.items():
-        members.sort(key=lambda run: (len(run.seed), run.seed))  # numerical order
-        for first, second in itertools.pairwise(members):
-            if first.seed == second.seed:
-                where = f"is there twice, in {first.path} and {second.path}"
-                raise RunError(f"seed {first.seed} of {label} {where}: expected one run for each seed")
-    return groups
+        kept: dict[str, Run] = {}
+        # The longest first, in numerical order of the seeds.
+        for run in sorted(members, key=lambda run: (len(run.seed), run.seed, -run.curves[metric].step[-1])):
+            if (other := kept.setdefault(run.seed, run)) is not run:
+                reason = f"seed {run.seed} of {label} is also in {other.path}, which is as long or longer"
+                notes.append(f"Left out: {run.path}: {reason}.")
+        groups[label] = list(kept.values())
+    return groups, notes
 
 
 @functools.cache
@@ -164,7 +173,7 @@ def _marked(mark: str) -> frozenset[str]:
     return marked(all_keys(*registry.built_in()), mark)
 
 
-def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
+def _lacks(run: Run, metric: str) -> RunError:
     others = sorted(run.metrics - {metric})
     waits = metric.startswith("eval/") and not any(name.startswith("eval/") for name in others)
     if metric in run.metrics:
@@ -177,8 +186,6 @@ def _lacks(run: Run, metric: str, others_have_it: bool) -> RunError:
         match = nearest(metric, others, cutoff=0.6)
         there = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
         hint = f"there are none; {there}"
-    if others_have_it:
-        hint += "; other runs have it: wait for this one, or leave it out"
     return RunError(f"{run.path}: expected values of metric={metric}, and {hint}")
 
 

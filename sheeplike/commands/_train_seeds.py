@@ -69,10 +69,8 @@ def call(command: list[str]) -> int:
     def forward(signum: int, frame: object) -> None:
         child.send_signal(signum)  # a terminal sends Ctrl-C to the child too, which takes both for one request
 
-    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    before = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}  # nohup ignores
-    for signum in before:
-        signal.signal(signum, forward)
+    heard = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores some
+    before = {signum: signal.signal(signum, forward) for signum in heard}
     try:
         return child.wait()
     finally:

@@ -21,7 +21,7 @@ from sheeplike.terminal import echo, one_line
 USAGE = """python -m sheeplike compare <directory> [<directory> ...] [key=value ...]
 
 Compares all runs in and below the directories: runs of this program, and TensorBoard events of other tools.
-Runs that differ only in their seed are one group.
+Runs that differ only in their seed are one group. What cannot be compared is left out, with a line each.
 """
 DIRECTORY = "compare"
 EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate threshold=0.9"
@@ -57,14 +57,14 @@ def main(request: Request) -> None:
     from sheeplike.analysis.runs import group_runs, read_runs
 
     runs, notes = read_runs(places, metrics)
-    groups = group_runs(runs)
+    groups, doubles = group_runs(runs, metrics[0])
 
     from sheeplike.analysis.comparison import AXES, compare, to_csv, to_markdown
     from sheeplike.analysis.figure import draw, encode
 
-    comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes)
-    if asked.scale == "log" and comparison.end <= 0:
-        raise InvalidOption("scale", "log", f"linear, since the compared {AXES[x]} are not above 0", "linear")
+    comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes + doubles)
+    if asked.scale == "log" and max(run.curves[metrics[0]].along(x)[-1] for run in runs) <= 0:
+        raise InvalidOption("scale", "log", f"linear, since no {AXES[x]} are above 0", "linear")
     task = comparison.env or one_line(places[0].resolve().name)
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
     table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log")

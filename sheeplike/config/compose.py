@@ -13,6 +13,7 @@ No other module knows Hydra.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         _add_dry_run(merged, agent)
 
     # The command line comes last.
-    before = merged.copy()
+    before = copy.deepcopy(merged.data)
     for change in changes:
         merged.set(change.key_or_group, change.value(), COMMAND_LINE)
     try:
@@ -123,7 +124,9 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
     chosen = {file.choice for file in files} | {f"agent/{name}" for name in agents}
     for file in files:
         _check_file(file, sources)
-        merged.add_file(file, chosen)
+        for needed, values in file.parts():
+            if chosen.issuperset(needed):
+                merged.add(values, file.source)
     return merged
 
 
@@ -181,11 +184,10 @@ def load_saved(path: Path, arguments: Sequence[str] = ()) -> Composed:
         merged.set(key, override.value(), COMMAND_LINE)
     try:
         return Composed(validate(merged.data), merged.sources)
-    except InvalidOption as error:
-        if any(error.key.startswith(override.key_or_group) for override in overrides):
-            raise  # the change is to blame, not the file
-        raise CommandError(f"{error} (in {path})") from None
     except CommandError as error:
+        changed = tuple(override.key_or_group for override in overrides)
+        if isinstance(error, InvalidOption) and error.key.startswith(changed):
+            raise  # the change is to blame, not the file
         raise CommandError(f"{error} (in {path})") from None
 
 
@@ -223,15 +225,19 @@ class _File(NamedTuple):
     source: str
     content: dict[str, Any]
 
-    def sections(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield group, name and values of each section that is for one agent or machine only."""
+    def parts(self, choices: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+        """Yield the file's values, then those of each section, with the choices that a section is for."""
+        yield choices, {name: value for name, value in self.content.items() if name not in SECTIONS}
         for section, group in SECTIONS.items():
             named = self.content.get(section) or {}
             if not isinstance(named, dict):
                 raise CommandError(
                     f"{self.source}: {section}: expected names of agents or profiles with keys below them"
                 )
-            yield from ((group, str(name), part) for name, part in named.items())
+            for name, part in named.items():
+                if not isinstance(part, dict):
+                    raise CommandError(f"{self.source}: {group} {name}: expected keys with their values")
+                yield from self._replace(content=part).parts((*choices, f"{group}/{name}"))
 
 
 class Merged:
@@ -240,18 +246,6 @@ class Merged:
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
-
-    def copy(self) -> Merged:
-        other = Merged()
-        other.add(self.data, "")
-        return other
-
-    def add_file(self, file: _File, chosen: set[str]) -> None:
-        """Add the values of a file, then its sections for the agents and machines in ``chosen``."""
-        self.add({name: value for name, value in file.content.items() if name not in SECTIONS}, file.source)
-        for group, name, part in file.sections():
-            if f"{group}/{name}" in chosen:
-                self.add_file(file._replace(content=part), chosen)
 
     def add(self, values: Mapping[str, Any], source: str) -> None:
         """Merge nested values."""
@@ -282,7 +276,7 @@ class Merged:
             if not isinstance(default, dict):
                 whole.set(path, default, "")
         whole.add(self.data, "")
-        with _one_line(None):
+        with _one_line():
             resolved = OmegaConf.to_container(OmegaConf.create(whole.data), resolve=True, throw_on_missing=True)
         return _like(self.data, resolved)
 
@@ -298,7 +292,7 @@ def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dic
     """Return the files of the choices on a command line, in the order of merging, and the choices by group."""
     places = (QuotedString(f"file://{path}", Quote.single).with_quotes() for path in sources.directories[1:])
     searchpath = f"hydra.searchpath=[{','.join(places)}]"
-    with _one_line(sources), _defaults_lists(), _stored(sources):
+    with _one_line(sources), _stored(sources):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
@@ -330,18 +324,16 @@ def _read(entry: ResultDefault, sources: Sources) -> _File:
 
 def _check_file(file: _File, sources: Sources) -> None:
     """Raise for misplaced keys, and for sections of agents or profiles that do not exist."""
-    for name in ("exp", "profile"):
-        if name in file.content:
-            raise CommandError(
-                f"{file.source}: {name}: expected '# @package _global_' as its first line, if it holds keys of a run; "
-                f"{name}= itself is chosen on the command line"
-            )
-    for group, name, part in file.sections():
-        if name not in {*sources.choices(group), *(registry.list_agents() if group == "agent" else ())}:
-            raise UnknownName(f"{file.source}: {group}", name, sources.choices(group))
-        if not isinstance(part, dict):
-            raise CommandError(f"{file.source}: {group} {name}: expected keys with their values")
-        _check_file(file._replace(content=part), sources)
+    for choices, values in file.parts():
+        for name in ("exp", "profile"):
+            if name in values:
+                raise CommandError(
+                    f"{file.source}: {name}: expected '# @package _global_' as its first line, if it holds keys of a "
+                    f"run; {name}= itself is chosen on the command line"
+                )
+        for group, _, name in (choice.partition("/") for choice in choices):
+            if name not in {*sources.choices(group), *(registry.list_agents() if group == "agent" else ())}:
+                raise UnknownName(f"{file.source}: {group}", name, sources.choices(group))
 
 
 def _check_choice(override: Override, sources: Sources) -> None:
@@ -351,7 +343,7 @@ def _check_choice(override: Override, sources: Sources) -> None:
         raise UnknownName(group, str(name), sources.choices(group))
     path = sources.find(f"{group}/{name}")
     if group == "exp" and path:
-        with _one_line(None):
+        with _one_line():
             text = path.read_text(encoding="utf-8")
         if not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
             raise CommandError(f"{path}: expected '# @package _global_' as its first line")
@@ -359,13 +351,12 @@ def _check_choice(override: Override, sources: Sources) -> None:
 
 def _check_keys(file: _File, known: Mapping[str, Key]) -> None:
     """Raise for an unknown key in a file."""
-    for path, _ in flat({name: value for name, value in file.content.items() if name not in SECTIONS}):
-        try:
-            _check_path(path, known)
-        except CommandError as error:
-            raise CommandError(f"{file.source}: {error}") from None
-    for _, _, part in file.sections():
-        _check_keys(file._replace(content=part), known)
+    for _, values in file.parts():
+        for path, _ in flat(values):
+            try:
+                _check_path(path, known)
+            except CommandError as error:
+                raise CommandError(f"{file.source}: {error}") from None
 
 
 def _check_path(path: str, known: Mapping[str, Key]) -> None:
@@ -392,7 +383,7 @@ def _profile(changes: Iterable[Override]) -> str:
     asked = _value_of("fabric.accelerator", changes, {})
     if asked in ("cpu", "cuda", "gpu"):
         return "cpu" if asked == "cpu" else "gpu"
-    if host.gpu_count() and host.gpu_problem():
+    if (host.gpu_count() or host.driver_error()) and host.gpu_problem():
         warn(f"profile=cpu although there is a GPU: {host.gpu_problem()}")
     return "cpu" if host.gpu_problem() else "gpu"
 
@@ -407,9 +398,9 @@ def _add_dry_run(merged: Merged, agent: type[AgentConfig]) -> None:
     merged.add(content, "dry_run.yaml")
 
 
-def _default(error: InvalidOption, before: Merged, known: Mapping[str, Key]) -> Any:
+def _default(error: InvalidOption, before: Mapping[str, Any], known: Mapping[str, Key]) -> Any:
     """Return the value of the invalid key without the changes of the command line, if it differs."""
-    value: Any = before.data
+    value: Any = before
     for name in error.key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if value is None and error.key in known:
@@ -430,15 +421,13 @@ def _run_dir(config: Config, choices: Mapping[str, str]) -> str:
 def _stored(sources: Sources) -> Iterator[None]:
     """Let Hydra find environments, agents and recipes that have no file."""
     store = ConfigStore.instance()
-    contents = {
-        "env": lambda name: {"name": name},
-        "agent": lambda name: {"name": name},
-        "exp": lambda name: {"defaults": [{"override /agent": name}]},
-    }
-    names = [(group, name) for group in contents for name in sources.without_file(group)]
+    names = [(group, name) for group in ("env", "agent", "exp") for name in sources.without_file(group)]
     try:
         for group, name in names:
-            store.store(name, contents[group](name), group, package="_global_" if group == "exp" else None)
+            if group == "exp":
+                store.store(name, {"defaults": [{"override /agent": name}]}, group, package="_global_")
+            else:
+                store.store(name, {"name": name}, group)
         yield
     finally:  # Hydra would take an entry for the schema of a later file with its name
         for group, name in names:
@@ -446,10 +435,13 @@ def _stored(sources: Sources) -> Iterator[None]:
 
 
 @contextmanager
-def _one_line(sources: Sources | None) -> Iterator[None]:
+def _one_line(sources: Sources | None = None) -> Iterator[None]:
     """Turn the errors of Hydra, OmegaConf and YAML into one line."""
+    expected = "expected a list such as '- override /agent: dreamer_v3' under the defaults of a recipe"
     try:
         yield
+    except RecursionError:
+        raise CommandError(f"a recipe builds on itself: {expected}") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         if sources and (missing := re.search(r"You must specify '(\w+)'", str(error))):
             group = missing[1]
@@ -468,16 +460,6 @@ def _one_line(sources: Sources | None) -> Iterator[None]:
             ) from None
         text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
         raise CommandError(text) from None
-
-
-@contextmanager
-def _defaults_lists() -> Iterator[None]:
-    """Turn Hydra's errors about a malformed or recursive list of defaults into one line."""
-    expected = "expected a list such as '- override /agent: dreamer_v3' under the defaults of a recipe"
-    try:
-        yield
-    except RecursionError:
-        raise CommandError(f"a recipe builds on itself: {expected}") from None
     except (ValueError, TypeError, AssertionError) as error:
         raise CommandError(f"{error}: {expected}") from None
 

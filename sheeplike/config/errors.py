@@ -94,12 +94,19 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
         raise CommandError(lines[0] if lines else type(error).__name__) from error
 
 
-def require_writable(key: str, directory: Path, *names: str, nearest: str = "another place") -> None:
-    """Raise before a command begins if it cannot write in a directory, or files of these names."""
+@contextmanager
+def writing(key: str, directory: Path, nearest: str = "another place") -> Iterator[None]:
+    """Turn an OSError into one line with the key that names a directory, and the file that cannot be written."""
     try:
-        check_writable(directory, *names)
+        yield
     except OSError as error:
         raise CommandError(
-            f"{key}={directory}: expected a directory that can be written; {error.filename}: {error.strerror}; "
-            f"nearest: {nearest}"
+            f"{key}={directory}: expected a directory that can be written; {error.filename or directory}: "
+            f"{error.strerror}; nearest: {nearest}"
         ) from None
+
+
+def require_writable(key: str, directory: Path, *names: str, nearest: str = "another place") -> None:
+    """Raise before a command begins if it cannot write in a directory, or files of these names."""
+    with writing(key, directory, nearest):
+        check_writable(directory, *names)

@@ -206,7 +206,8 @@ def validate(data: Mapping[str, Any]) -> Config:
             spec = registry.find(agent.get("name"))
         for name in agent:
             if name not in {field.alias or key for key, field in spec.config.model_fields.items()}:
-                elsewhere = f"{agent['name']} has no such key" if _is_of_another_agent(name) else ""
+                others = any(name in options.model_fields for options in registry.built_in())
+                elsewhere = f"{agent['name']} has no such key" if others else ""
                 raise UnknownKey(f"agent.{name}", list(keys_of(spec.config, "agent.")), elsewhere)
         data = {**data, "agent": validated(spec.config, agent, "agent.")}
     config = validated(Config, data)
@@ -245,10 +246,6 @@ def headlines(config: Config) -> tuple[dict[str, type], dict[str, Any]]:
         if value is not None:
             values[path] = kind(value)
     return columns, values
-
-
-def _is_of_another_agent(name: str) -> bool:
-    return any(name in options.model_fields for options in registry.built_in())
 
 
 def _check_env(config: Config) -> None:

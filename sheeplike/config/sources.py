@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.config.errors import expand
+from sheeplike.envs.gym.options import find_module
 from sheeplike.options import CommandError
 
 GROUPS = ("exp", "env", "randomization", "agent", "profile")
@@ -76,11 +76,13 @@ class Sources:
 def _directory(origin: str, entry: str) -> Path:
     """Return the directory of an entry: a plain path, ``file://path`` or ``pkg://package.name``."""
     if entry.startswith("pkg://"):
-        package = entry.removeprefix("pkg://").strip("/").replace("/", ".")
-        places = _find_package(package)
-        if not places:
+        package, *below = entry.removeprefix("pkg://").strip("/").replace("/", ".").split(".")
+        spec = find_module(package)
+        places = [Path(place, *below) for place in (spec.submodule_search_locations or ())] if spec else []
+        directory = next((place for place in places if place.is_dir()), None)
+        if directory is None:
             raise CommandError(f"{origin} {entry}: expected a package that can be imported")
-        return Path(places[0]).resolve()
+        return directory.resolve()
     directory = expand(entry.removeprefix("file://")).resolve()
     if not directory.is_dir():
         raise CommandError(
@@ -88,14 +90,3 @@ def _directory(origin: str, entry: str) -> Path:
             f"{directory} does not exist"
         )
     return directory
-
-
-def _find_package(name: str) -> list[str]:
-    """Return the directories of a package, found without importing it."""
-    first, *below = name.split(".")
-    try:
-        spec = importlib.util.find_spec(first)
-    except (ImportError, ValueError):
-        return []
-    places = [os.path.join(place, *below) for place in (spec.submodule_search_locations or ())] if spec else []
-    return [place for place in places if os.path.isdir(place)]

@@ -58,20 +58,29 @@ class Progress:
         self._begun = clock()
         self._seen = initial_steps  # policy steps at the last call of update
         self._measured = (self._begun, initial_steps)  # time and policy steps of the last measurement
+        self._gradient_steps: int | None = None  # None: no cycle of acting and learning has ended in this stage
         self._steps = self._seconds = 0.0  # exponentially weighted, for the speed
         self._stage = ("", self._begun)
         self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
         self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # number of episodes, and their means
 
-    def update(self, step: int) -> None:
-        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago."""
+    def update(self, step: int, gradient_steps: int | None = None) -> None:
+        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago.
+
+        An agent that acts for long and then learns for long is fast and slow in turn: its speed is measured over whole
+        cycles, from one change of ``gradient_steps`` to the next.
+        """
         now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
+        if gradient_steps is None or self._stage[0] or self._gradient_steps not in (None, gradient_steps):
+            self._measure(now, step)
+        elif self._gradient_steps is None:
+            self._measured = (now, step)
+        self._gradient_steps = gradient_steps
         if self._written is not None and now - self._written < self._interval and not ends:
             return
         self._written = now
-        self._measure(now, step)
         parts = self._parts(step)
         if is_terminal(self._file):
             width = shutil.get_terminal_size().columns - 1
@@ -98,11 +107,11 @@ class Progress:
         """Show a stage and its duration instead of the ETA, and restart the speed; ``""`` is the stage of learning."""
         self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
-        self.skip()
+        self._measured, self._gradient_steps = (self._clock(), self._seen), None
 
-    def skip(self) -> None:
-        """Leave the time since the last line, which was a pause, out of the estimate."""
-        self._measured = (self._clock(), self._seen)
+    def skip(self, seconds: float) -> None:
+        """Exclude a pause, which has just ended, from the estimate."""
+        self._measured = (self._measured[0] + seconds, self._measured[1])
 
     def note(self, text: str) -> None:
         """Print a line of its own."""

@@ -114,8 +114,8 @@ class Compilation:
         while done < calls:
             try:
                 step()
-            except _failures() as error:  # the backward pass is compiled when it is first needed
-                if not self.fused or is_out_of_memory(error):
+            except Exception as error:  # the backward pass is compiled when it is first needed
+                if not self.fused or isinstance(error, CannotCompile) or is_out_of_memory(error):
                     raise
                 self._leave_out("fused", error)
                 done = 0
@@ -137,19 +137,24 @@ class Compilation:
         if self.device.type == "cpu":
             # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
             options |= {"cpp_wrapper": True, **without_line_tables()}
-        compiled = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+        compiled, works = torch.compile(function, fullgraph=True, dynamic=False, options=options), False
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal works
             if not self.fused or torch.compiler.is_compiling():  # the function around this one fuses it too
                 return function(*args, **kwargs)
             try:
-                return compiled(*args, **kwargs)
-            except _failures() as error:
-                if is_out_of_memory(error):
+                result = compiled(*args, **kwargs)
+            except Exception as error:
+                # The first call may fail in other ways too: a kernel that cannot be launched, a type that is refused.
+                if is_out_of_memory(error) or (works and not isinstance(error, _failures())):
                     raise
+                result = function(*args, **kwargs)  # an error of the function's own is raised here
                 self._leave_out("fused", error)
-                return function(*args, **kwargs)
+                return result
+            works = True
+            return result
 
         return call
 
@@ -217,9 +222,11 @@ class GraphedStep:
         try:
             self._capture(leaves, spec, pool)
         except Exception as error:
-            if self.owner is None or is_out_of_memory(error):
+            if self.owner is None:
                 raise
             end_capture(self.device, random, pool)
+            # A capture needs memory of its own; eager calls, which have worked before, may still fit.
+            torch.cuda.empty_cache()
             self.owner._leave_out("graphs", error)
 
     def _on_side_stream(self, inputs: tuple) -> Any:

@@ -67,12 +67,15 @@ class OneHotCategorical:
 
     def sample(self) -> Tensor:
         """Draw one-hots ``(B, K)`` float32 with straight-through gradients: ``one_hot + p - sg(p)``."""
-        one_hot = F.one_hot(self.sample_index(), self.probs.shape[-1]).to(self.probs.dtype)
-        return one_hot + (self.probs - self.probs.detach())
+        return self._one_hot(self.sample_index()) + (self.probs - self.probs.detach())
 
     def mode(self) -> Tensor:
         """Return the most probable class as one-hot ``(B, K)`` float32."""
-        return F.one_hot(self.probs.argmax(-1), self.probs.shape[-1]).to(self.probs.dtype)
+        return self._one_hot(self.probs.argmax(-1))
+
+    def _one_hot(self, index: Tensor) -> Tensor:
+        # F.one_hot checks the range of the indices, which takes a GPU further kernels.
+        return (index.unsqueeze(-1) == torch.arange(self.probs.shape[-1], device=index.device)).to(self.probs.dtype)
 
     def log_prob(self, one_hot: Tensor) -> Tensor:
         return (one_hot * self.log_probs).sum(-1)

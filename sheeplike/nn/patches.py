@@ -34,13 +34,15 @@ def without_line_tables() -> dict[str, bool]:
 def end_capture(device: torch.device, random: Tensor, pool: Any) -> None:
     """Make torch usable again after a failed capture, which leaves its allocator and generator capturing.
 
-    ``random`` is the generator's state before the capture. RuntimeError if the context of the device is lost.
+    ``random`` is the generator's state before the capture. The allocator of pinned memory stays in the capture, which
+    costs a lock per allocation. RuntimeError if the context of the device is lost.
     """
     torch.cuda.synchronize(device)
     index = torch.cuda._utils._get_device_index(device, optional=True)
-    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-        with suppress(RuntimeError):  # some versions of torch have done it
-            end(index, pool)
+    # If the capture ended well, although Python raised in it, the graph frees the pool: a second release would abort.
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
     generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
     generator.set_state(random)

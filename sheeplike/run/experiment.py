@@ -16,7 +16,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from numbers import Integral
 from types import TracebackType
 
@@ -33,8 +33,7 @@ from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
-from sheeplike.run.banner import describe_run
-from sheeplike.run.build import build_envs, explain_oom, launch, make_agent, warm_up
+from sheeplike.run.build import build_envs, describe, explain_oom, launch, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.gpu_queue import GpuQueue
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
@@ -91,11 +90,10 @@ class Experiment:
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop: StopRequest = stack.enter_context(stoppable(ready=in_program))
-            self.storage = stack.enter_context(Storage(planned))
+            self.storage = stack.enter_context(closing(Storage(planned)))
             with explain_oom(config):
                 # Device and threads.
                 fabric = launch(config)
-                self._gpu_queue = GpuQueue(fabric.device)
                 torch.manual_seed(config.seed)
 
                 # The lock and the newest checkpoint of a run that goes on.
@@ -124,7 +122,8 @@ class Experiment:
             stack.callback(self.progress.close)
             self.recorder = Recorder(self.agent, self.envs, self.progress)
             self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
-            self.state = self._restore(saved) if saved else self._begin()
+            snapshot.seed_everything(config.seed)
+            self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
 
             # Logs and banner. After a stop between two updates, the hooks of that step have not run.
             behind = self.state.due > 0
@@ -139,15 +138,11 @@ class Experiment:
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
         self._compiled = self._changed = self._busy = False
-
-    def _begin(self) -> LoopState:
-        snapshot.seed_everything(self.config.seed)
-        return LoopState.begin(self.agent, self.envs, self.config.seed)
+        self._queue = GpuQueue(self.envs.device)
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
             warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
-        snapshot.seed_everything(self.config.seed)
         with snapshot.checkpoint_mismatch(self.run_dir):
             state = snapshot.restore(saved.parts, saved.step, self.config, self.agent, self.envs, self.recorder)
         saved.parts.clear()  # frees the second copy of the state
@@ -160,8 +155,7 @@ class Experiment:
     def _introduce(self, files: Sequence[str], step_seconds: float) -> None:
         """Print the banner, and log configuration and provenance."""
         config, step, logger = self.config, self.policy_steps, self.recorder.logger
-        about = {"start": step, "step_seconds": step_seconds, "files": files}
-        banner("sheeplike", describe_run(config, self.run_dir, self.envs, self.agent, **about))
+        banner("sheeplike", describe(config, self.envs, self.agent, step, self.run_dir, files, step_seconds))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
         logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
         logger.log_hyperparameters(*headlines(config))
@@ -221,7 +215,7 @@ class Experiment:
             with (
                 as_command_errors(CannotCompile),
                 explain_oom(self.config),
-                Watchdog(self.config.watchdog) as self.watchdog,
+                closing(Watchdog(self.config.watchdog)) as self.watchdog,
                 self.recorder.training(self.state),
             ):
                 self._train_to(target)
@@ -287,33 +281,29 @@ class Experiment:
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
         while (self.policy_steps < target or self.state.due) and not self.stop():
-            if self._compiled:
-                self._train(target)
-            elif self.policy_steps < self._first_update:
-                # Environments that fail do so before the update is compiled, which takes minutes.
-                self._train(min(self._first_update, target))
+            if self._compiled or self.policy_steps < self._first_update:
+                train(
+                    self.agent,
+                    self.envs,
+                    self.state,
+                    # Environments that fail do so before the update is compiled, which takes minutes.
+                    total_steps=target if self._compiled else min(self._first_update, target),
+                    observer=self.recorder,
+                    hooks=self._hooks,
+                    stop=self._must_stop,
+                )
             else:
-                self._patiently(self._compile_update)(self.state)
+                with self.watchdog.patient():
+                    self._compile_update()
             if self._nonfinite.suspects():
                 self._nonfinite.halt_if_confirmed(self.policy_steps)
 
-    def _train(self, total_steps: int) -> None:
-        train(
-            self.agent,
-            self.envs,
-            self.state,
-            total_steps=total_steps,
-            observer=self.recorder,
-            hooks=self._hooks,
-            stop=self._must_stop,
-        )
-
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration."""
-        self._gpu_queue.limit()
+        self._queue.limit()
         return self.stop() or self._nonfinite.suspects()
 
-    def _compile_update(self, state: LoopState) -> None:
+    def _compile_update(self) -> None:
         try:
             with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 self.agent.warm_up()
@@ -335,7 +325,7 @@ class Experiment:
     def _iterated(self, state: LoopState) -> None:
         if state.policy_steps >= self.config.total_steps:
             self.recorder.flush()  # the last progress line shows the newest row
-        self.progress.update(state.policy_steps)
+        self.progress.update(state.policy_steps, state.gradient_steps)
         self.watchdog.beat()
 
     def _patiently(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:
@@ -365,11 +355,11 @@ class Experiment:
 
     def _save_at_the_end(self) -> None:
         step = self.storage.newest_step()
-        newest = "it has no checkpoint" if step is None else f"its newest checkpoint is of policy step {step:,}"
+        newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
         if step is not None:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
-            with Watchdog(self.config.watchdog):
+            with closing(Watchdog(self.config.watchdog)):
                 if self._changed or not self.storage.writer.holds(self.policy_steps):
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:

@@ -1,7 +1,5 @@
 """A limit on how far the host runs ahead of a GPU."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch
@@ -13,14 +11,12 @@ class GpuQueue:
     """Bounds the work that is queued on a GPU; does nothing on another device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._queued: deque[torch.cuda.Event] = deque()
+        self._on_gpu, self._queued = device.type == "cuda", deque()
 
     def limit(self) -> None:
         """Wait until the GPU is at most ``RUN_AHEAD`` calls of this method behind."""
-        if not self._on_gpu:
-            return
-        self._queued.append(torch.cuda.Event())
-        self._queued[-1].record()
-        if len(self._queued) > RUN_AHEAD:
-            self._queued.popleft().synchronize()
+        if self._on_gpu:
+            self._queued.append(torch.cuda.Event())
+            self._queued[-1].record()
+            if len(self._queued) > RUN_AHEAD:
+                self._queued.popleft().synchronize()

@@ -23,7 +23,7 @@ class NonFiniteGuard:
 
     def __init__(self, config: Config, agent: Agent, recorder: Recorder, storage: Storage) -> None:
         self.config, self.agent, self.recorder, self.storage = config, agent, recorder, storage
-        self.problem: str | None = None
+        self.problem = ""
 
     @property
     def skipped_in_a_row(self) -> int:
@@ -41,16 +41,13 @@ class NonFiniteGuard:
             self.recorder.skipped = float(skipped)
             return
         reason = self.problem or f"{skipped} updates in a row were not finite"
+        try:
+            batch = f"is in {self.storage.save_batch(self.agent.last_batch())}"
+        except Exception as error:  # neither a full disk nor a failed device may hide why the run halts
+            batch = f"cannot be saved: {error}"
         step = self.storage.newest_step()
         hint = "there is no checkpoint to go on from"
         if step is not None:  # the same seed would come to the same place
             again = shlex.join([f"resume={self.config.run_dir}", f"seed={self.config.seed + 1}"])
             hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
-        raise Halted(f"{reason}, at policy step {policy_steps:,}; {self._dump_last_batch()}; {hint}")
-
-    def _dump_last_batch(self) -> str:
-        """Save what the last update saw; returns a clause about it."""
-        try:
-            return f"what the last one saw is in {self.storage.save_batch(self.agent.last_batch())}"
-        except Exception as error:  # neither a full disk nor a failed device may hide why the run halts
-            return f"what the last one saw cannot be saved: {error}"
+        raise Halted(f"{reason}, at policy step {policy_steps:,}; what the last one saw {batch}; {hint}")

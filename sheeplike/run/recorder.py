@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,17 +30,6 @@ PAUSES = {
 SKIPPED, SKIPPED_TOTAL = "health/skipped_in_a_row", "health/skipped_updates_total"
 
 
-@dataclass
-class Row:
-    """One row of metrics: those that the host knows, and those that the device may still have to compute."""
-
-    step: int
-    gradient_steps: int
-    seconds: float
-    known: dict[str, float]
-    taken: tuple[PendingMetrics, ...] = ()
-
-
 class Recorder:
     """Observer of :func:`sheeplike.loop.train`, and the functions that its hooks call.
 
@@ -61,13 +49,13 @@ class Recorder:
         self.fps = envs.metadata["render_fps"]
         self.latest: dict[str, float] = {}
         self.skipped = 0.0
-        self.pending: Row | None = None
+        self.pending: tuple[Any, ...] = ()  # arguments of `_put` for the waiting row
         self.trained = 0.0
         self.pauses = dict.fromkeys(("start", *PAUSES), 0.0)
         self._running: float | None = None  # time at which the clock was started, or None
         # Policy steps, gradient steps and seconds of training at the last log point
         self.steps, self.gradients, self.mark = 0, 0, 0.0
-        self.updated = False
+        self.updated = self._told = False
 
     # --- observer ---------------------------------------------------------------------------------------------------
 
@@ -80,7 +68,7 @@ class Recorder:
             self.updated = True
             self.logger.log_layout(metrics)
             self.progress.stage("")
-            self.progress.note(f"first gradient step {process_seconds():.0f} s after the start")
+            self.progress.note(f"first gradient step {time.monotonic() - STARTED:.0f} s after the start")
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
@@ -103,16 +91,16 @@ class Recorder:
         known |= dict(self.envs.counters) | gpu_memory(self.envs)
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
-        row = self._row(state, known, self.episodes.take(), self.metrics.take(), skipped, *self._variation())
+        row = self._axes(state), known, self.episodes.take(), self.metrics.take(), skipped, *self._variation()
         self.flush()
         self.pending = row
         self.begin(state)
 
     def flush(self) -> None:
         """Write the waiting row; may wait for the device."""
-        row, self.pending = self.pending, None
-        if row is not None:
-            self._put(row)
+        row, self.pending = self.pending, ()
+        if row:
+            self._put(*row)
 
     def flush_quietly(self) -> None:
         """Write the waiting row, unless the device that computes it has failed."""
@@ -136,19 +124,16 @@ class Recorder:
     def report(self, state: LoopState) -> None:
         """Write metrics and videos of the agent's predictions and dreams."""
         with self.pause("video"):
-            self._report(state)
-
-    def _report(self, state: LoopState) -> None:
-        metrics, predictions = self.agent.report()
-        self._write({name: float(value) for name, value in metrics.items()}, state)
-        for camera, (truth, model, context) in predictions.items():
-            video = open_loop_video(enlarge(truth), enlarge(model), context)
-            video = label_rows(video, ("truth", "model", "error"))
-            # These videos are short, so they play at half speed.
-            self.logger.log_video(f"open_loop/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
-        for camera, (seen, model, traces) in self.agent.dream().items():
-            video = dream_video(seen, model, traces)
-            self.logger.log_video(f"dream/{camera}", video, step=state.policy_steps, fps=self.fps / 2)
+            metrics, predictions = self.agent.report()
+            self._write({name: float(value) for name, value in metrics.items()}, state)
+            found = {}
+            for camera, (truth, model, context) in predictions.items():
+                video = open_loop_video(enlarge(truth), enlarge(model), context)
+                found[f"open_loop/{camera}"] = label_rows(video, ("truth", "model", "error"))
+            for camera, (seen, model, traces) in self.agent.dream().items():
+                found[f"dream/{camera}"] = dream_video(seen, model, traces)
+            for name, video in found.items():  # they are short, so they play at half speed
+                self.logger.log_video(name, video, step=state.policy_steps, fps=self.fps / 2)
 
     # --- training time ----------------------------------------------------------------------------------------------
 
@@ -177,7 +162,7 @@ class Recorder:
                 yield
         finally:
             self.pauses[name] += time.monotonic() - start
-            self.progress.skip()
+            self.progress.skip(time.monotonic() - start)
             self._running = time.monotonic() if runs else None
 
     def _stand_still(self) -> None:
@@ -193,20 +178,26 @@ class Recorder:
         names = [f"variation/{name}_{moment}" for name in drawn for moment in ("mean", "std")]
         return [PendingMetrics(moments, lambda numbers: dict(zip(names, numbers, strict=True)))]
 
-    def _row(self, state: LoopState, known: dict[str, float], *taken: PendingMetrics) -> Row:
-        return Row(state.policy_steps, state.gradient_steps, self.seconds, known, taken)
+    def _axes(self, state: LoopState) -> dict[str, float]:
+        return {"step": state.policy_steps, "gradient_steps": state.gradient_steps, "seconds": self.seconds}
 
     def _write(self, metrics: dict[str, float], state: LoopState) -> None:
         """Write metrics now, after the waiting row."""
         self.flush()
         if metrics:
-            self._put(self._row(state, metrics))
+            self._put(self._axes(state), metrics)
 
-    def _put(self, row: Row) -> None:
-        metrics = {name: value for taken in row.taken for name, value in taken.read().items()} | row.known
+    def _put(self, axes: dict[str, float], known: dict[str, float], *pending: PendingMetrics) -> None:
+        """Write a row: metrics that the host knows, and those that the device may still have to compute."""
+        metrics = {name: value for taken in pending for name, value in taken.read().items()} | known
+        if metrics.get("health/nonfinite_worlds") and not self._told:
+            self._told = True
+            self.progress.note(
+                "a reward or an observation was not finite, and its world reset: health/nonfinite_worlds"
+            )
         self.latest |= metrics
         self.skipped = metrics.get(SKIPPED, self.skipped)
-        self.logger.log(metrics, step=row.step, gradient_steps=row.gradient_steps, seconds=row.seconds)
+        self.logger.log(metrics, **axes)
         self.progress.show(self.latest)
 
 
@@ -224,10 +215,6 @@ def gpu_memory(envs: VectorEnv) -> dict[str, float]:
 
         stats = envs.simulator.device.memory_stats() or {}  # None for allocators without statistics
         held["jax"] = stats.get("pool_bytes", stats.get("bytes_in_use", 0))
-        held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
+        if warp.get_device(str(envs.device)).is_mempool_supported:
+            held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
     return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}
-
-
-def process_seconds() -> float:
-    """Return wall-clock seconds since the command was started, imports included."""
-    return time.monotonic() - STARTED

@@ -24,22 +24,14 @@ from typing import BinaryIO, NamedTuple
 
 from sheeplike import host
 from sheeplike.config.compose import Composed, load, load_saved, start_of
-from sheeplike.config.errors import as_command_errors, expand, require_writable
+from sheeplike.config.errors import as_command_errors, expand, require_writable, writing
 from sheeplike.config.saved import changes, describe_changes, may_change, resumable_keys, to_yaml
 from sheeplike.config.schema import Config, to_data
 from sheeplike.config.sources import Sources
 from sheeplike.files import EVENTS, open_regular, parse_yaml, read_text, read_yaml, write_atomically
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
-from sheeplike.run.layout import (
-    ASIDE,
-    CONFIG_FILE,
-    LOCK_FILE,
-    METRICS,
-    OURS,
-    checkpoint_steps,
-    config_file,
-)
+from sheeplike.run.layout import ASIDE, CONFIG_FILE, LOCK_FILE, METRICS, OURS, checkpoint_steps, config_file
 from sheeplike.terminal import info
 
 
@@ -133,22 +125,18 @@ def check(config: Config, run_dir: Path) -> Path:
 
 def claim(run_dir: Path, config: Config) -> BinaryIO:
     """Create and lock the directory of a new run, and write its configuration; returns the lock."""
-    try:
+    with writing("run_dir", run_dir), ExitStack() as stack:
         run_dir.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            held = stack.enter_context(lock(run_dir))
-            if config.dry_run and _holds_dry_run(run_dir):
-                _clear(run_dir)
-            elif checkpoint_steps(run_dir):
-                raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
-            elif (run_dir / CONFIG_FILE).exists():
-                info(f"{run_dir} has no checkpoint: it begins again")
-                _begin_again(run_dir)
-            write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # checkpoints are useless without it
-            stack.pop_all()
-    except OSError as error:
-        problem = f"{error.filename or run_dir}: {error.strerror}"
-        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {problem}") from None
+        held = stack.enter_context(lock(run_dir))
+        if config.dry_run and _holds_dry_run(run_dir):
+            _clear(run_dir)
+        elif checkpoint_steps(run_dir):
+            raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
+        elif (run_dir / CONFIG_FILE).exists():
+            info(f"{run_dir} has no checkpoint: it begins again")
+            _begin_again(run_dir)
+        write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # checkpoints are useless without it
+        stack.pop_all()
     return held
 
 
@@ -180,13 +168,10 @@ def lock(run_dir: Path) -> BinaryIO:
         CommandError: another process has it, or it cannot be written.
     """
     path = run_dir / LOCK_FILE
-    try:
+    with writing("run_dir", run_dir):
         if (run_dir / METRICS).exists():
             open_regular(run_dir / METRICS, "ab").close()  # refused now, and not once the worlds are built
         file = open_regular(path, "ab")
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
-        raise CommandError(f"run_dir={run_dir}: expected a place that can be written; {problem}") from None
     try:
         lock_file(file.fileno())
     except BlockingIOError:

@@ -59,19 +59,22 @@ def read(run_dir: Path, config: Config) -> Saved:
             raise CommandError(f"{run_dir}: {forbidden}; expected the values that the run has had; nearest: a new run")
         if changed:
             info(f"changed: {describe_changes(changed)}")
-        for difference in _differences(meta, parts, config):
-            warn(difference)
+        if "memory" not in parts:
+            warn(
+                "this resume is approximate: the checkpoint does not hold what the agent has seen "
+                "(checkpoint.replay=false), and it begins again with an empty memory"
+            )
+        here = checkpoint.versions() | {"device": numerics_device(config)}
+        before = meta["versions"] | {"device": meta["device"]}
+        if different := [f"{name} {was} -> {here.get(name)}" for name, was in before.items() if here.get(name) != was]:
+            warn(f"this resume may differ in the last bits: {', '.join(different)}")
         return Saved(meta["step"], parts, changed, meta["compile"])
 
 
-def parts_to_read(config: Config) -> tuple[str, ...] | None:
-    """Return the parts of a checkpoint that a run goes on from; None: all of them."""
-    return None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
-
-
 def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    parts = None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
     try:
-        return checkpoint.load_latest(run_dir / CHECKPOINTS, only=parts_to_read(config))
+        return checkpoint.load_latest(run_dir / CHECKPOINTS, only=parts)
     except checkpoint.UnknownFormat:
         raise
     except checkpoint.Corrupt as error:
@@ -84,21 +87,6 @@ def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
     """Return a clause about changes that no resume may make, or None; only an edit of ``config.yaml`` makes them."""
     refused = {key: values for key, values in changed.items() if not may_change(key)}
     return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
-
-
-def _differences(meta: Mapping[str, Any], parts: Mapping[str, Any], config: Config) -> Iterator[str]:
-    """Yield a warning for each reason why the resumed run will not be bit-identical."""
-    if "memory" not in parts:
-        yield (
-            "this resume is approximate: the checkpoint does not hold what the agent has seen "
-            "(checkpoint.replay=false), and it begins again with an empty memory"
-        )
-    here = checkpoint.versions()
-    changed = [f"{name} {was} -> {here.get(name)}" for name, was in meta["versions"].items() if here.get(name) != was]
-    if meta["device"] != (now := numerics_device(config)):
-        changed.append(f"{meta['device']} -> {now}")
-    if changed:
-        yield f"this resume may differ in the last bits: {', '.join(changed)}"
 
 
 @contextmanager
@@ -195,7 +183,7 @@ def random_state() -> dict[str, Any]:
     kind, words, *rest = np.random.get_state()  # noqa: NPY002
     state = {
         "torch": torch.get_rng_state(),
-        "numpy": [str(kind), torch.from_numpy(words.astype(np.int64)), *map(_plain, rest)],
+        "numpy": [str(kind), torch.from_numpy(words.astype(np.int64)), *rest],
         "python": random.getstate(),
     }
     return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
@@ -212,10 +200,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-
-
-def _plain(number: Any) -> float | int:
-    return number.item() if isinstance(number, np.generic) else number
 
 
 def _step(saved: Mapping[str, Any], envs: VectorEnv) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from sheeplike.config.schema import Config, to_data
 from sheeplike.files import open_regular, write_atomically
 from sheeplike.run import snapshot
 from sheeplike.run.build import numerics_device
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, LAST_BATCH, STARTS, checkpoint_steps
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, LAST_BATCH, LOCK_FILE, STARTS, checkpoint_steps
 from sheeplike.run.run_dir import Plan, claim, lock
 from sheeplike.terminal import warn
 
@@ -44,12 +45,12 @@ class Storage:
 
     def create(self, config: Config) -> None:
         """Create the directory of a new run."""
-        self._stack.enter_context(claim(self.path, config))
+        self._lock = self._stack.enter_context(claim(self.path, config))
         self._open(config)
 
     def resume(self, config: Config) -> snapshot.Saved:
         """Return the newest whole checkpoint of a run that goes on."""
-        self._stack.enter_context(lock(self.path))
+        self._lock = self._stack.enter_context(lock(self.path))
         self._open(config)  # removes what a kill may have left
         saved = snapshot.read(self.path, config)
         self.writer.resumed_from(saved.step)
@@ -98,18 +99,21 @@ class Storage:
                 config=to_data(config),
                 device=numerics_device(config),
                 report=warn,
+                check=self._check_owner,
             )
         self._stack.callback(self.writer.close)
+
+    def _check_owner(self) -> None:
+        """Raise OSError if the lock that is held is no longer the one in the directory."""
+        held, there = os.fstat(self._lock.fileno()), None
+        with suppress(FileNotFoundError):
+            there = (self.path / LOCK_FILE).lstat()
+        if there is None or not os.path.samestat(held, there):
+            raise OSError(0, "was removed, moved or taken by another run: this one stops writing", str(self.path))
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and unlock the directory."""
         self._stack.close()
-
-    def __enter__(self) -> Storage:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
 
 
 def commit(place: Path, *, dirty: bool = False) -> str | None:

@@ -20,32 +20,25 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
-        self.patience = 0
-        self.armed = 0.0
+        self.seconds = seconds or 0.0
+        # Each arming starts a thread, so most beats arm nothing; the time allowed is as much longer.
+        self.interval = min(1.0, self.seconds / 4)
         self.file = _stderr() if seconds is not None else None
-        if self.file is not None:
-            # Each arming starts a thread, so most beats arm nothing; the time allowed is as much longer.
-            self.interval = min(1.0, seconds / 4)
-            self._arm()
+        self._arm()
 
     def beat(self) -> None:
         """Say that the run goes on."""
-        if self.file is not None and not self.patience and time.monotonic() - self.armed >= self.interval:
+        if time.monotonic() - self.armed >= self.interval:
             self._arm()
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """Allow :data:`PATIENCE` times as long, for compiling and the like; beats do not count meanwhile."""
-        self.patience += 1
-        if self.file is not None:
-            self._arm(PATIENCE)
+        """Allow :data:`PATIENCE` times as long, for compiling and the like."""
+        self._arm(PATIENCE)
         try:
             yield
         finally:
-            self.patience -= 1
-            if self.file is not None and not self.patience:
-                self._arm()
+            self._arm()
 
     def close(self) -> None:
         """Stop watching."""
@@ -53,15 +46,10 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
             self.file = None
 
-    def __enter__(self) -> Watchdog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _arm(self, times: int = 1) -> None:
         self.armed = time.monotonic()
-        faulthandler.dump_traceback_later(times * self.seconds + self.interval, repeat=True, file=self.file)
+        if self.file is not None:
+            faulthandler.dump_traceback_later(times * self.seconds + self.interval, repeat=True, file=self.file)
 
 
 def _stderr() -> TextIO | None:

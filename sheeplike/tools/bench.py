@@ -34,8 +34,7 @@ from sheeplike.loop import LoopState, first_step, train
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import keep_freed_memory
-from sheeplike.run.banner import describe_device
-from sheeplike.run.build import build_envs, launch, make_agent, time_envs
+from sheeplike.run.build import build_envs, describe_device, launch, make_agent, time_envs
 
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}
 MIN_ROUNDS = 3  # fewer rounds have no meaningful quartiles

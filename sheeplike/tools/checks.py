@@ -7,7 +7,6 @@ line of facts or raises :class:`Failed`; it imports heavy libraries itself, so t
 from __future__ import annotations
 
 import copy
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GIB = 2**30
-NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: the driver works, but finds no GPU
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
 PACKAGES = ("torch", "jax", "jaxlib", "mujoco", "mujoco-mjx", "warp-lang", "lightning")
 MAX_OUTPUT = 10_000  # characters in the report of a failed check's output
@@ -72,6 +70,8 @@ def check(advice: str, *, seconds: float = 60, quick: bool = False) -> Callable:
 def main(name: str, file: str) -> None:
     """Make one check and write its ``status``, ``fact`` and ``advice``."""
     made = CHECKS[name]
+    if name in ("bridge", "physics", "renderer"):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX would start CUDA too, and may fail there
     try:
         problem = host.gpu_problem() if name.startswith("gpu_") else None
         status, fact, advice = ("skip", problem, "") if problem else ("ok", made.function(), "")
@@ -134,21 +134,27 @@ def python() -> str:
     """Python, and the installed versions of the libraries that the program needs."""
     expect(sys.version_info >= (3, 11), f"Python {sys.version.split()[0]}: expected 3.11 or newer")
     with suppress(importlib.metadata.PackageNotFoundError):  # a clone may run without being installed
-        from packaging.requirements import Requirement
-
-        for one in map(Requirement, importlib.metadata.requires("sheeplike") or ()):
-            if one.marker is None or one.marker.evaluate({"extra": ""}):
-                found, wanted = version(one.name), f"{one.name}{one.specifier}"
-                fits = found and one.specifier.contains(found, prereleases=True)
-                expect(fits, f"{one.name} {found or 'is missing'}: expected {wanted}", f"pip install '{wanted}'")
+        requirements("sheeplike")
     missing = [name for name in PACKAGES if version(name) is None]
     expect(not missing, f"not installed: {', '.join(missing)}")
     return ", ".join([f"Python {sys.version.split()[0]}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
+def requirements(package: str, extra: str = "") -> None:
+    """Fail unless all that a package requires is installed, in the versions that it names."""
+    from packaging.requirements import Requirement
+
+    for one in map(Requirement, importlib.metadata.requires(package) or ()):
+        if one.marker is None or one.marker.evaluate({"extra": extra}):
+            found, wanted = version(one.name), f"{one.name}{one.specifier}"
+            fits = found and one.specifier.contains(found, prereleases=True)
+            fact = f"{one.name} {found or 'is missing'}: {package} needs {wanted}"
+            expect(fits, fact, f"pip install '{wanted}'")
+
+
 @check(INSTALL, quick=True)
 def libraries() -> str:
-    """NVIDIA's libraries, all of one version of CUDA."""
+    """NVIDIA's libraries, all of one version of CUDA, and as torch and JAX's plugin need them."""
     names = {(one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()}
     nvidia = [name for name in sorted(names) if name.startswith(("nvidia-", "jax-cuda"))]
     old = [name for name in nvidia if name.endswith("-cu12") or name.startswith("jax-cuda12")]
@@ -163,9 +169,12 @@ def libraries() -> str:
     for plugin in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
         found = version(plugin) or jaxlib
         expect(found == jaxlib, f"{plugin} {found} beside jaxlib {jaxlib}", f"pip install '{plugin}=={jaxlib}'")
+    for package, extra in (("torch", ""), ("jax-cuda13-plugin", "with-cuda")):
+        if nvidia and version(package):
+            requirements(package, extra)
     for place in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
-        for pattern in ("libcudnn*.so*", "libnccl*.so*"):
-            first = next(Path(place).glob(pattern), None)
+        for name in ("cudnn", "nccl", "cublas", "nvJitLink", "cusparse", "cudart"):  # cublas*: cublasLt too
+            first = next(Path(place).glob(f"lib{name}*.so*"), None)
             expect(first is None, f"LD_LIBRARY_PATH leads to {first}, before torch's own", "unset LD_LIBRARY_PATH")
     plugin = version("jax-cuda13-plugin")
     return f"{len(nvidia)} of NVIDIA's; jaxlib {jaxlib} " + (f"with its plugin {plugin}" if plugin else "without CUDA")
@@ -213,10 +222,7 @@ def cache() -> str:
 def gpu() -> str:
     """Look for an NVIDIA GPU that torch, JAX and Warp can use; a machine without one passes."""
     if host.gpu_count() == 0:
-        error = 0
-        with suppress(OSError):  # no driver is installed
-            error = ctypes.CDLL("libcuda.so.1").cuInit(0)
-        expect(error in (0, NO_DEVICE), f"the driver does not start: CUDA error {error}")
+        expect(not host.driver_error(), host.gpu_problem())
         shown, fact = os.environ.get("CUDA_VISIBLE_DEVICES"), "none: a run takes the cpu profile"
         if shown is not None:
             fact += f" (CUDA_VISIBLE_DEVICES={shown})"
@@ -314,7 +320,6 @@ def gpu_torch(device: str = "cuda") -> str:
     (free, total), capability = torch.cuda.mem_get_info(), torch.cuda.get_device_capability()
     fact = f"{torch.cuda.get_device_name()}, compute capability {'.'.join(map(str, capability))}"
     fact += f", {free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    expect(capability >= (7, 5), f"{fact}: expected 7.5 or newer", "another GPU, or profile=cpu")
     expect(free > 0.8 * total, f"{fact}: other processes use the rest")
     return fact
 
@@ -332,8 +337,6 @@ def gpu_jax(device: str = "cuda") -> str:
     values = jax.random.normal(jax.device_put(jax.random.key(0), here), (256, 256))
     error = abs(np.asarray(values @ values) - np.asarray(values, float) @ np.asarray(values, float)).max()
     expect(error < 0.5, f"a product is {error:.2g} from what it should be")
-    allocator = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "")
-    expect(allocator != "platform", f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} moves buffers at every step", "unset it")
     if device == "cuda":
         here.get_stream_for_external_ready_events()  # raises for a client without such streams
     return f"{here.device_kind}, platform {here.platform}"
@@ -406,7 +409,7 @@ def gpu_graphs(device: str = "cuda") -> str:
     return f"{EAGER_CALLS + 5} captured updates equal the eager ones; one that cannot be captured runs eagerly"
 
 
-@check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=600)
+@check("env.renderer=none or report it; captures: see howto/first_run_on_a_gpu.md", seconds=1800)
 def gpu_worlds(device: str = "cuda", num_envs: int = 64, steps: int = 100) -> str:
     """Step cart-poles on the GPU: frames as on the CPU, no graph captured and no kernel compiled anew."""
     import torch

@@ -6,6 +6,7 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch._dynamo.exc import SkipFrame
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 
@@ -20,6 +22,7 @@ from sheeplike.agents.agent import Agent, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, Compilation, GraphedStep
+from sheeplike.nn.patches import end_capture
 
 UPDATES = 10
 # Fused kernels round differently, and ten updates carry that on. Where an update is divided by the root mean square of
@@ -329,26 +332,74 @@ def test_steps_go_on_without_graphs_where_a_capture_fails(
     )
 
 
-def test_memory_that_is_short_is_no_reason_to_go_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_short_in_a_capture_leaves_the_eager_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three eager calls have fitted; a graph needs memory of its own."""
+
     def capture(*_: object) -> None:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr("sheeplike.nn.compilation.end_capture", lambda *_: None)
     monkeypatch.setattr(GraphedStep, "_on_side_stream", lambda step, inputs: step.function(*inputs))
     monkeypatch.setattr(GraphedStep, "_capture", capture)
-    compilation = Compilation("auto", torch.device("cpu"))
+    compilation, calls = Compilation("auto", torch.device("cpu")), []
     compilation.graphs = True
-    step = compilation.step(lambda: None)
-    for _ in range(EAGER_CALLS):
+    step = compilation.step(lambda: calls.append(1))
+    for _ in range(EAGER_CALLS + 2):
         step()
-    with pytest.raises(RuntimeError, match="previous error"):
-        step()
-    assert compilation.graphs
+    assert (len(calls), compilation.graphs) == (EAGER_CALLS + 2, False)
+    assert "out of memory" in capsys.readouterr().err
+
+
+def test_a_pool_whose_capture_has_ended_is_not_released_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object) -> None:
+        raise RuntimeError("no allocation to this pool is under way")
+
+    called, restored = [], []
+    generator = SimpleNamespace(clone_state=lambda: "clone", graphsafe_set_state=len, set_state=restored.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda._utils, "_get_device_index", lambda device, optional: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: called.append(1), raising=False)
+    end_capture(torch.device("cpu"), "before", "pool")
+    assert (called, restored) == ([], ["before"])
+
+
+@pytest.mark.parametrize("error", [SkipFrame("BF16 is not supported"), RuntimeError("out of resource: shared memory")])
+def test_a_first_call_that_fails_in_any_way_goes_on_eagerly(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a GPU before Ampere, Inductor refuses bf16; other kernels fail only when they are launched."""
+
+    def backend(module: Any, inputs: Any, **options: Any) -> Callable:
+        if isinstance(error, SkipFrame):
+            raise error
+
+        def launch(*_: Any) -> None:
+            raise error
+
+        return launch
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, fullgraph=True, dynamic=False, backend=backend))
+    compilation = Compilation("auto", torch.device("cpu"))
+    double = compilation.kernels(lambda x: 2 * x.tanh())
+    assert double(torch.zeros(3)).tolist() == [0.0] * 3
+    assert compilation.mode == "off"
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_errors_of_a_function_itself_and_of_later_calls_are_raised() -> None:
+    compilation = Compilation("auto", torch.device("cpu"))
+    product = compilation.kernels(lambda x, y: x @ y)
+    with pytest.raises(RuntimeError, match="shapes"):
+        product(torch.zeros(2, 3), torch.zeros(2, 3))
+    assert compilation.fused
 
 
 def test_off_leaves_functions_as_they_are() -> None:

@@ -24,24 +24,26 @@ def test_files_and_table(compared, two_agents, read_table):
     assert dreamer["seeds"] == "4"
     assert dreamer["final eval/return_mean"].startswith("41.5 [40, 43")
     assert dreamer["best"] == "41.5"
-    # Each seed's area is (10 + 2 * (20 + s) + 2 * (30 + s) + 40 + s) / 6, and s is 1 and 2 in the middle half.
-    assert dreamer["area under the curve"].startswith(f"{(150 + 5 * 1.5) / 6:.3g} [")
+    assert dreamer["trained for"] == "4k steps, 40 s"
+    assert dreamer["at equal budget, 4k"] == dreamer["final eval/return_mean"]
+    # Each seed's mean height is (10 + 2 * (20 + s) + 2 * (30 + s) + 40 + s) / 6, and s is 1 and 2 in the middle half.
+    assert dreamer["mean of the curve, 1k to 4k"].startswith(f"{(150 + 5 * 1.5) / 6:.3g} [")
     assert dreamer["policy steps to 31.5"] == "3.5k (4 of 4)"
     assert dreamer["training time to 31.5"] == "35 s (4 of 4)"
     assert rows["ppo"]["policy steps to 31.5"] == "not reached (0 of 4)"
-    assert "dreamer_v3 is better than ppo: P(dreamer_v3 > ppo) = 1.00, permutation" in result.output
-    assert "p = 0.029" in result.output
-    assert "Compared from 1k policy steps to 4k policy steps." in result.output
+    assert "dreamer_v3 is better than ppo after 4k policy steps, 41.5 against 9.5: " in result.output
+    assert "P(dreamer_v3 > ppo) = 1.00, permutation test p = 0.029" in result.output
     written = (out / names[3]).read_text()
     assert read_table(written) == rows
     assert f"]({names[0]})" in written
 
 
 def test_one_seed_that_fails_does_not_move_the_result(compared, trained):
+    trained({0: [1]}, agent="ppo")
     logs = trained({seed: [value] for seed, value in enumerate((-500, 10, 12, 14))})
-    (row,) = compared(str(logs)).rows.values()
-    assert row["final eval/return_mean"].startswith("11 [-")
-    assert row["area under the curve"].startswith("11 [-")
+    row = compared(str(logs)).rows["dreamer_v3"]
+    for column in ("final eval/return_mean", "at equal budget, 1k", "mean of the curve, 1k to 1k"):
+        assert row[column].startswith("11 [-")
 
 
 def test_csv_has_every_point(compared, two_agents, points):
@@ -50,6 +52,16 @@ def test_csv_has_every_point(compared, two_agents, points):
     assert len(rows) == 2 * 4 * 4
     assert rows[0] == {"group": "dreamer_v3", "seed": "0", "step": "1000", "seconds": "10.0", "value": "10.0"}
     assert rows[-1] == {"group": "ppo", "seed": "3", "step": "4000", "seconds": "4.0", "value": "11.0"}
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\uff1d"])
+def test_csv_has_no_formulas(compared, points, begin, record, sign):
+    record(begin(Path("logs/a"), exp=f"{sign}HYPERLINK(1)", agent__name=f"{sign}cmd!A0", seed=f"{sign}1+1"), [1])
+    compared("logs", "out=here")
+    (row,) = points("here/eval_return_mean_by_steps.csv")
+    assert row["group"] == f"'{sign}cmd!A0/{sign}HYPERLINK(1)"
+    assert row["seed"] == f"'{sign}1+1"
+    assert row["value"] == "1.0"
 
 
 def test_images_are_pictures(compared, two_agents):
@@ -69,8 +81,8 @@ def test_the_same_runs_give_the_same_bytes(compared, two_agents):
         assert path.read_bytes() == (Path("two") / path.name).read_bytes(), path.name
 
 
-def test_dreamer_is_compared_at_the_time_that_both_have(compared, trained):
-    trained({seed: [10, 20, 30, 40] for seed in range(3)}, speed=100)
+def test_each_agents_end_and_what_both_had_at_the_same_time(compared, trained):
+    trained({seed: [10, 20, 30, 40] for seed in range(3)}, speed=100, success_rate=[0, 0, 0.5, 1])
     logs = trained({seed: [5] * 25 for seed in range(3)}, agent="ppo", speed=1000)
     result = compared(str(logs), "x=time", "threshold=20")
     assert sorted(path.suffix for path in (logs / "compare").glob("eval_return_mean_by_time.*")) == [
@@ -80,15 +92,52 @@ def test_dreamer_is_compared_at_the_time_that_both_have(compared, trained):
         ".svg",
     ]
     rows = result.rows
-    assert rows["dreamer_v3"]["final eval/return_mean"].startswith("20 ["), "the evaluation at 20 s, not that at 40 s"
-    assert rows["dreamer_v3"]["training time to 20"] == "20 s (3 of 3)"
-    assert "Compared from 10 s to 25 s, where logs/franka_pick/ppo/ppo/seed_0 ends." in result.output
+    dreamer, ppo = rows["dreamer_v3"], rows["ppo"]
+    assert (dreamer["trained for"], ppo["trained for"]) == ("4k steps, 40 s", "25k steps, 25 s")
+    assert dreamer["final eval/return_mean"].startswith("40 ["), "its own end, which PPO did not train for"
+    assert dreamer["best"] == "40"
+    assert dreamer["final success rate"].startswith("100% [")
+    assert dreamer["at equal budget, 25 s"].startswith("20 ["), "the evaluation at 20 s, not that at 40 s"
+    assert ppo["at equal budget, 25 s"].startswith("5 [")
+    # The line through 10 at 10 s, 20 at 20 s and 25 at 25 s.
+    assert dreamer["mean of the curve, 10 s to 25 s"].startswith("17.5 [")
+    assert dreamer["training time to 20"] == "20 s (3 of 3)"
+    assert "dreamer_v3 looks better than ppo after 25 s of training, 20 against 5" in result.output
 
 
-def test_runs_that_do_not_overlap(refused, two_agents):
-    line = refused(str(two_agents), "x=time")
-    assert "ppo/seed_0 ends at 4 s" in line
-    assert "begins at 10 s: expected runs that overlap in training time" in line
+def test_agents_without_an_equal_budget(compared, two_agents, points):
+    """Every number of its own, every curve, and no verdict."""
+    result = compared(str(two_agents), "x=time", "threshold=10")
+    dreamer, ppo = result.rows["dreamer_v3"], result.rows["ppo"]
+    assert dreamer["final eval/return_mean"].startswith("41.5 [")
+    assert ppo["final eval/return_mean"].startswith("9.5 [")
+    assert dreamer["training time to 10"] == "10 s (4 of 4)"
+    assert not any("equal budget" in column or "mean of the curve" in column for column in dreamer)
+    assert "P(dreamer_v3 > ppo) =" not in result.output
+    (line,) = (line for line in result.output.splitlines() if line.startswith("- No equal budget"))
+    for part in ("ends at 4 s", "begins at 10 s", "nearest: x=steps"):
+        assert part in line
+    assert len(points(two_agents / "compare/eval_return_mean_by_time.csv")) == 2 * 4 * 4
+
+
+def test_two_agents_of_three_with_an_equal_budget(compared, two_agents, record, begin):
+    for seed in range(3):
+        record(begin(two_agents / f"late/{seed}", seed=seed, agent__replay_ratio=0.5), [50, 60], every=10_000)
+    result = compared(str(two_agents))
+    lines = [line for line in result.output.splitlines() if line.startswith("- ")]
+    assert sum("is better than ppo after 4k policy steps" in line for line in lines) == 1
+    late = [line for line in lines if line.startswith("- No equal budget")]
+    assert len(late) == 2
+    assert not any("nearest" in line and "dreamer_v3, replay_ratio=0.5 and dreamer" in line for line in late)
+
+
+def test_seeds_without_a_common_range_have_no_mean_curve(compared, trained):
+    trained({0: [1, 2]}, every=100)
+    result = compared(str(trained({1: [3, 4]}, every=1000)))
+    (row,) = result.rows.values()
+    assert row["seeds"] == "2"
+    assert row["trained for"] == "200 to 2k steps, 2 s to 20 s"
+    assert "No mean curve of dreamer_v3" in result.output
 
 
 def test_few_seeds_have_no_interval(compared, trained):
@@ -97,29 +146,30 @@ def test_few_seeds_have_no_interval(compared, trained):
     result = compared(str(logs))
     rows = result.rows
     assert rows["dreamer_v3"]["final eval/return_mean"] == "3 (2 seeds: no interval)"
-    assert rows["ppo"]["area under the curve"] == "5 (1 seed: no interval)"
-    assert (
-        "Not enough seeds to say which of ppo and dreamer_v3 is better: 1 and 2, expected at least 3" in result.output
-    )
+    assert rows["ppo"]["mean of the curve, 1k to 3k"] == "5 (1 seed: no interval)"
+    assert "Not enough seeds to say which of ppo and dreamer_v3 is better" in result.output
+    assert "1 and 2, expected at least 3" in result.output
     assert "P(ppo > dreamer_v3) = 1.00, no interval" in result.output
 
 
 def test_three_seeds_are_not_called_sure(compared, trained):
     trained({seed: [10 + seed] for seed in range(3)})
     result = compared(str(trained({seed: [seed] for seed in range(3)}, agent="ppo")))
-    assert "dreamer_v3 looks better than ppo, but more seeds are needed" in result.output
+    assert "dreamer_v3 looks better than ppo after 1k policy steps, 11 against 1, but more seeds" in result.output
     assert "= 1.00, permutation test p = 0.1" in result.output
 
 
 def test_no_clear_difference(compared, trained):
     trained({seed: [value] for seed, value in enumerate((1, 4, 6, 8))})
     result = compared(str(trained(dict(enumerate([[2], [3], [5], [7]])), agent="ppo")))
-    assert "No clear difference between dreamer_v3 and ppo: P(dreamer_v3 > ppo) = 0.56 [" in result.output
+    assert "No clear difference between dreamer_v3 and ppo" in result.output
+    assert "P(dreamer_v3 > ppo) = 0.56 [" in result.output
 
 
 def test_a_loss_is_higher_not_better(compared, two_agents):
     result = compared(str(two_agents), "metric=loss/dyn")
     assert "better" not in result.output
+    assert result.rows["ppo"]["highest"] == "1"
 
 
 def test_one_experiment(compared, trained):
@@ -145,20 +195,37 @@ def test_median_time_to_a_threshold(compared, trained, curves, cell):
     assert result.rows["dreamer_v3"]["policy steps to 5"] == cell
 
 
-def test_success_is_pooled_over_episodes(compared, trained):
-    trained({seed: [1, 2] for seed in range(3)}, success_rate=[0.1, 0.9])
+def test_success_is_that_of_seeds(compared, trained):
+    for seed, rate in enumerate((0.8, 0.9, 1.0)):
+        trained({seed: [1, 2]}, success_rate=[0.1, rate])
     logs = trained({seed: [1, 2] for seed in range(3)}, agent="ppo")
     rows = compared(str(logs)).rows
-    assert rows["dreamer_v3"]["success"] == "90% [80%, 95%] of 60 episodes"
-    assert rows["ppo"]["success"] == "not counted"
+    # By hand: the variance of the mean is 0.01 / 3, as of 27 episodes, and Student's t of 2 is 4.303.
+    assert rows["dreamer_v3"]["final success rate"] == "90% [49%, 99%]"
+    assert rows["ppo"]["final success rate"] == "not counted"
     logs = trained({seed: [1, 2] for seed in range(3)}, env="cartpole_balance")
-    assert "success" not in compared(str(logs)).rows["dreamer_v3"]
+    assert "final success rate" not in compared(str(logs)).rows["dreamer_v3"]
+
+
+def test_success_of_one_or_two_seeds(compared, trained):
+    trained({seed: [1] for seed in range(2)}, agent="ppo", success_rate=[0.9])
+    logs = trained({0: [1]}, success_rate=[0.9])
+    rows = compared(str(logs)).rows
+    assert rows["dreamer_v3"]["final success rate"] == "90% [70%, 97%] of this seed's 20 episodes alone"
+    assert rows["ppo"]["final success rate"] == "90% (2 seeds: no interval)"
+
+
+@pytest.mark.parametrize(("rate", "episodes"), [(5, 20), (-1, 20), (0.5, 0), (0.5, -3)])
+def test_a_success_rate_that_is_none(compared, record, begin, rate, episodes):
+    record(begin(Path("logs/a")), [1], **{"success_rate": [rate], "episodes": [episodes]})
+    assert "final success rate" not in compared("logs").rows["dreamer_v3"]
 
 
 def test_a_threshold_on_success(compared, trained):
     logs = trained({seed: [1, 2] for seed in range(3)}, success_rate=[0.1, 0.9])
     result = compared(str(logs), f"metric={SUCCESS}", "threshold=0.9")
     assert result.rows["dreamer_v3"]["policy steps to 0.9"] == "2k (3 of 3)"
+    assert result.rows["dreamer_v3"][f"final {SUCCESS}"].startswith("90% ["), "its interval is that of a rate"
     assert (logs / "compare/eval_success_rate_by_steps.png").stat().st_size > 10_000
 
 

@@ -14,7 +14,7 @@ RETURN = "eval/return_mean"
 
 
 def measured(x: str = "steps", threshold: float | None = None) -> Comparison:
-    groups = group_runs([read_run(path, {RETURN}) for path in find_runs([Path("logs")])])
+    groups, _ = group_runs([read_run(path, {RETURN}) for path in find_runs([Path("logs")])], RETURN)
     return compare(groups, metric=RETURN, x=x, threshold=threshold)
 
 
@@ -29,16 +29,27 @@ def test_lines_and_bands(trained):
     assert len(axes.collections) == 1, "a band for the three seeds, none for the two"
     thick = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
     names = {"dreamer_v3 (3 seeds)", "ppo (2 seeds: no interval)"}
-    assert set(thick) == names | {"threshold 2.5", "compared up to here"}
+    assert set(thick) == names | {"threshold 2.5", "equal budget"}
     dreamer = thick["dreamer_v3 (3 seeds)"]
     assert list(dreamer.get_xdata()) == [1000, 2000], "it stops where the first seed stops"
     assert list(dreamer.get_ydata()) == pytest.approx([2, 14 / 3])
     thin = [line for line in axes.lines if len(line.get_xdata()) > 1 and line.get_linewidth() < 1]
     assert sorted(len(line.get_xdata()) for line in thin if line.get_color() == dreamer.get_color()) == [2, 3, 3]
     assert list(thick["threshold 2.5"].get_ydata()) == [2.5, 2.5]
-    assert list(thick["compared up to here"].get_xdata()) == [2000, 2000]
+    assert list(thick["equal budget"].get_xdata()) == [2000, 2000]
     assert (axes.get_xlabel(), axes.get_title("left")) == ("policy steps", "the title")
     assert RETURN in axes.get_ylabel()
+
+
+def test_every_curve_is_whole_without_an_equal_budget(trained):
+    trained({0: [1, 2, 3], 1: [2, 3, 4], 2: [3, 9, 9]})
+    trained({0: [1, 2], 1: [2, 3], 2: [5]}, agent="ppo", every=5000)
+    axes = drawn()
+    assert not any(line.get_label() == "equal budget" for line in axes.lines)
+    whole = sorted(tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() < 1)
+    assert whole == sorted([(1000, 2000, 3000)] * 3 + [(5000, 10_000)] * 2 + [(5000,)])
+    (single,) = (line for line in axes.lines if len(line.get_xdata()) == 1 and line.get_linewidth() < 1)
+    assert single.get_marker() == ".", "a line of one point shows nothing"
 
 
 def test_minutes(trained):

@@ -68,22 +68,34 @@ def test_runs_of_two_tasks(refused, trained):
 
 
 @pytest.mark.parametrize("content", ["", '{"step": 10', '{"step": 10, "seconds": 1, "rollout/return_mean": 2}\n'])
-def test_a_run_without_an_evaluation(refused, trained, content, begin):
-    logs = trained({0: [1, 2]})
-    young = begin(logs / "dreamer_v3/dreamer_v3/seed_1", seed=1, eval__every=7000)
+def test_a_run_without_an_evaluation(compared, refused, trained, content, begin):
+    young = begin(Path("logs/franka_pick/dreamer_v3/dreamer_v3/seed_1"), seed=1, eval__every=7000)
     (young / "metrics.jsonl").write_text(content)
-    line = refused(str(logs))
     expected = f"{young}: expected values of metric={RETURN}, and the first evaluation comes at policy step 7,000"
+    line = refused("logs")
     assert expected in line
     assert ("; meanwhile: metric=rollout/return_mean" in line) == ("rollout" in content)
-    assert "other runs have it" in line
+    result = compared(str(trained({0: [1, 2]})))
+    assert result.rows["dreamer_v3"]["seeds"] == "1", "the other one is compared"
+    assert expected in result.output
 
 
-def test_a_run_that_makes_no_evaluation(refused, trained, begin):
+def test_a_run_that_makes_no_evaluation(compared, trained, begin):
     logs = trained({0: [1, 2]})
     other = begin(logs / "dreamer_v3/seed_1", seed=1, eval__every=None)
     (other / "metrics.jsonl").write_text('{"step": 10, "seconds": 1, "loss/dyn": 2}\n')
-    assert refused(str(logs)).names(f"metric={RETURN}", "loss/dyn")
+    (line,) = (line for line in compared(str(logs)).output.splitlines() if f"{other}: expected" in line)
+    assert f"metric={RETURN}" in line
+    assert "loss/dyn" in line
+
+
+def test_a_damaged_run_is_left_out(compared, trained):
+    logs = trained({0: [1, 2], 1: [3, 4]})
+    file = logs / "dreamer_v3/dreamer_v3/seed_1/metrics.jsonl"
+    file.write_text("nonsense\n" + file.read_text())
+    result = compared(str(logs))
+    assert result.rows["dreamer_v3"]["seeds"] == "1"
+    assert sum(str(file) in line for line in result.output.splitlines()) == 1
 
 
 def test_it_starts_without_torch_and_jax(two_agents):

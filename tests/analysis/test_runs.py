@@ -130,11 +130,18 @@ def test_lines_of_randomization_in_another_order_are_another_experiment(compared
     assert len(compared(str(logs)).rows) == 2
 
 
-def test_the_same_seed_twice(refused, trained, record, begin):
-    trained({0: [1]})
-    record(begin(Path("logs/franka_pick/copy"), seed=0), [3])
-    line = refused("logs")
-    assert line.names("seed 0", "logs/franka_pick/copy", "logs/franka_pick/dreamer_v3")
+@pytest.mark.parametrize("longer", ["first", "second"])
+def test_the_longer_run_of_a_seed_is_kept(compared, record, begin, longer):
+    for place, value in (("first", 1), ("second", 2)):
+        record(begin(Path("logs") / place, seed=0), [value] * (3 if place == longer else 2))
+    record(begin(Path("logs/third"), seed=1), [7])
+    result = compared("logs")
+    assert result.rows["dreamer_v3"]["seeds"] == "2"
+    paths = f"logs/{longer}, logs/third"
+    assert f"- dreamer_v3: {paths}\n" in result.output
+    (line,) = (line for line in result.output.splitlines() if "Left out" in line)
+    for part in ("seed 0 of dreamer_v3", "logs/first", "logs/second"):
+        assert part in line
 
 
 def test_a_run_that_is_named_twice_counts_once(compared, trained, tmp_path):
@@ -161,8 +168,7 @@ def test_dry_runs_are_left_out(compared, refused, trained, record, begin):
     assert "seed_0" in refused("logs")
     trained({3: [1]})
     result = compared("logs")
-    assert "- 1 dry run left out." in result.output
-    assert "logs/dry_run/franka_pick" not in result.output
+    assert "- Left out: logs/dry_run/franka_pick/dreamer_v3/dreamer_v3/seed_0: a dry run" in result.output
     assert result.rows["dreamer_v3"]["seeds"] == "1"
 
 

@@ -91,9 +91,21 @@ def test_permutation_test_of_many_runs_is_sampled():
 
 
 def test_success_interval():
-    low, high = success_interval(54, 60)
-    assert (low, high) == pytest.approx((0.7985, 0.9534), abs=1e-4)
-    assert success_interval(0, 10)[1] > 0.2 > 0 == success_interval(0, 10)[0]
+    wilson = stats.binomtest(54, 60).proportion_ci(method="wilson")
+    assert success_interval(scores(0.9), scores(60)) == pytest.approx(wilson), "of one seed"
+    for rate in (0, 1):
+        low, high = success_interval(scores(rate, rate, rate), scores(16, 16, 16))
+        assert 0 <= low < high <= 1, "seeds that agree are not certain"
+        assert 0.1 < high - low < 0.3
+    assert success_interval(scores(0, 1, 1), scores(9, 9, 9)) == success_interval(scores(0, 1, 1), scores(99, 99, 99))
+
+
+def test_interval_of_success_holds_the_mean_of_seeds():
+    rng = np.random.default_rng(0)
+    for seeds, episodes in ((3, 16), (3, 100), (5, 100)):
+        rates = rng.binomial(episodes, rng.beta(2, 1, (500, seeds))) / episodes
+        intervals = [success_interval(one, np.full(seeds, float(episodes))) for one in rates]
+        assert np.mean([low <= 2 / 3 <= high for low, high in intervals]) > 0.92
 
 
 def test_area_under_curve():

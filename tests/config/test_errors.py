@@ -103,6 +103,7 @@ def test_values(refused, override, nearest):
         ("video_every=[1,2]", ["null", "nearest: video_every=5000"]),
         ("env.cameras=[1]", ["null"]),
         ("env.cameras=[front,wrst]", ["front, scene, wrist", "nearest: env.cameras=[front,wrist]"]),
+        ("env.cameras=[front,front]", ["nearest: env.cameras=[front]"]),
         ("env.image_size={front:big}", []),
         ("env.image_size={}", []),
         ("env.image_size={front:64,wrist:48}", ["env.cameras=[front]"]),
@@ -332,3 +333,7 @@ def test_nearest():
 )
 def test_values_of_ppo(refused, override, parts):
     assert refused("exp=ppo", "env=cartpole_balance", override).names(*parts)
+
+
+def test_a_text_that_the_locale_cannot_read(refused):
+    assert refused(*JOB, "run_dir=\udcc3\udcbc").names("run_dir=", "PYTHONUTF8=1")

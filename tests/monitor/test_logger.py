@@ -138,6 +138,14 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
     assert [point.step for point in events(tmp_path).Scalars("loss/dyn")] == [10, 20, 25]
 
 
+def test_files_of_a_resumed_run_come_later_by_name_although_the_clock_was_set_back(tmp_path, monkeypatch):
+    for now in (2_000_000_000.0, 1_000_000_000.0):
+        monkeypatch.setattr("sheeplike.monitor.logger.time.time", lambda now=now: now)
+        RunLogger(tmp_path).close()
+    first, second = sorted(tmp_path.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
+    assert first.name < second.name
+
+
 def test_without_purge_all_rows_stay(tmp_path):
     for step in (10, 5):
         run = RunLogger(tmp_path, tensorboard=False)

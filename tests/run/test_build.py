@@ -32,6 +32,7 @@ from sheeplike.envs.contract import GaveUp
 from sheeplike.memory import SequenceReplay
 from sheeplike.nn.compilation import is_out_of_memory
 from sheeplike.options import CommandError, InvalidOption
+from sheeplike.run import snapshot
 from sheeplike.run.build import (
     _make_deterministic,
     explain_oom,
@@ -41,7 +42,6 @@ from sheeplike.run.build import (
     numerics_device,
 )
 from sheeplike.run.run_dir import claim
-from sheeplike.run.snapshot import _differences
 
 JOB = ["exp=ppo", "env=gym", "env.id=Moody-v0", "env.options.frames=none", "agent.observations=[state]"]
 JOB += ["profile=cpu", "dry_run=true"]
@@ -211,14 +211,21 @@ def test_what_other_devices_say(error: Exception | None, says_so: bool) -> None:
 
 
 @pytest.mark.usefixtures("trouble")
-def test_a_run_that_goes_on_with_other_threads_is_told() -> None:
+def test_a_run_that_goes_on_with_other_threads_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     config = load(JOB, Sources()).config
     meta = {"versions": checkpoint.versions(), "device": numerics_device(config)}
-    assert not list(_differences(meta, {"memory": {}}, config))
-    (line,) = _differences(meta | {"device": "9 threads of torch"}, {"memory": {}}, config)
-    assert line == f"this resume may differ in the last bits: 9 threads of torch -> {numerics_device(config)}"
-    (line,) = _differences(meta | {"versions": meta["versions"] | {"another": "1.0"}}, {"memory": {}}, config)
-    assert line.endswith(": another 1.0 -> None")
+    meta |= {"config": to_data(config), "step": 0, "compile": None}
+
+    def warned(**other: Any) -> str:
+        monkeypatch.setattr(snapshot, "_read_newest", lambda *_: (meta | other, {"memory": {}}))
+        snapshot.read(tmp_path, config)
+        return capsys.readouterr().err
+
+    assert warned() == ""
+    assert warned(device="9 threads of torch").endswith(f": device 9 threads of torch -> {numerics_device(config)}\n")
+    assert warned(versions=meta["versions"] | {"another": "1.0"}).endswith(": another 1.0 -> None\n")
 
 
 @pytest.mark.usefixtures("trouble")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import sheeplike
 from sheeplike import checkpoint
@@ -234,6 +236,28 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     with pytest.raises(Unsaved, match="step 64") as unsaved, run:
         pass
     assert unsaved.value.status == 74
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_run_whose_directory_was_begun_anew_leaves_the_other_run_alone(
+    how: str, begin: Callable[..., Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = begin(*PPO_JOB, *GYM)
+    first.iterate(35)
+    if how == "removed":
+        shutil.rmtree(first.run_dir)
+    else:
+        first.run_dir.rename(tmp_path / "old")
+    first.iterate(64)
+    assert not first.run_dir.exists(), "it is not made again"
+    with begin(*PPO_JOB, *GYM, "agent.learning_rate=1e-4", "total_steps=64") as second:
+        second.iterate()
+    with pytest.raises(Unsaved) as unsaved, first:
+        first.iterate()
+    assert unsaved.value.status == 74
+    assert capsys.readouterr().err.count(str(first.run_dir)) == 1
+    assert checkpoint_steps(second.run_dir) == [32, 64]
+    assert yaml.safe_load((second.run_dir / "config.yaml").read_text())["agent"]["learning_rate"] == 1e-4
 
 
 def test_what_a_program_does_after_a_checkpoint_is_saved(begin: Callable[..., Experiment]) -> None:

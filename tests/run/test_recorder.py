@@ -110,7 +110,7 @@ def test_a_log_point_reads_nothing_that_has_just_been_issued(recorder, state, ro
         learn(recorder, state, float(number))
         recorder.log(state)
         assert len(read) == 3 * number
-        allowed = {id(taken._values) for taken in recorder.pending.taken}
+        allowed = {id(taken._values) for taken in recorder.pending[2:]}
     assert rows() == [(10, 1, 0.0), (20, 2, 1.0), (30, 3, 2.0)]
 
 
@@ -156,9 +156,15 @@ def test_an_evaluation_says_what_came_out(recorder, state, screen, success) -> N
     assert ("100% (34% to 100%)" in line) == (success == 1)
 
 
+def test_a_world_that_is_not_finite_is_told_once(recorder, state, screen) -> None:
+    for count in (0.0, 2.0, 1.0):
+        recorder._write({"health/nonfinite_worlds": count}, state)
+    assert screen.getvalue().count("health/nonfinite_worlds") == 1
+
+
 def test_a_pause_does_not_count_for_the_time_that_remains(recorder, monkeypatch) -> None:
     skipped = []
-    monkeypatch.setattr(recorder.progress, "skip", lambda: skipped.append(1))
+    monkeypatch.setattr(recorder.progress, "skip", lambda seconds: skipped.append(1))
     with recorder.pause("evaluation"):
         assert not skipped
     assert skipped == [1]

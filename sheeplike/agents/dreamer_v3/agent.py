@@ -157,7 +157,7 @@ class DreamerV3(Agent):
         with self.autocast():
             losses, metrics, posterior = self.losses(data)
         means, total = self.total(losses)
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         total.backward()
         norms = self._gradient_norms()
         means = {name: mean.detach() for name, mean in (means | {"total": total}).items()}

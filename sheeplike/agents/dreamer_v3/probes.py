@@ -69,7 +69,7 @@ class Probes:
                 metrics[f"probe/r2/{key}/{head}"] = torch.where(spread > 1e-8, explained, math.nan)
                 losses.append(loss)
         total = torch.stack(losses).sum()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         total.backward()
         norm = nn.utils.get_total_norm([p.grad for p in self.heads.parameters()])
         finite = torch.stack([total.detach(), norm]).isfinite().all()

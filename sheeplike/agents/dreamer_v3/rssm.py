@@ -185,12 +185,11 @@ class RSSM(nn.Module):
         embeds = self.embed_obs(embed)
         starts, ends, after, logits = [], [], [], []
         learning = torch.is_grad_enabled() and defers(action.device)
-        weights, taps = self._defer(starts, ends, actions, embeds) if learning else ({}, None)
-        for t in range(action.shape[1]):
-            latent = latent.reset(is_first[:, t])
+        weights, taps = self._defer(starts, ends, actions, embeds, is_first) if learning else ({}, ())
+        # unbind, since the gradient of an index fills and adds the whole sequence at each step.
+        for step in zip(actions.unbind(1), embeds.unbind(1), is_first.unbind(1), *taps, strict=True):
             starts.append(latent.detach())
-            tap = None if taps is None else (taps[0][t], taps[1][t])
-            latent, logit = self.observe_step(weights, latent, actions[:, t], embeds[:, t], tap)
+            latent, logit = self.observe_step(weights, latent, *step)
             after.append(latent)
             ends.append(latent.detach())
             logits.append(logit)
@@ -202,40 +201,42 @@ class RSSM(nn.Module):
         latent: Latent,
         action: Tensor,
         embed: Tensor,
-        tap: tuple[Tensor, Tensor] | None = None,
+        is_first: Tensor,
+        *taps: Tensor,
     ) -> tuple[Latent, Tensor]:
         """Take one step of :meth:`observe`, with embedded action and observation ``(B, hidden)``.
 
         Args:
             weights: tensors by name that replace the module's own.
-            tap: zeros of :class:`DeferredGradients`, of the shapes of deter and logits.
+            is_first: ``(B,)`` bool.
+            taps: zeros of :class:`DeferredGradients`, of the shapes of deter and logits; or none.
         """
-        return functional_call(self, dict(weights), (latent, action, embed, tap))
+        return functional_call(self, dict(weights), (latent, action, embed, is_first, *taps))
 
     def forward(
-        self, latent: Latent, action: Tensor, embed: Tensor, tap: tuple[Tensor, Tensor] | None
+        self, latent: Latent, action: Tensor, embed: Tensor, is_first: Tensor, *taps: Tensor
     ) -> tuple[Latent, Tensor]:
         """Take :meth:`observe_step` with the module's own weights; ``functional_call`` runs ``forward``."""
-        deter = self.advance(latent, action)
-        deter = deter if tap is None else deter + tap[0]
+        deter = self.advance(latent.reset(is_first), action)
+        deter = deter + taps[0] if taps else deter
         logit = self.posterior(deter, embed)
-        logit = logit if tap is None else logit + tap[1]
+        logit = logit + taps[1] if taps else logit
         return Latent(deter, self.distribution(logit).sample()), logit
 
     def _defer(
-        self, starts: list[Latent], ends: list[Latent], actions: Tensor, embeds: Tensor
+        self, starts: list[Latent], ends: list[Latent], actions: Tensor, embeds: Tensor, is_first: Tensor
     ) -> tuple[dict[str, Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]:
         """Return detached weights for all steps of a loop, and for each step the taps that collect their gradient."""
         # starts and ends, the latents before and after each step, are filled while the loop runs. They are detached, or
         # the graph would hold itself and never be freed.
         lead, device = actions.shape[:2], actions.device.type
         mixed, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        seen, done = embeds.detach().flatten(0, 1), actions.detach().flatten(0, 1)
+        seen, done, first = embeds.detach().flatten(0, 1), actions.detach().flatten(0, 1), is_first.flatten()
 
         def all_steps() -> tuple[Tensor, Tensor]:
             start, end = (stack_latents(states).map(lambda x: x.flatten(0, 1)) for states in (starts, ends))
             with torch.autocast(device, dtype, enabled=mixed):
-                deter, logits = self.advance(start, done), self.posterior(end.deter, seen)
+                deter, logits = self.advance(start.reset(first), done), self.posterior(end.deter, seen)
             return deter.unflatten(0, lead), logits.unflatten(0, lead)
 
         parameters = dict(self.named_parameters())

@@ -173,7 +173,7 @@ class PPO(Agent):
         """Learn from the steps ``index (B,)`` of the flattened rollout."""
         losses, metrics = self.losses(self.minibatch(index))
         total = self.total(losses)
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.config.max_grad_norm)
         losses = {name: loss.detach() for name, loss in (losses | {"total": total}).items()}

@@ -110,7 +110,7 @@ class Observer:
         for key, value in seen.items():
             if value.shape != self.space[key].shape:
                 raise ValueError(f"{key} has shape {value.shape}: expected {self.space[key].shape}, as its space says")
-        return seen
+        return {key: value.copy() for key, value in seen.items()}  # the environment may use its memory again
 
 
 def _walk(space: spaces.Space, names: tuple[str, ...], path: tuple[Any, ...]) -> Iterator[Part]:
@@ -157,7 +157,10 @@ def _checked(frame: Any) -> np.ndarray:
 
 def _vector(space: spaces.Space, value: Any) -> np.ndarray:
     if isinstance(space, spaces.Box):
-        return np.asarray(value, np.float32).reshape(-1)
+        value = np.asarray(value)
+        if value.shape != space.shape or value.dtype.kind not in "biuf":
+            raise ValueError(f"a vector {value.dtype} {value.shape}: expected {space.dtype} {space.shape}")
+        return value.astype(np.float32).reshape(-1)
     return np.asarray(flatten(space, value), np.float32)
 
 

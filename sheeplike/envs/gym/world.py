@@ -110,8 +110,6 @@ class World(gymnasium.Env):
                 observation = self._observe(raw, self._env.render, first=True)
                 if not self._finite(observation):
                     raise FloatingPointError("the first observation of an episode is not finite")
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # also SystemExit, as of a viewer whose window is closed
                 self._discard(error)
                 continue
@@ -123,8 +121,6 @@ class World(gymnasium.Env):
         """Hold one action for ``action_repeat`` steps or until the episode ends; raises as :meth:`reset` does."""
         try:
             outcome = self._advance(self._to_env(action))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             self._discard(error)
             return self._last, 0.0, False, True, self._with_failures({})
@@ -144,6 +140,8 @@ class World(gymnasium.Env):
         for _ in range(self._made.action_repeat):
             earlier = raw
             raw, one, terminated, truncated, info = env.step(action)
+            if isinstance(one, str):
+                raise TypeError(f"the reward is the text {one!r}")
             reward += float(one)
             self._steps += 1
             if terminated or truncated or self._steps >= options.episode_length:
@@ -156,11 +154,9 @@ class World(gymnasium.Env):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
         if options.clip_rewards:
             reward = float(np.sign(reward))
-        own = {}
-        if said := {"is_success", "success"} & info.keys():
-            success = np.asarray(info[min(said)])
-            # NaN would count as true; texts and objects are no success either.
-            own["success"] = bool(success.dtype.kind in "biuf" and success.all() and not np.isnan(success).any())
+        own, said = {}, [np.asarray(info[name]) for name in ("is_success", "success") if name in info]
+        if said and said[0].dtype.kind in "biuf":  # texts and objects say nothing
+            own["success"] = bool(said[0].all() and not np.isnan(said[0]).any())  # NaN would count as true
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
@@ -173,6 +169,8 @@ class World(gymnasium.Env):
 
     def _discard(self, error: BaseException) -> None:
         """Close the environment that raised ``error``, so that a reset makes a new one; may raise ``GaveUp``."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         # A missing package or a wrong option fails the next time as well.
         if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
             raise Unusable(first_line(error)) from error

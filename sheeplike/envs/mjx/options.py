@@ -49,6 +49,9 @@ class SimulationOptions(Options):
         """Check the names of the engines, and that no image option is set if nothing is rendered."""
         PHYSICS.check(self.physics)
         RENDERERS.check(self.renderer)
+        once = tuple(dict.fromkeys(self.cameras or ()))
+        if len(once) < len(self.cameras or ()):
+            raise InvalidOption("cameras", self.cameras, "each camera once", once)
         others = ("cameras", "physics", "renderer")
         for name in SimulationOptions.model_fields if self.renderer == "none" else ():
             if name not in others and (value := getattr(self, name)):

@@ -274,8 +274,7 @@ def jax_device_of(device: torch.device) -> jax.Device:
         return found
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
-        expected = "expected JAX_PLATFORMS unset, or with cpu in it"
-        if device.type == "cuda":
-            expected = "expected a working CUDA plugin of JAX (see python -m sheeplike doctor), or 'cpu'"
-            expected += f"; JAX says: {first_sentence(error)}"
-        raise ValueError(f"device={str(device)!r}: JAX has no such device here; {asked}{expected}") from error
+        cuda = "expected a working CUDA plugin of JAX (see python -m sheeplike doctor), or 'cpu'"
+        expected = cuda if device.type == "cuda" else "expected JAX_PLATFORMS unset, or with cpu in it"
+        reason = f"{asked}{expected}; JAX says: {first_sentence(error)}"
+        raise ValueError(f"device={str(device)!r}: JAX has no such device here; {reason}") from error

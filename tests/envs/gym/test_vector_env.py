@@ -286,17 +286,18 @@ def test_worlds_in_processes_of_their_own_do_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("told", "success"),
-    [(True, True), (1.0, True), (np.array([1, 2]), True), (np.nan, False), (0, False), (None, False), ("no", False)],
+    [(True, 1), (1.0, 1), (np.array([1, 2]), 1), (np.nan, 0), (0, 0), (None, None), ("no", None), ({"a": 1}, None)],
     ids=str,
 )
-def test_what_counts_as_a_success(told: Any, success: bool) -> None:
+def test_what_counts_as_a_success(told: Any, success: float | None) -> None:
     class Tells(Counter):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             return *super().step(action)[:4], {"success": told}
 
     env = GymVectorEnv(lambda render_mode: Tells(9), GymOptions(id="t", episode_length=9), num_envs=1)
     env.reset()
-    assert env.step(torch.zeros(1, dtype=torch.int64))[4]["success"].tolist() == [success]
+    (found,) = env.step(torch.zeros(1, dtype=torch.int64))[4]["success"].tolist()
+    assert np.isnan(found) if success is None else found == success
 
 
 def test_an_environment_that_says_nothing_of_success_has_none() -> None:

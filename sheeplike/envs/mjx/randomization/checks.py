@@ -1,12 +1,11 @@
 """Checks of lines against the fields of a scene, before anything is compiled or drawn."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mujoco
 import numpy as np
 
-from sheeplike.envs.mjx.randomization.fields import Target
+from sheeplike.envs.mjx.randomization.fields import Field, Target
 from sheeplike.envs.mjx.randomization.spec import Line
 
 NOT_NEGATIVE = frozenset(
@@ -19,14 +18,8 @@ POSITIVE = frozenset({"body_mass", "body_inertia", "geom_size"})
 DEVIATIONS = 3.0
 """Deviations from the mean at which normal distributions are cut off, so that all draws are within checked limits."""
 
-
-class Reach(NamedTuple):
-    """Range of a line's draws for its targets: minimum and maximum, float32, both broadcastable to (R, C)."""
-
-    line: Line
-    targets: tuple[Target, ...]
-    least: np.ndarray
-    most: np.ndarray
+# A line, its targets, and minimum and maximum of its draws, float32 and broadcastable to (R, C).
+Reach = tuple[Line, tuple[Target, ...], np.ndarray, np.ndarray]
 
 
 def check_operation(line: Line, target: Target) -> None:
@@ -70,8 +63,7 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
 
 def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
     """Return the first line after which a field can be negative that must not be, and the expected numbers."""
-    spans: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    fields = {target.field.path: target.field for reach in reaches for target in reach.targets}
+    spans: dict[str, tuple[Field, np.ndarray, np.ndarray, np.ndarray]] = {}
     for index, (line, targets, least, most) in enumerate(reaches):
         for target in targets:
             field, at = target.field, target.at
@@ -79,8 +71,8 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
                 continue
             if field.path not in spans:
                 value = np.float32(field.nominal).reshape(field.shape)
-                spans[field.path] = value.copy(), value.copy(), np.full(value.shape, -1)
-            low, high, by = spans[field.path]
+                spans[field.path] = field, value.copy(), value.copy(), np.full(value.shape, -1)
+            _, low, high, by = spans[field.path]
             a, b = low[at], high[at]
             if line.operation == "scale":
                 corners = a * least, a * most, b * least, b * most
@@ -88,15 +80,14 @@ def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
                 corners = (a + least, b + most) if line.operation == "add" else (least, most)
             corners = np.stack(np.broadcast_arrays(*corners, a)[:-1])
             low[at], high[at], by[at] = corners.min(0), corners.max(0), index
-    for path, (low, _, by) in spans.items():
-        field = fields[path]
+    for path, (field, low, _, by) in spans.items():
         nominal = np.float32(field.nominal).reshape(low.shape)
         wrong = (by >= 0) & ((low < 0) | ((low <= 0) & (nominal > 0) & (path in POSITIVE)))
         for row, column in np.argwhere(wrong)[:1]:
             of = "" if field.elements is None else f" of {field.elements[row]}"
             bound = "above" if path in POSITIVE else "not below"
             expected = f"numbers with which {path}{of} stays {bound} 0; it can become {low[row, column]:.4g}"
-            return reaches[by[row, column]].line, expected
+            return reaches[by[row, column]][0], expected
     return None
 
 

@@ -165,7 +165,7 @@ class Randomization:
         for line, targets, _, low, high, _ in self._lines:
             value = overrides.get(line.name)
             extent = checks.extent(line.kind, low, high) if value is None else (value, value)
-            reaches.append(checks.Reach(line, targets, *extent))
+            reaches.append((line, targets, *extent))
         return checks.unfit_sign(reaches)
 
     def _bind(self, line: Line) -> _Bound:

@@ -23,8 +23,6 @@ def resolve_cameras(model: mujoco.MjModel, cameras: Sequence[str] | None) -> tup
         if name not in known:
             has = one_of(name, known) if known else "none, since the scene has no camera"
             raise ValueError(f"camera {name!r} does not exist in the scene: expected {has}")
-    if len(set(chosen)) != len(chosen):
-        raise ValueError(f"cameras={list(chosen)!r}: expected each camera once")
     return chosen
 
 
