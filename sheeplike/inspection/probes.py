@@ -135,8 +135,9 @@ def fit_mlp(
 def directions(features: Tensor, target: Tensor) -> Tensor:
     """Return ``(N, F)``: the mean change of ``features (M, F)`` per unit of each entry of ``target (M, N)``.
 
-    This regresses the features on the target, where a probe does the reverse: what else changes with an entry changes
-    along, except for the other entries. States moved in these directions stay close to states that occur.
+    This regresses the features on the target, where a probe does the reverse, so that states moved along stay close to
+    states that occur. What usually changes with an entry changes too, except for the other entries of the target: to
+    move a box alone, add the place of the hand.
     """
     x, y = (value.double() - value.double().mean(0) for value in (target, features))
     return (torch.linalg.pinv(x.T @ x, hermitian=True) @ (x.T @ y)).float()
