@@ -117,6 +117,19 @@ def test_the_program_that_reads_a_world_model(capsys: pytest.CaptureFixture[str]
     assert least == usual == "torch.Size([5, 48, 48, 3])"
 
 
+def test_the_readmes_program_dreams_from_the_middle_of_an_episode() -> None:
+    names: dict = {}
+    for program in blocks(ROOT / "README.md", "python"):
+        exec(compile(program, "README.md", "exec"), names)
+    pictures = names["pictures"]["pixels/front"]
+    assert pictures.shape == (50, 48, 48, 3)
+    assert names["cont"][:20].min() > 0.9, "the episode goes on there"
+    # What came is what it dreamt of, rather than a picture that stands still.
+    came = names["episode"].obs["pixels/front"][0, 11:41].float()
+    error, still = ((guess - came).square().mean() for guess in (pictures[:30].float(), came[:1]))
+    assert error < 0.5 * still
+
+
 @pytest.mark.slow
 def test_the_programs_with_randomized_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """And the picture on the page is the one that its program draws."""

@@ -23,6 +23,9 @@ from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
 from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of
 
+SCENE_SIZE = 360, 480  # pixels, of the camera that only people look through
+FEW = 16  # episodes; of fewer, a bootstrap interval holds the mean in far less than 95 % of the cases
+
 
 class EvalOptions(TrainedOptions):
     """Keys of this command."""
@@ -35,8 +38,8 @@ class EvalOptions(TrainedOptions):
         None,
         ge=96,
         le=1024,
-        description="longer side, in pixels, of a video of the first world rendered for people; null: the agent's own "
-        "images of up to nine worlds, enlarged",
+        description="longer side, in pixels, of videos of the first world rendered for people; null: 480 for a task's "
+        "own camera, and the agent's images of up to nine worlds, enlarged",
     )
 
 
@@ -63,13 +66,13 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     from sheeplike.run.evaluation import play, summarize, videos
 
     step, networks, made = rebuild(run_dir, config, asked, randomize=asked.randomize)
-    if asked.video_size:
-        made.film_pixels = asked.video_size
+    if envs.simulated(config.env.name):
+        made.film_size, made.film_pixels = SCENE_SIZE, asked.video_size
     with phase("playing"), as_command_errors(envs.Unusable):  # raised only now if they cannot render
         result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
-    banner(f"policy step {step:,} of {run_dir}", describe(metrics, asked))
+    banner(f"policy step {step:,} of {asked.run}", describe(metrics, asked))
 
     marks = "" if asked.sample else "_mode", "" if asked.randomize else "_not_randomized"
     terms = {term: values.tolist() for term, values in result.reward_terms.items()}
@@ -98,9 +101,14 @@ def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
     terms = [f"{name.partition('/')[2]} {value:#.4g}" for name, value in m.items() if name.startswith("reward_terms/")]
     how = "sampled actions" if asked.sample else "the mode of the policy"
     success = "{success_rate:.1%}, 95 % interval {success_lo:.1%} to {success_hi:.1%}"
+    returns = [f"{m['return_mean']:#.4g}, 95 % interval {m['return_lo']:#.4g} to {m['return_hi']:#.4g}"]
+    if asked.episodes < FEW:
+        returns.append(f"{asked.episodes} episodes: the interval is too narrow; take at least {FEW}")
+    if m["return_lo"] == m["return_hi"]:
+        returns.append("all returns were equal: the interval has no width, but the mean is not certain")
     return {
         "episodes": f"{asked.episodes} in {asked.num_envs} worlds; seed {asked.seed}; {how}",
-        "return": f"{m['return_mean']:#.4g}, 95 % interval {m['return_lo']:#.4g} to {m['return_hi']:#.4g}",
+        "return": "\n".join(returns),
         **({"success": success.format(**m)} if "success_rate" in m else {}),
         "length": f"{m['length_mean']:.4g} steps",
         "reward terms": "\n".join(terms) or "none",

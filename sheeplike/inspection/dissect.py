@@ -9,6 +9,7 @@ Shape letters: ``E`` episodes, ``T`` steps of the longest, ``P`` starts of open-
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,10 +78,13 @@ class OpenLoop:
     states: dict[int, States]
 
 
-def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 0) -> Findings:
+def dissect(
+    model: TrainedModel, played: Mapping[str, Episodes], *, positions: Mapping[str, slice] | None = None, seed: int = 0
+) -> Findings:
     """Measure the model on episodes of several kinds, such as ``policy`` and ``random``.
 
-    Film strips, and probes of single parts of the state, are made for the first kind alone.
+    Film strips, and probes of single parts of the state, are made for the first kind alone. ``positions`` are those of
+    the environment: slices of ``privileged_state``, in metres, by name.
     """
     counts = {kind: len(episodes) for kind, episodes in played.items()}
     assert min(counts.values()) >= MIN_EPISODES, counts
@@ -101,6 +105,13 @@ def dissect(model: TrainedModel, played: Mapping[str, Episodes], *, seed: int = 
     if all(PRIVILEGED_STATE in episodes.obs for episodes in played.values()):
         found.linear, found.numbers["probes"] = probe(model, played, states, ahead, seed=seed)
         found.numbers["probes"]["groups"] = probe_groups(model, played, states, seed=seed)
+        names = [f"entry {entry}" for entry in range(len(found.linear.bias))]
+        places = {name: range(len(names))[where] for name, where in (positions or {}).items()}
+        for name, place in places.items():
+            for entry, axis in zip(place, "xyz", strict=False):
+                names[entry] = f"{name} {axis}"
+        in_metres = sorted({entry for place in places.values() for entry in place})
+        found.numbers["probes"] |= {"names": names, "positions": in_metres}
     found.numbers["notes"] = notes(model, played)
     kind = next(iter(played))
     found.strips = film_strips(model, played[kind], states[kind], seed=seed)
@@ -442,14 +453,14 @@ def probe_groups(
 def _scores(
     linear: probes.LinearProbe, mlp: probes.MLPProbe, features: Tensor, target: Tensor, spread: Tensor
 ) -> Numbers:
-    """Score each probe: by entry R^2 and RMSE; the mean R^2 of the entries that vary, each clipped at 0."""
+    """Score each probe: by entry R^2 and RMSE; the median R^2 of the entries that vary."""
     found: Numbers = {"rows": len(target)}
     for name, one in (("linear", linear), ("mlp", mlp)):
         read = one.predict(features)
         scores = probes.r_squared(read, target, spread)
         found[name] = {"r2": scores, "rmse": probes.rmse(read, target)}
-        if known := [max(score, 0.0) for score in scores if score is not None]:
-            found[name]["r2_clipped_mean"] = sum(known) / len(known)
+        if known := [score for score in scores if score is not None]:
+            found[name]["r2_median"] = statistics.median(known)
     return found
 
 

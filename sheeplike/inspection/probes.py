@@ -43,6 +43,14 @@ class LinearProbe:
         """``(..., F)`` to ``(..., N)``."""
         return features.float() @ self.weights + self.bias
 
+    @property
+    def least_changes(self) -> Tensor:
+        """``(N, F)``: the least change of the features that the probe reads as one unit more of each entry.
+
+        The model need not follow it: what a probe reads is not always what the decoder uses. See :func:`directions`.
+        """
+        return (self.weights / self.weights.square().sum(0).clamp_min(1e-30)).T
+
 
 @dataclass(frozen=True)
 class MLPProbe:
@@ -122,6 +130,17 @@ def fit_mlp(
     # The scale of a constant target is 0: the prediction is its mean.
     back = torch.where(target_scale > 0, 1 / target_scale.clamp_min(1e-30), 0.0)
     return MLPProbe(net.eval(), centre, scale, target_centre, back)
+
+
+def directions(features: Tensor, target: Tensor) -> Tensor:
+    """Return ``(N, F)``: the mean change of ``features (M, F)`` per unit of each entry of ``target (M, N)``.
+
+    This regresses the features on the target, where a probe does the reverse, so that states moved along stay close to
+    states that occur. What usually changes with an entry changes too, except for the other entries of the target: to
+    move a box alone, add the place of the hand.
+    """
+    x, y = (value.double() - value.double().mean(0) for value in (target, features))
+    return (torch.linalg.pinv(x.T @ x, hermitian=True) @ (x.T @ y)).float()
 
 
 def r_squared(predicted: Tensor, target: Tensor, spread: Tensor | None = None) -> list[float | None]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import matplotlib
 import numpy as np
 import safetensors.torch
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from sheeplike.analysis.figure import COLOURS, encode, plain
 from sheeplike.analysis.runs import ANALYSIS_FILE
@@ -27,6 +30,8 @@ from sheeplike.trained.playing import finite
 
 NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
 TAG = "analyze"  # prefix in TensorBoard
+WIDTH = 120  # columns of a line in the terminal
+KNOWN = 0.9  # R^2 from which on the report calls a position known
 Numbers = Mapping[str, Any]
 
 
@@ -96,24 +101,27 @@ def draw(numbers: Numbers) -> dict[str, bytes]:
     """Draw the figures, as PNG by name."""
     makers = [_open_loop, _surprise, _calibration, _groups, _effects]
     makers += [_probes, _probe_groups] if "probes" in numbers else []
-    return {make.__name__.removeprefix("_"): encode(make(numbers), "png") for make in makers}
+    with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 11, "legend.frameon": False}):
+        return {make.__name__.removeprefix("_"): encode(make(numbers), "png") for make in makers}
 
 
 def draw_strip(strip: Strip) -> bytes:
     """Draw observations above imagined ones above their difference, one column per step."""
     truth, model = (to_colour(frames).numpy().astype(int) for frames in (strip.truth, strip.model))
     rows = [truth, model, (model - truth + 255) // 2]
-    figure = Figure(figsize=(1.1 * len(strip.ahead) + 0.9, 3.7), layout="constrained")
+    # Transparent, with words that can be read on white and on black: inverted colours would be other pictures.
+    figure = Figure(figsize=(1.1 * len(strip.ahead) + 0.9, 3.7), layout="constrained", facecolor="none")
+    words = {"fontsize": 11, "color": "0.5"}
     axes = figure.subplots(3, len(strip.ahead), squeeze=False)
-    for row, (name, frames) in enumerate(zip(("seen", "imagined", "error"), rows, strict=True)):
+    for row, (name, frames) in enumerate(zip(("seen", "imagined", "difference"), rows, strict=True)):
         for column, ahead in enumerate(strip.ahead):
             axis = axes[row, column]
             axis.imshow(frames[column].astype(np.uint8), interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
             if row == 0:
-                axis.set_title(f"+{ahead}", fontsize=9)
-        axes[row, 0].set_ylabel(name, fontsize=9)
+                axis.set_title(f"+{ahead}", **words)
+        axes[row, 0].set_ylabel(name, **words)
     return encode(figure, "png")
 
 
@@ -125,7 +133,7 @@ def _kinds(numbers: Numbers) -> Iterable[tuple[str, str]]:
 def _tidy(axis: Axes, x: str, y: str, title: str = "") -> None:
     axis.set_xlabel(x)
     axis.set_ylabel(y)
-    axis.set_title(title, fontsize=10, loc="left")
+    axis.set_title(title, loc="left")
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -133,18 +141,20 @@ def _tidy(axis: Axes, x: str, y: str, title: str = "") -> None:
 def _open_loop(numbers: Numbers) -> Figure:
     found = numbers["open_loop"]
     names = [key for key, one in next(iter(found.values())).items() if isinstance(one, Mapping)]
-    figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
-    for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+    figure, labelled = Figure(figsize=(8, 2.3 * len(names) + 1), layout="constrained"), {}
+    for axis, name in zip(figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0], names, strict=True):
         for kind, color in _kinds(numbers):
             one, steps = found[kind][name], found[kind]["steps"]
-            axis.plot(steps, one.get("mse", one.get("absolute_error")), color=color, label=kind)
+            lines = {kind: (one.get("mse", one.get("absolute_error")), "-")}
             if "copy_last_mse" in one:
-                axis.plot(steps, one["copy_last_mse"], ":", color=color, label=f"{kind}, nothing changes")
-                style = {"color": color, "linewidth": 0.8, "linestyle": "--"}
-                axis.axhline(one["reconstruction_mse"], label=f"{kind}, while seen", **style)
-        _tidy(axis, "imagined steps", "absolute error" if name == "reward" else "mean squared error", plain(name))
+                lines[f"{kind}, nothing changes"] = one["copy_last_mse"], (0, (7, 3))
+                lines[f"{kind}, while seen"] = [one["reconstruction_mse"]] * len(steps), (0, (1, 2))
+            for label, (values, style) in lines.items():
+                (labelled[label],) = axis.plot(steps, values, color=color, linestyle=style, linewidth=1.8)
+        _tidy(axis, "", "absolute error" if name == "reward" else "squared error", plain(name))
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7, frameon=False)
+    axis.set_xlabel("imagined steps")
+    figure.legend(labelled.values(), labelled, loc="outside upper center", ncols=len(found))
     return figure
 
 
@@ -155,22 +165,22 @@ def _surprise(numbers: Numbers) -> Figure:
         axis.plot(numbers["surprise"][kind]["over_time"], color=color, label=kind)
     _tidy(axis, "step of the episode", "KL of posterior to prior, nats")
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False)
+    axis.legend()
     return figure
 
 
 def _calibration(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
-    titles = {"reward": "reward", "continue": "end of the episode"}
+    titles = {"reward": "reward", "continue": "probability of the end"}
     for axis, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         ends: list[float] = []
-        for kind, color in _kinds(numbers):
+        for (kind, color), mark in zip(_kinds(numbers), ("o-", "s--"), strict=False):
             one = numbers[name][kind]["calibration"]
-            axis.plot(one["expected"], one["happened"], "o-", color=color, label=kind, markersize=4, linewidth=1)
+            axis.plot(one["expected"], one["happened"], mark, color=color, label=kind, markersize=6, linewidth=1)
             ends += [*one["expected"], *one["happened"]]
         axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.5", linewidth=0.8, zorder=0)
         _tidy(axis, "expected", "happened, on average", title)
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend()
     return figure
 
 
@@ -185,7 +195,7 @@ def _groups(numbers: Numbers) -> Figure:
     upper.axhline(DEAD_KL, color="0.4", linewidth=0.8, linestyle=":")
     _tidy(upper, "", "KL to the prior, nats")
     _tidy(lower, "group", "entropy of its\nlikeliest class, nats")
-    upper.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
@@ -199,48 +209,55 @@ def _effects(numbers: Numbers) -> Figure:
         everything = [value for one in numbers["effects"].values() for value in one[name]]
         axis.set_yscale("symlog", linthresh=max(np.median(everything), 1e-9))
         parts = next(iter(numbers["effects"].values()))["parts"]
-        axis.set_xticks(range(len(parts)), parts, fontsize=7)
+        axis.set_xticks(range(len(parts)), [*parts[:-1], f"\n{parts[-1]}"], fontsize=9)
         _tidy(axis, "", label)
     axis.set_xlabel("part of the state that is replaced")
-    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 
 def _probes(numbers: Numbers) -> Figure:
-    found = numbers["probes"]
-    kinds = list(_kinds(numbers))
-    colors = dict(zip(("0", *map(str, AHEAD)), COLOURS, strict=False))
-    figure, labelled = Figure(figsize=(9, 2.6 * len(kinds)), layout="constrained"), {}
-    for axis, (kind, _) in zip(figure.subplots(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
-        for ahead, pair in found[kind].items():
-            one = pair.get("imagined", pair["seen"])
-            label = {"0": "seen", "1": "imagined, 1 step"}.get(ahead, f"imagined, {ahead} steps")
-            for name, probe, mark in (("linear", "linear", "o"), ("MLP", "mlp", "x"))[: 1 + (ahead == "0")]:
-                scores = _shown(one[probe]["r2"])
-                (line,) = axis.plot(scores, mark, color=colors[ahead], markersize=4, label=f"{label}, {name}")
-                labelled[line.get_label()] = line
-        axis.set_ylim(-0.1, 1.02)
-        _tidy(axis, f"entry of {found['target']}", "R²", f"{kind}; below 0 is drawn at -0.05")
-    figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    found, kinds = numbers["probes"], list(numbers["episodes"])
+    figure = Figure(figsize=(9, 0.25 * len(_best_first(numbers)) + 1.2), layout="constrained")
+    for axis, kind in zip(figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0], kinds, strict=True):
+        columns = {ahead: pair.get("imagined", pair["seen"])["linear"]["r2"] for ahead, pair in found[kind].items()}
+        columns = {f"+{ahead}" if ahead != "0" else "seen": values for ahead, values in columns.items()}
+        _heat(axis, columns | {"MLP,\nseen": found[kind]["0"]["seen"]["mlp"]["r2"]}, numbers, written=True)
+        axis.set_title(f"{kind}, R²")
     return figure
 
 
 def _probe_groups(numbers: Numbers) -> Figure:
-    found = numbers["probes"]["groups"]
-    table = np.array([_shown(scores) for scores in found.values()]).clip(0)
-    figure = Figure(figsize=(9, 0.2 * len(found) + 1.5), layout="constrained")
+    figure = Figure(figsize=(9, 0.2 * len(_best_first(numbers)) + 1.2), layout="constrained")
     axis = figure.add_subplot()
-    image = axis.imshow(table, aspect="auto", norm=PowerNorm(0.5, 0, 1), cmap="viridis", interpolation="nearest")
-    axis.set_yticks(range(len(found)), list(found), fontsize=7)
-    axis.set_xlabel(f"entry of {numbers['probes']['target']}")
-    axis.set_ylabel("part of the state")
+    image = _heat(axis, numbers["probes"]["groups"], numbers)
+    axis.tick_params("x", labelsize=9, rotation=90)
+    axis.set_xlabel("part of the state")
     figure.colorbar(image, ax=axis, label="R² of a linear probe on this part alone")
     return figure
 
 
-def _shown(scores: Sequence[float | None]) -> np.ndarray:
-    """Prepare R^2 for a figure: constant entries become gaps, and values far below 0 stay visible."""
-    return np.array([np.nan if score is None else max(score, -0.05) for score in scores])
+def _heat(
+    axis: Axes, columns: Mapping[str, Sequence[float | None]], numbers: Numbers, *, written: bool = False
+) -> AxesImage:
+    """Show R^2 by entry, best known first, and by column; an entry that is constant there leaves a gap."""
+    rows = _best_first(numbers)
+    table = np.array([[scores[n] for scores in columns.values()] for n in rows], float)
+    axis.set_xticks(range(len(columns)), columns)
+    axis.set_yticks(range(len(rows)), [plain(numbers["probes"]["names"][n]) for n in rows], fontsize=9)
+    for (row, column), score in np.ndenumerate(table):
+        if written and not np.isnan(score):
+            style = {"ha": "center", "va": "center", "fontsize": 9, "color": "white" if score > 0.6 else "black"}
+            axis.text(column, row, f"{score:.2f}" if score >= 0 else "< 0", **style)
+    shades = {"norm": PowerNorm(1 if written else 0.5, 0, 1), "cmap": "Blues"}
+    return axis.imshow(table.clip(0), aspect="auto", interpolation="nearest", **shades)
+
+
+def _best_first(numbers: Numbers) -> list[int]:
+    """Return the entries that vary, best known to the linear probe first, on seen states of the first kind."""
+    found = numbers["probes"]
+    scores = found[next(iter(numbers["episodes"]))]["0"]["seen"]["linear"]["r2"]
+    return sorted((n for n, score in enumerate(scores) if score is not None), key=lambda n: -scores[n])
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -251,17 +268,17 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
     kinds = list(numbers["episodes"])
     parts = ("episodes", "surprise", "reward", "continue", "likelihood")
     tables = {part: {kind: scalars(numbers[part][kind]) for kind in kinds} for part in parts}
-    errors = [(kind, *entry) for kind in kinds for entry in numbers["open_loop"][kind].items()]
-    tables["open_loop"] = {f"{kind}, {key}": scalars(one) for kind, key, one in errors if isinstance(one, Mapping)}
+    errors = [(f"{kind}, {key}", one) for kind in kinds for key, one in numbers["open_loop"][kind].items()]
+    tables["open_loop"] = {name: scalars(one) for name, one in errors if isinstance(one, Mapping) and "mse" in one}
     if "probes" in numbers:
         for kind in kinds:
             tables[kind] = {name: scalars(one) for name, one in _probe_columns(numbers["probes"][kind])}
-            tables[f"{kind}, entry"] = _probe_entries(numbers["probes"][kind])
+            tables[f"{kind}, entry"] = _probe_entries(numbers, kind)
     pictures = {name: base64.b64encode(png).decode() for name, png in (figures | strips).items()}
     text = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     template = jinja2.Template(text, autoescape=True, trim_blocks=True)
     known = {"numbers": numbers, "tables": tables, "pictures": pictures, "strips": strips, "about": about}
-    return template.render(known, kinds=kinds, DEAD_KL=DEAD_KL, NUMBERS=NUMBERS)
+    return template.render(known, kinds=kinds, short=conclude(numbers), DEAD_KL=DEAD_KL, NUMBERS=NUMBERS)
 
 
 def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
@@ -271,22 +288,74 @@ def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
             yield name if ahead == "0" else f"{name} +{ahead}", one
 
 
-def _probe_entries(found: Numbers) -> dict[str, dict[str, float]]:
-    """List scores by entry: R^2 of the linear probe for all steps ahead, the others for seen states alone."""
-    columns = {f"R², {name}": one["linear"]["r2"] for name, one in _probe_columns(found)}
-    seen = found["0"]["seen"]
-    columns |= {"RMSE, seen": seen["linear"]["rmse"], "MLP: R², seen": seen["mlp"]["r2"]}
-    columns["MLP: RMSE, seen"] = seen["mlp"]["rmse"]
-    return {name: {str(n): value for n, value in enumerate(values)} for name, values in columns.items()}
+def _probe_entries(numbers: Numbers, kind: str) -> dict[str, dict[str, float | str]]:
+    """List scores by entry, best known first: R^2 of seen states, RMSE for all steps ahead, and those of the MLP."""
+    found = numbers["probes"]
+    scores = dict(_probe_columns(found[kind]))
+    columns = {"R², seen": scores["seen"]["linear"]["r2"], "MLP: R², seen": scores["seen"]["mlp"]["r2"]}
+    errors = {f"RMSE, {name}": one["linear"]["rmse"] for name, one in scores.items()}
+    errors["MLP: RMSE, seen"] = scores["seen"]["mlp"]["rmse"]
+    rows = {n: found["names"][n] for n in _best_first(numbers)}
+    table: dict[str, Any] = {name: {rows[n]: values[n] for n in rows} for name, values in columns.items()}
+    return table | {name: {rows[n]: _measure(found, n, of[n]) for n in rows} for name, of in errors.items()}
 
 
-def _listed(items: Sequence[Any]) -> str:
+def _measure(found: Numbers, entry: int, value: float) -> str:
+    """Write an error in millimetres if the entry is a position, else in its own unit."""
+    return f"{1000 * value:.1f} mm" if entry in found["positions"] else f"{value:.3g}"
+
+
+# --- in words -------------------------------------------------------------------------------------------------------
+
+
+def _listed(items: Iterable[Any]) -> str:
     return ", ".join(map(str, items)) or "none"
+
+
+def conclude(numbers: Numbers) -> list[str]:
+    """Say in a few sentences what the numbers of the first kind of episodes mean."""
+    kind = next(iter(numbers["episodes"]))
+    of = {name: found[kind] for name, found in numbers.items() if isinstance(found, Mapping) and kind in found}
+    said, steps = [], of["open_loop"]["steps"]
+    for key, one in of["open_loop"].items():
+        if steps and isinstance(one, Mapping) and "reconstruction_psnr" in one:
+            pairs = list(zip(one["mse"], one["copy_last_mse"], strict=True))
+            worse = sum(error >= still for error, still in pairs)
+            often = f"at {worse} of {len(steps)} steps" if worse else "never"
+            ahead = max(step for step in AHEAD if step <= min(steps[-1], 15))
+            text = f"up to {steps[-1]} steps ahead the dream is {often} worse than a picture that stands still"
+            errors = "its squared error is {:.2g}, that of the still picture {:.2g}".format(*pairs[ahead - 1])
+            said.append(f"{key}: {text}; after {ahead} {errors}.")
+    if "probes" in of:
+        said.append(_say_what_is_known(numbers, of["probes"]))
+    expected, came = (of["reward"]["calibration"][name][-1] for name in ("expected", "happened"))
+    said.append(f"Reward, where it expects most: {expected:.2f} a step expected on average, {came:.2f} received.")
+    bins = [of["continue"]["calibration"][name] for name in ("expected", "happened", "count")]
+    expected, came, count = max(zip(*bins, strict=True), key=lambda row: abs(row[0] - row[1]) * row[2])
+    text = f"expected at {expected:.0%}, it came at {came:.0%} of {count} steps"
+    said.append(f"End of the episode, where it is furthest off: {text}, of {sum(bins[2]):,} in all.")
+    dead, count = of["groups"]["dead"], len(of["groups"]["kl"])
+    text = f"{of['surprise']['mean']:.1f} nats a step, {of['surprise']['first_step']:.1f} at the first"
+    return [*said, f"Dead groups: {_listed(dead)}, of {count}. Surprise: {text}."]
+
+
+def _say_what_is_known(numbers: Numbers, scores: Numbers) -> str:
+    found, entries, r2 = numbers["probes"], _best_first(numbers), scores["0"]["seen"]["linear"]["r2"]
+    places = [n for n in entries if n in found["positions"]]
+    known = [n for n in places or entries if r2[n] >= KNOWN]
+    if not places:
+        return f"{found['target']}: of {len(entries)} entries that vary, {len(known)} have an R² of {KNOWN} or more."
+    ahead = max((ahead for ahead in scores if int(ahead) <= 15), key=int)
+    rmse = [scores[n].get("imagined", scores[n]["seen"])["linear"]["rmse"] for n in dict.fromkeys(("0", ahead))]
+    text = [f"{found['names'][n]} {' and '.join(_measure(found, n, one[n]) for one in rmse)}" for n in known]
+    doubt = [f"{found['names'][n]} (R² {r2[n]:.2f})" for n in places if n not in known]
+    when = f", seen and {ahead} imagined steps ahead" if ahead != "0" else ""
+    return f"Error of a linear probe of positions{when}: {_listed(text)}; hardly known: {_listed(doubt)}."
 
 
 def summarize(numbers: Numbers) -> dict[str, str]:
     """Return the main numbers for the terminal, name to text."""
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {"in short": conclude(numbers)}
     for kind in numbers["episodes"]:
         one = numbers["episodes"][kind]
         of = {name: numbers[name][kind] for name in ("open_loop", "surprise", "groups", "likelihood")}
@@ -302,12 +371,10 @@ def summarize(numbers: Numbers) -> dict[str, str]:
             bound = ", ".join(f"{of['likelihood'][f'per_step_iwae_{k}']:.5g}" for k in SAMPLES)
             lines.setdefault("log-likelihood", []).append(f"{kind}: {bound} nats with {_listed(SAMPLES)} samples")
         if "probes" in numbers:
-            target = numbers["probes"]["target"]
-            if numbers["probes"]["predicted"]:
-                target += ", which it was trained to predict"
             scores = {name: one["linear"] for name, one in _probe_columns(numbers["probes"][kind])}
-            means = (f"{one['r2_clipped_mean']:.2f} {name}" for name, one in scores.items() if "r2_clipped_mean" in one)
-            lines.setdefault(f"linear probes of {target}", []).append(f"{kind}: mean R² {', '.join(means)}")
+            medians = (f"{one['r2_median']:.2f} {name}" for name, one in scores.items() if "r2_median" in one)
+            lines.setdefault("linear probes", []).append(f"{kind}: median R² {', '.join(medians)}")
     if numbers["notes"]:
         lines["notes"] = list(numbers["notes"])
-    return {name: "\n".join(texts) for name, texts in lines.items()}
+    room = {"width": WIDTH - max(map(len, lines)) - 4, "subsequent_indent": "  "}
+    return {name: "\n".join("\n".join(textwrap.wrap(text, **room)) for text in texts) for name, texts in lines.items()}

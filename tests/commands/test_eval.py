@@ -283,12 +283,25 @@ def test_which_agents_come_along():
 
 
 @pytest.mark.parametrize("name", exported.demos())
-def test_the_agents_that_come_along_pick_up_the_box(name, tmp_path, monkeypatch, refusal):
+def test_the_agents_that_come_along_pick_up_the_box(name, tmp_path, monkeypatch, refusal, capfd):
     monkeypatch.chdir(tmp_path)
     line = refusal("eval", f"run=demo:{name}s")
     assert line.endswith(f"nearest: run=demo:{name}")
     before = sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*"))
-    main(["eval", f"run=demo:{name}", "episodes=4", "video=false"])
+    video = name == "franka_pick"
+    main(["eval", f"run=demo:{name}", "episodes=4", f"video={str(video).lower()}"])
+    assert f" of demo:{name}\n" in capfd.readouterr().out, "as it was typed"
     assert sorted((path, path.stat().st_mtime_ns) for path in exported.DEMOS.rglob("*")) == before
     (file,) = (tmp_path / "logs/demo" / name / "eval").glob("*/result.json")
     assert json.loads(file.read_text())["metrics"]["eval/success_rate"] >= 0.75
+    if video:
+        sizes = {film.name: Image.open(film).size for film in file.parent.glob("*.gif")}
+        assert sizes == {"scene.gif": (480, 360), "front.gif": (192, 192)}
+
+
+@pytest.mark.parametrize(("episodes", "low", "lines"), [(16, 0.9, 1), (15, 0.9, 2), (16, 1.0, 2), (2, 1.0, 3)])
+def test_an_interval_that_promises_too_much_is_said_to(episodes, low, lines):
+    metrics = {"return_mean": 1.0, "return_lo": low, "return_hi": 1.0, "length_mean": 9.0}
+    shown = command.describe(metrics, command.EvalOptions(episodes=episodes, num_envs=1))["return"].splitlines()
+    assert len(shown) == lines
+    assert max(map(len, shown)) < 100

@@ -78,7 +78,9 @@ def test_everything_is_a_finite_number(model: TrainedModel, episodes: Episodes) 
     still = replace(episodes, obs=episodes.obs | {PRIVILEGED_STATE: episodes.obs[PRIVILEGED_STATE].clone()})
     still.obs[PRIVILEGED_STATE][..., 1] = 0.25
     before = torch.get_rng_state()
-    found = dissect(model, {"policy": still})
+    found = dissect(model, {"policy": still}, positions={"box": slice(1, 4)})
+    assert found.numbers["probes"]["names"] == ["entry 0", "box x", "box y", "box z"]
+    assert found.numbers["probes"]["positions"] == [1, 2, 3]
     assert torch.equal(torch.get_rng_state(), before)
     text = json.dumps(found.numbers, allow_nan=False)
     assert found.numbers["probes"]["constant"] == [1]
@@ -248,7 +250,7 @@ def test_probes_read_what_the_latents_hold_and_where(model: TrainedModel, episod
     assert scores[1] > 0.95
     assert scores[2] is None
     assert scores[3] < 0.05
-    assert seen["linear"]["r2_clipped_mean"] == pytest.approx((scores[0] + scores[1] + max(scores[3], 0)) / 3)
+    assert seen["linear"]["r2_median"] == sorted([scores[0], scores[1], scores[3]])[1], "of those that vary"
     assert seen["linear"]["rmse"][2] == pytest.approx(0, abs=1e-4)
     # Imagined states are not those that were seen, and are read with the same probe.
     _, held_out = split(EPISODES)

@@ -339,6 +339,9 @@ def test_what_has_no_world_model(make_ppo: Callable[..., PPO]) -> None:
         sheeplike.load("demo:franka_pick_ppo")
     with pytest.raises(CommandError, match=r"demo:frnka_pick.*nearest: run=demo:franka_pick"):
         sheeplike.load("demo:frnka_pick")
+    for impossible in ("x" * 5000, "a/" * 3000, "\0"):
+        with pytest.raises(CommandError):
+            sheeplike.load(impossible)
 
 
 @pytest.mark.parametrize(("device", "nearest"), [("gpu", "cuda"), ("cuda", "cpu")])

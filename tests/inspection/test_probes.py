@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sheeplike.inspection.probes import LinearProbe, fit_linear, fit_mlp, r_squared, rmse, split
+import sheeplike
+from sheeplike import envs
+from sheeplike.inspection.episodes import play
+from sheeplike.inspection.probes import LinearProbe, directions, fit_linear, fit_mlp, r_squared, rmse, split
 
 
 def latents(episodes: int = 12, steps: int = 60, width: int = 40) -> tuple[Tensor, Tensor]:
@@ -136,3 +139,61 @@ def test_episodes_are_split_and_not_steps() -> None:
     assert [len(part) for part in split(2)] == [1, 1]
     with pytest.raises(AssertionError):
         split(1)
+
+
+def test_directions_are_those_in_which_the_features_go_whatever_else_a_probe_reads() -> None:
+    """Two causes that move together, each with a direction of its own; noise that a probe would subtract."""
+    generator = torch.Generator().manual_seed(0)
+    cause = torch.randn(4000, 2, generator=generator) @ torch.tensor([[1.0, 0.8], [0.0, 0.6]])
+    cause = torch.cat([cause, torch.ones(4000, 1)], 1)  # and one that never changes
+    way = torch.randn(3, 20, generator=generator)
+    noise = torch.randn(4000, 1, generator=generator)
+    features = cause @ way + noise * way[:1].roll(1)
+    found = directions(features, cause)
+    torch.testing.assert_close(found[:2], way[:2], atol=0.1, rtol=0)
+    assert not found[2].any()
+    probe = fit_linear(features, cause, torch.arange(4000) % 8)
+    least = probe.least_changes
+    torch.testing.assert_close((least @ probe.weights)[:2].diag(), torch.ones(2), atol=1e-4, rtol=0)
+    assert not least[2].any()
+    assert (least[:2].norm(dim=1) < found[:2].norm(dim=1)).all(), "the least change that is read as one unit"
+
+
+def test_the_demos_decoder_follows_the_regression_and_hardly_the_probe() -> None:
+    worlds = envs.make("franka_pick", num_envs=12, image_size=48, cameras=["front"])
+    model, keys = sheeplike.load("demo:franka_pick"), ["pixels/front", "privileged_state"]
+    played = play(model.networks, worlds, episodes=12, keys=keys, act="policy")
+    worlds.close()
+    states = model.observe(played.obs["pixels/front"], played.action, seed=0)
+    features, truth = states.features[played.valid], played.obs["privileged_state"][played.valid]
+    box, with_tip = truth[:, 7:10], truth[:, [7, 8, 9, 0, 1, 2]]
+    probe = fit_linear(features, box, played.valid.nonzero()[:, 0])
+    ways = {"regression": directions(features, box)[1], "hand held": directions(features, with_tip)[1]}
+    asked, box_moves, hand_moves = torch.tensor([-0.05, -0.02, 0.0, 0.02, 0.05]), {}, {}
+    pixels = 106 * asked[[0, 1, 3, 4]]  # one metre along y in this camera, as the simulator draws it
+    for name, way in (ways | {"probe": probe.least_changes[1]}).items():
+        shown = [model.decode(model.traverse(one, way, amounts=asked)).frames["pixels/front"] for one in states[:, 6]]
+        for moves, shift in ((box_moves, red), (hand_moves, white)):
+            found = torch.stack([shift(frames) - shift(frames[2:3]) for frames in shown]).nanmedian(0).values
+            moves[name] = found[[0, 1, 3, 4]] / pixels
+    assert box_moves["regression"].min() > 0.5
+    assert box_moves["probe"].max() < 0.5
+    # The hand goes along, as it does in the episodes, unless its place is among those that are regressed on.
+    assert hand_moves["regression"].min() > 0.5
+    assert hand_moves["hand held"].abs().max() < 0.2
+    assert box_moves["hand held"].min() > box_moves["probe"].max()
+
+
+def red(frames: Tensor) -> Tensor:
+    """Return the column ``(M,)`` of the red pixels' centre in frames ``(M, H, W, 3)``; NaN where none is red."""
+    first, green, blue = frames.float().unbind(-1)
+    return centre(first - torch.maximum(green, blue) - 20)
+
+
+def white(frames: Tensor) -> Tensor:
+    return centre(frames[:, :30].float().amin(-1) - 180)
+
+
+def centre(weight: Tensor) -> Tensor:
+    columns = weight.clamp(min=0).sum(-2)
+    return (columns * torch.arange(columns.shape[-1])).sum(-1) / columns.sum(-1)

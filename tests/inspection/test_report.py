@@ -18,7 +18,7 @@ from sheeplike.analysis.runs import RunError, find_runs
 from sheeplike.inspection import report
 from sheeplike.inspection.dissect import Findings, Strip
 from sheeplike.inspection.probes import LinearProbe
-from sheeplike.inspection.report import NUMBERS, PAGE, scalars, summarize, write
+from sheeplike.inspection.report import NUMBERS, PAGE, conclude, scalars, summarize, write
 
 ABOUT = {"run": "<b>mine</b>", "step": 640}
 
@@ -49,13 +49,14 @@ def numbers(*, probes: bool) -> dict[str, Any]:
     found: dict[str, Any] = {name: {"policy": part, "random": part} for name, part in one.items()}
     found["notes"] = [] if probes else ["No probes: the environment has no <i>."]
     if probes:
-        linear = {"r2": [0.9, None, -7.0], "rmse": [0.011, 0.0, 3.0], "r2_clipped_mean": 0.45}
+        linear = {"r2": [-7.0, None, 0.9], "rmse": [3.0, 0.0, 0.0114], "r2_median": 0.45}
         seen = {"rows": 9, "linear": linear, "mlp": linear}
-        imagined = seen | {"linear": linear | {"r2": [0.3, None, -8.0], "r2_clipped_mean": 0.15}}
+        imagined = seen | {"linear": linear | {"r2": [-8.0, None, 0.3], "rmse": [3.0, 0.0, 0.0226], "r2_median": 0.15}}
         found["probes"] = {"target": "privileged_state", "predicted": True, "constant": [1]}
+        found["probes"] |= {"names": ["entry 0", "entry 1", "<$x> y"], "positions": [2]}
         found["probes"]["policy"] = {"0": {"seen": seen}, "5": {"imagined": imagined, "seen": seen}}
         found["probes"]["random"] = {"0": {"seen": seen}}
-        found["probes"]["groups"] = {"0": [0.1, None, -3.0], "deter": [0.9, None, 0.2]}
+        found["probes"]["groups"] = {"0": [-3.0, None, 0.1], "deter": [0.2, None, 0.9]}
     return found
 
 
@@ -96,7 +97,12 @@ def test_a_page_needs_no_other_file_and_takes_no_name_at_its_word(tmp_path: Path
     assert ("has no <i>." in page.text) != probes
     assert "(policy: 5; random: 5)" in page.text
     if probes:
-        assert {"R², imagined +5", "R², seen +5", "RMSE, seen", "0.011"} <= set(page.cells)
+        assert {"R², seen", "RMSE, imagined +5", "RMSE, seen +5", "11.4 mm", "22.6 mm", "3"} <= set(page.cells)
+        assert page.cells.index("<$x> y") < page.cells.index("entry 0"), "best known first"
+        assert "entry 1" not in page.cells, "it is constant"
+    assert not any("_" in cell for cell in page.cells), "words, not keys"
+    text = files[0].read_text()
+    assert text.index("<li>") < text.index("<table>") < text.index("<img"), "the sentences come first"
     assert "width=device-width" in files[0].read_text()
     assert "color-scheme: light dark" in files[0].read_text()
 
@@ -143,26 +149,55 @@ def test_single_numbers_by_path() -> None:
     assert scalars({"a": {"b": 1, "c": [1, 2], "d": {"e": 0.5}}, "f": "x"}) == {"a/b": 1.0, "a/d/e": 0.5}
 
 
+def test_differences_are_not_rounded_away(tmp_path: Path) -> None:
+    found = numbers(probes=False)
+    found["likelihood"]["policy"] |= {"window_iwae_16": -63714.7, "window_iwae_64": -63709.9, "window_steps": 16}
+    page = Page(write(tmp_path, Findings(found, strips()), ABOUT)[0].read_text())
+    assert {"-63,714.7", "-63,709.9", "16"} <= set(page.cells)
+
+
 def test_what_the_terminal_shows() -> None:
     shown = summarize(numbers(probes=True))
     assert shown["dead groups"] == "policy: 0\nrandom: 0"
     assert shown["error of pixels/<$x>"].startswith("policy: 0.05 seen, 0.1 after 1")
-    probed = shown["linear probes of privileged_state, which it was trained to predict"]
-    assert probed == "policy: mean R² 0.45 seen, 0.15 imagined +5, 0.45 seen +5\nrandom: mean R² 0.45 seen"
+    assert shown["linear probes"].split("\n")[1] == "random: median R² 0.45 seen"
     without = summarize(numbers(probes=False))
-    assert not any(name.startswith("linear probes") for name in without)
+    assert "linear probes" not in without
     assert without["notes"] == "No probes: the environment has no <i>."
+    assert shown["in short"].replace("\n ", "").split("\n") == conclude(numbers(probes=True))
+    width = max(map(len, shown)) + 4
+    assert all(width + len(line) <= 120 for text in shown.values() for line in text.splitlines())
 
 
-def test_the_legend_names_every_step_ahead_in_one_colour() -> None:
+def test_conclusions_follow_the_numbers() -> None:
+    found = numbers(probes=True)
+    ahead, known, reward, end, groups = conclude(found)
+    assert "at 1 of 2 steps" in ahead, "a still picture is as good after one step"
+    assert "<$x> y 11.4 mm and 22.6 mm" in known
+    assert "1.00" in reward
+    assert "0.90" in reward
+    assert "0%" in end
+    assert "10%" in end
+    assert "0, of 2" in groups
+    found["open_loop"]["policy"]["pixels/<$x>"] = found["open_loop"]["policy"]["pixels/<$x>"] | {"mse": [0.05, 0.2]}
+    found["groups"]["policy"] = found["groups"]["policy"] | {"dead": []}
+    found["probes"]["policy"]["0"]["seen"]["linear"]["r2"][2] = 0.5
+    ahead, known, *_, groups = conclude(found)
+    assert "never" in ahead
+    assert "mm" not in known
+    assert "<$x> y (R² 0.50)" in known
+    assert "none, of 2" in groups
+    found["probes"]["positions"] = []
+    assert "of 2 entries" in conclude(found)[1]
+    assert len(conclude(numbers(probes=False))) == 4
+
+
+def test_entries_stand_by_their_names_best_known_first() -> None:
+    for figure in (report._probes(numbers(probes=True)), report._probe_groups(numbers(probes=True))):
+        names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert names == [r"<\$x> y", "entry 0"]
     figure = report._probes(numbers(probes=True))
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "seen, linear",
-        "seen, MLP",
-        "imagined, 5 steps, linear",
-    ]
-    assert legend.legend_handles[2].get_color() == report.COLOURS[2]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.90", "0.30", "0.90", "< 0", "< 0", "< 0"]
 
 
 def test_the_scale_of_effects_is_that_of_all_kinds() -> None:

@@ -39,7 +39,6 @@ from sheeplike.terminal import first_sentence
 Observations = dict[str, torch.Tensor]
 StepResult = tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]
 
-FILM_SIZE = 180, 240
 SETTING = "settings."  # prefix of settings in a saved state
 
 
@@ -66,6 +65,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         stagger: truncate the first episode of each world at a random step, so that episodes do not end together.
 
     Attributes:
+        film_size: height and width of the frames of the task's ``film_camera``, without ``film_pixels``.
         film_pixels: longer side of the frames that :meth:`film` renders by the agent's cameras; None: no such frames.
 
     Raises:
@@ -116,7 +116,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._seed = check_seed(seed)
         self._variation: Variation = NOMINAL
         self._state: State | None = None
-        self.film_pixels: int | None = None
+        self.film_size, self.film_pixels = (180, 240), None
         self._films: dict[str, Callable[[Variation, State], jax.Array]] = {}
         # On a GPU, JAX and torch may reuse memory before the other has read it: all that crossed the bridge in the last
         # two steps stays alive until the next crossing has ordered those reads.
@@ -156,7 +156,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         """
         camera = getattr(self.simulator.task, "film_camera", None)
         seen = self.simulator.renderer.image_sizes
-        sizes = {} if camera is None or not seen else {camera: FILM_SIZE}
+        sizes = {} if camera is None or not seen else {camera: self.film_size}
         if pixels := self.film_pixels:
             sizes = {name: tuple(round(s * pixels / max(size)) for s in size) for name, size in (seen | sizes).items()}
         if not sizes:
