@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sheeplike.inspection.dream.server import TAKEN, Server, bind
+from sheeplike.inspection.dream.server import TAKEN, Server, bind, make_runner
 from sheeplike.inspection.dream.session import Moment, Session
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -32,7 +32,7 @@ def serving(session: Session, place: Path, rate: float = 30.0) -> Iterator[str]:
     ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     async def run(listening: object) -> None:
-        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
+        runner = make_runner(server)
         await runner.setup()
         await web.SockSite(runner, listening).start()
         ready.set()
