@@ -11,7 +11,7 @@ const NUDGE = 0.25;      // Shift and an arrow move a slider by so much
 const LINE = 7000;       // ms; a line stays so long
 const HUES = ["--real", "--dream", "--other"];
 const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
-const TITLES = { real: ["Simulator", "real"], dream: ["Dream", "imagined"], "dream B": ["Dream B", "imagined"] };
+const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
 const UNITS = { reward: "for this step", value: "later rewards", continue: "probability", surprise: "nats", error: "squared" };
 const DRIVERS = { same: "acts: same", policy: "acts: policy", random: "acts: random" };
 
@@ -200,7 +200,7 @@ function makeStage(now) {
       points.setAttribute("viewBox", `0 0 ${width} ${height}`);
       const filmed = n === 0 && !(key in now.panels[1].cameras);
       const frame = make("div", { className: filmed ? "frame scene" : "frame" }, make("canvas", { width, height }), points);
-      frame.append(make("small", { textContent: filmed ? "not shown to the agent" : n === 0 && key === keys.at(-1) ? "what the agent sees" : "" }));
+      frame.append(make("small", { textContent: filmed ? "not shown to the agent" : n ? "imagined" : "what the agent sees" }));
       frame.style.setProperty("--ratio", width / height);
       frame.dataset.camera = key;
       frame.dataset.panel = n;
@@ -210,9 +210,8 @@ function makeStage(now) {
       cameras.append(frame);
     }
     gaps += 8 * (keys.length - 1);
-    const [title, kind] = TITLES[panel.name];
-    const name = make("span", { className: "name", textContent: title });
-    const head = make("div", { className: "head" }, name, make("span", { className: "kind", textContent: kind }), make("span", { className: "what" }));
+    const head = make("div", { className: "head" }, make("span", { className: "name", textContent: TITLES[panel.name] }));
+    if (!n) head.append(make("span", { className: "kind", textContent: "real" }), make("span", { className: "what" }));
     const element = make("div", { className: "panel" }, head, cameras, make("p", { className: "foot" }));
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
@@ -247,10 +246,12 @@ function show(now, buffer, at) {
   showPictures();
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
-    const [what, foot, select] = [".what", ".foot", "select"].map((name) => element.querySelector(name));
-    what.textContent = n ? "" : `episode ${now.episode}, step ${now.age}`;
+    const [foot, select] = [".foot", "select"].map((name) => element.querySelector(name));
     if (n) foot.textContent = `${blindness(now)} · ${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB`;
-    else showLegend(foot, now);
+    else {
+      element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
+      showLegend(foot, now);
+    }
     const first = element.querySelector(".frame");
     const told = n || !now.event || now.step - now.event[0] > EVENT * now.rate ? panel.end : now.event[1];
     first.classList.toggle("over", Boolean(told));
@@ -606,7 +607,7 @@ function near(event) {
   const [x, y] = within(frame, event);
   const reach = (REACH / frame.clientWidth) * frame.firstChild.width;
   const found = all.find(([name, atX, atY]) => movable.has(name) && Math.hypot(atX - x, atY - y) < reach);
-  return found && { panel, name: found[0], camera, x, y };
+  return found && { panel, name: found[0], camera, off: [found[1] - x, found[2] - y] };
 }
 
 /** A press on a picture drags what is there, or gives actions. */
@@ -615,11 +616,15 @@ function press(event) {
   if (!found) return drag(event);
   const frame = event.currentTarget;
   event.preventDefault();
-  grabbed = { ...found, moved: true, waiting: false };
-  haul();
-  window.onpointermove = (moved) => {
-    const [x, y] = within(frame, moved);
+  const move = (moved) => {
+    const [x, y] = within(frame, moved).map((value, n) => value + found.off[n]);
     Object.assign(grabbed, { x, y, moved: true });
+  };
+  grabbed = { ...found, waiting: false };
+  move(event);
+  grabbed.moved = false; // a click moves nothing where the play waits
+  window.onpointermove = (moved) => {
+    move(moved);
     haul();
   };
   window.onpointerup = window.onpointercancel = () => {

@@ -138,16 +138,11 @@ class Server:
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=MAX_MESSAGE, compress=False)
-        with suppress(ConnectionError):  # it may be reset at any time, while it opens as well
-            await ws.prepare(request)
-            await self._talk(ws)
-        return ws
-
-    async def _talk(self, ws: web.WebSocketResponse) -> None:
+        await ws.prepare(request)
         if self._page is not None:
             await ws.send_json({"kind": "refused", "line": TAKEN})
             await ws.close(code=WSCloseCode.TRY_AGAIN_LATER)
-            return
+            return ws
         self._page = _Page(ws)
         try:
             await self._run(self.session.choose, self.session.source)
@@ -158,8 +153,11 @@ class Server:
                     await self._receive(message.data)
                 elif message.type == WSMsgType.BINARY:
                     await self._send_line("a message of bytes: expected JSON")
+        except ConnectionError:
+            pass
         finally:
             self._page = None
+        return ws
 
     # --- messages of the page ---------------------------------------------------------------------------------------
 
