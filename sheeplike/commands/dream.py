@@ -71,15 +71,12 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
-            world.reset(seed=asked.seed)
-            scene, places = world.film(), None
+            session = Session(world, model, seed=asked.seed)
+            session.tick()
         if world.positions:
             with phase(f"playing {overlay.EPISODES} episodes, to learn where the model believes things to be"):
-                places = overlay.learn(model, world, scene=scene)
-        with as_command_errors(refused):
-            session = Session(world, model, seed=asked.seed, places=places)
-            session.tick()
-            session.start(asked.seed)
+                session.places = overlay.learn(model, world)
+        session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
         rate = min(world.metadata["render_fps"], MAX_RATE)
         asyncio.run(serve(Server(session, about, recordings, rate=rate), listening))

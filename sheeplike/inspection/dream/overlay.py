@@ -83,12 +83,8 @@ class Places:
             slopes = torch.linalg.lstsq(*centred, driver="gelsd").solution  # of a coordinate that never changes: 0
             self._directions[name] = slopes, place.amin(0), place.amax(0)
 
-    def points(self, states: States, expected: Expected) -> list[Points]:
-        """Project the positions of states ``(n,)`` and their predictions into every camera fixed in the scene."""
-        return self.project(self.read(states, expected), self.positions)
-
     def project(self, state: Tensor, names: Sequence[str]) -> list[Points]:
-        """Project named positions of ``privileged_state (n, N)``; those behind a camera are left out."""
+        """Project named positions of ``privileged_state (n, N)`` into every camera that is fixed in the scene."""
         seen, where = self._projections(), self.positions
         return [
             {
@@ -112,22 +108,28 @@ class Places:
             qvel[0, velocity : velocity + 6] = 0
             data.qpos[:] = qpos[0].numpy()
             data.qpos[at : at + 3] = place
+            body, bodies = self._model.jnt_bodyid[joint], self._model.geom_bodyid
             for _ in range(PUSHES):
                 mujoco.mj_forward(self._model, data)
-                data.qpos[at : at + 3] += self._push(data, self._model.jnt_bodyid[joint])
+                touching = [contact for contact in data.contact if body in bodies[contact.geom] and contact.dist < 0]
+                if touching:
+                    deepest = min(touching, key=lambda contact: contact.dist)
+                    sign = 1 if bodies[deepest.geom[1]] == body else -1  # a normal points to the second geom
+                    data.qpos[at : at + 3] -= deepest.dist * sign * deepest.frame[:3]
             qpos[0, at : at + 3] = torch.from_numpy(data.qpos[at : at + 3])
         return changed | {QPOS: qpos, QVEL: qvel}
 
     def dreamt(self, model: TrainedModel, states: States, name: str, place: np.ndarray) -> States:
         """Return a state ``(1,)`` that is read as having the thing at ``place (3,)``, or as near as may be."""
         slopes, low, high = self._directions[name]
-        goal, asked = None, torch.as_tensor(place, dtype=torch.float32).clamp(low, high)
+
+        def believed() -> Tensor:
+            return self.read(states, model.decode(states))[0, self.positions[name]].cpu()
+
+        way = torch.as_tensor(place, dtype=torch.float32).clamp(low, high) - believed()
+        goal = believed() + way * min(1.0, FARTHEST / max(float(way.norm()), 1e-9))
         for _ in range(CORRECTIONS):
-            believed = self.read(states, model.decode(states))[0, self.positions[name]].cpu()
-            if goal is None:
-                way = asked - believed
-                goal = believed + way * min(1.0, FARTHEST / max(float(way.norm()), 1e-9))
-            moved = states.features + ((goal - believed) @ slopes).to(model.device)
+            moved = states.features + ((goal - believed()) @ slopes).to(model.device)
             states = States(model.rssm.split(moved), states.logits)
         return states
 
@@ -138,17 +140,8 @@ class Places:
         seen = {key: projection(self._model, key.removeprefix("pixels/"), size) for key, size in self.cameras.items()}
         return {key: camera for key, camera in seen.items() if camera is not None}
 
-    def _push(self, data: mujoco.MjData, body: int) -> np.ndarray:
-        """Return the way ``(3,)`` out of the deepest contact of a body."""
-        contacts = [c for c in data.contact if body in self._model.geom_bodyid[c.geom] and c.dist < 0]
-        if not contacts:
-            return np.zeros(3)
-        deepest = min(contacts, key=lambda contact: contact.dist)
-        sign = 1 if self._model.geom_bodyid[deepest.geom[1]] == body else -1  # a normal points to the second geom
-        return -deepest.dist * sign * deepest.frame[:3]
 
-
-def learn(model: TrainedModel, envs: VectorEnv, *, scene: Mapping[str, Tensor] | None = None) -> Places:
+def learn(model: TrainedModel, envs: VectorEnv) -> Places:
     """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy."""
     keys = [*model.observations, PRIVILEGED_STATE]
     played = play(model.networks, envs, episodes=EPISODES, keys=keys, act="policy")
@@ -163,7 +156,7 @@ def learn(model: TrainedModel, envs: VectorEnv, *, scene: Mapping[str, Tensor] |
         found = probes.fit_linear(features[~held_out], truth[~held_out], number[~held_out]).predict(features)
         probe = probes.fit_linear(features, truth, number)
         read = lambda states, expected: probe.predict(states.features.cpu())  # noqa: E731
-    places = Places(envs, read, scene=scene)
+    places = Places(envs, read, scene=envs.film())
     places.fit(features, truth)
     for name, where in places.positions.items():
         target = truth[held_out][:, where].double()

@@ -26,7 +26,9 @@ const make = (tag, properties = {}, ...children) => {
 const play = { hello: null, now: null, asked: null, drawn: 0, times: [], onion: false, frame: null };
 window.play = play; // a console can look at it
 let socket = null;
-let strips = { base: 0, numbers: [], begins: new Set() };
+let refusals = 0;
+const noStrips = (base = 0) => ({ base, numbers: [], begins: new Set(), ends: new Map() });
+let strips = noStrips();
 let grabbed = null;      // what the pointer drags: panel, name, camera, x, y
 let chosen = 0;          // dimension, or discrete action among several
 let rest = [];           // each dimension's resting slider, or its choice
@@ -58,7 +60,8 @@ function connect() {
     }
     else if (message.kind === "refused") {
       refused = true;
-      say(message.line, "Try again", () => location.reload());
+      if (refusals++) say(message.line, "Try again", () => location.reload());
+      else setTimeout(connect, 500); // a page that was reloaded may still be leaving
     }
   };
   socket.onclose = () => {
@@ -92,7 +95,7 @@ function begin(hello) {
   play.hello = hello;
   document.body.classList.remove("gone");
   $("line").classList.remove("on");
-  strips = { base: 0, numbers: [], begins: new Set() };
+  strips = noStrips();
   document.title = `${hello.about.env} · sheeplike dream`;
   $("latent-shape").textContent = `${hello.groups} groups × ${hello.classes} classes`;
   fillRecordings(hello.recordings);
@@ -244,6 +247,7 @@ function show(now, buffer, at) {
   play.frame = [now, buffer, at];
   if ($("stage").dataset.made !== shape(now)) makeStage(now);
   showPictures();
+  keepNumbers(now.strip, now.first);
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
     const [foot, select] = [".foot", "select"].map((name) => element.querySelector(name));
@@ -253,12 +257,12 @@ function show(now, buffer, at) {
       showLegend(foot, now);
     }
     const first = element.querySelector(".frame");
-    const told = n || !now.event || now.step - now.event[0] > EVENT * now.rate ? panel.end : now.event[1];
+    const ended = [...strips.ends].filter(([step]) => step <= now.step && now.step - step < EVENT * now.rate).at(-1);
+    const told = n || !ended ? panel.end : ended[1];
     first.classList.toggle("over", Boolean(told));
     first.dataset.end = told;
     if (select && document.activeElement !== select) select.value = panel.driver;
   });
-  keepNumbers(now.strip, now.first);
   drawStrips();
   drawGrid();
   measure(now);
@@ -390,12 +394,13 @@ function showControls(now) {
   });
 }
 
-function keepNumbers({ start, numbers, begins }, first) {
-  if (start <= strips.base || start > strips.base + strips.numbers.length) strips = { base: start, numbers: [], begins: new Set() };
+function keepNumbers({ start, numbers, begins, ends }, first) {
+  if (start <= strips.base || start > strips.base + strips.numbers.length) strips = noStrips(start);
   strips.numbers.length = start - strips.base;
   strips.begins = new Set([...strips.begins].filter((step) => step < start));
   strips.numbers.push(...numbers);
   begins.forEach((step) => strips.begins.add(step));
+  strips.ends = new Map([...[...strips.ends].filter(([step]) => step < start), ...ends]);
   if (first > strips.base) {
     strips.numbers.splice(0, first - strips.base);
     strips.base = first;
@@ -737,7 +742,7 @@ const KEYS = {
     showPictures();
     showControls(play.now);
   }],
-  v: ["V", "the scene as people see it", () => play.hello.filmed && ask("scene")],
+  v: ["V", "the scene as people see it", () => play.hello.filmed && ask("show_scene")],
   p: ["P", "show or hide where the model believes things to be", () => document.body.classList.toggle("no-points")],
   Escape: ["Esc", "release all forced classes", () => ask("release")],
   "?": ["?", "this list", () => $("help").showModal()],

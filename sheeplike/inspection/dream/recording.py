@@ -58,18 +58,16 @@ def read(file: Path) -> Recording:
             names = [name for name in data.files if name in ("seed", "action") or name.startswith(PLACED)]
             largest = max(data.zip.getinfo(f"{name}.npy").file_size for name in names)
             if largest > MAX_BYTES:
-                raise CommandError(f"{file}: unpacks to {largest:,} bytes: expected at most {MAX_BYTES:,}")
+                raise ValueError(f"it unpacks to {largest:,} bytes: expected at most {MAX_BYTES:,}")
             found = {name: data[name] for name in names}
-        moves = {name.removeprefix(PLACED): found[name] for name in found if name.startswith(PLACED)}
+        moves = {name.removeprefix(PLACED): found[name].astype(np.float32) for name in found if PLACED in name}
         recording = Recording(file.stem, int(found["seed"]), found["action"], moves)
-    except CommandError:
-        raise
+        if any(move.shape != (len(recording.actions), 3) for move in moves.values()):
+            raise ValueError(f"{PLACED}* are not three numbers for each action")
     except Exception as error:  # NumPy raises many kinds
         raise CommandError(f"{file}: is no recorded episode: {type(error).__name__}: {error}") from None
     if not np.size(recording.actions):
         raise CommandError(f"{file}: holds no action")
-    if any(move.shape != (len(recording.actions), 3) or move.dtype.kind != "f" for move in moves.values()):
-        raise CommandError(f"{file}: placed/*: expected ({len(recording.actions)}, 3) numbers")
     if not 0 <= recording.seed <= MOST_SEED:
         raise CommandError(f"{file}: seed={recording.seed}: expected from 0 to {MOST_SEED}")
     return recording
@@ -97,67 +95,59 @@ def film(
 
     A picture of the dream has a green border where it was shown the real one, and an orange one where it is imagined.
     """
-    cameras = [key.removeprefix("real/") for key in episode if key.startswith("real/") and episode[key].ndim == 4]
-    filmed, font = any(frame is not None for frame in scene), ImageFont.load_default(12)
-    columns = [*([("scene", None)] if filmed else []), *((side, camera) for side in SIDES for camera in cameras)]
+    columns = {"scene": scene} if any(frame is not None for frame in scene) else {}
+    for side, title in (("real", "simulator, as the agent sees it"), ("dream", "dream, imagined")):
+        found = [values for key, values in episode.items() if key.startswith(f"{side}/") and values.ndim == 4]
+        columns |= {title + n * " ": values for n, values in enumerate(found)}
     frames = []
     for step in range(0, len(episode["reward"]), stride):
-        blind, pictures = int(episode["dream/blind"][step]), []
-        for side, camera in columns:
-            found = scene[step] if camera is None else episode[f"{side}/{camera}"][step]
-            pictures.append(_enlarged(np.zeros((3, 4, 3), np.uint8) if found is None else found))
-        width = sum(one.width + MARGIN for one in pictures) + MARGIN
+        blind = int(episode["dream/blind"][step])
+        pictures = {title: _enlarged(column[step]) for title, column in columns.items()}
+        width = sum(one.width + MARGIN for one in pictures.values()) + MARGIN
         image = Image.new("RGB", (width, SIDE + 2 * MARGIN + len(CURVES) * CURVE + 44), (255, 255, 255))
         draw, x = ImageDraw.Draw(image), MARGIN
-        for (side, camera), one in zip(columns, pictures, strict=True):
-            draw.text((x, 6), SIDES.get(side, side) if camera in (None, cameras[0]) else camera, INK, font)
+        draw.font = ImageFont.load_default(12)
+        for title, one in pictures.items():
+            draw.text((x, 6), title, INK)
             image.paste(one, (x, 24))
-            if side == "dream":
+            if title.startswith("dream"):
                 draw.rectangle((x - 2, 22, x + one.width + 1, 25 + SIDE), outline=DREAM if blind else SEES, width=2)
             x += one.width + MARGIN
         for n, name in enumerate(CURVES):
-            _curve(draw, episode, name, step, (MARGIN, 24 + SIDE + MARGIN + n * CURVE, width - 2 * MARGIN), font)
+            _curve(draw, episode, name, step, 24 + SIDE + MARGIN + n * CURVE, width - MARGIN)
         decibels = -10 * math.log10(max(float(episode["dream/error"][step]), 1e-12))
         told = f"blind for {blind} steps ({blind / fps:.1f} s)" if blind else "begins here, from the real picture"
         told = f"step {int(episode['begin']) + step} · the dream {told} · {decibels:.1f} dB"
-        draw.text((MARGIN, image.height - 24), told, INK, font)
+        draw.text((MARGIN, image.height - 24), told, INK)
         frames.append(np.asarray(image))
     return torch.from_numpy(np.stack(frames))
 
 
-SIDES = {"real": "simulator, as the agent sees it", "dream": "dream, imagined"}
-
-
-def _enlarged(frame: np.ndarray) -> Image.Image:
-    """Scale a frame ``(H, W, 3)`` to the height of the film."""
+def _enlarged(frame: np.ndarray | None) -> Image.Image:
+    """Scale a frame ``(H, W, 3)`` to the height of the film; black where there is none."""
+    frame = np.zeros((3, 4, 3), np.uint8) if frame is None else frame
     height, width = frame.shape[:2]
     smooth = Image.Resampling.BILINEAR if height > SIDE / 2 else Image.Resampling.NEAREST
     return Image.fromarray(frame).resize((round(SIDE * width / height), SIDE), smooth)
 
 
 def _curve(
-    draw: ImageDraw.ImageDraw,
-    episode: Mapping[str, np.ndarray],
-    name: str,
-    now: int,
-    box: tuple[int, int, int],
-    font: ImageFont.FreeTypeFont,
+    draw: ImageDraw.ImageDraw, episode: Mapping[str, np.ndarray], name: str, now: int, top: int, right: int
 ) -> None:
-    """Draw the numbers of both sides up to now; ``box``: left, top and width."""
-    (left, top, width), start = box, box[0] + 96
-    sides = {side: episode.get(f"{side}/{name}", episode.get(name)) for side in ("real", "dream")}
-    if name == "error":
-        del sides["real"]
-    low, high = (float(pick(np.concatenate([*sides.values()]))) for pick in (np.nanmin, np.nanmax))
-    last, tall = max(len(episode["reward"]) - 1, 1), CURVE - 10
-    across = [start + n / last * (width - 96) for n in range(last + 1)]
-    draw.text((left, top), name, INK, font)
-    draw.text((left, top + 15), f"{low:.2g} to {high:.2g}", SOFT, font)
-    draw.line((start, top + tall, left + width, top + tall), RULE)
+    """Draw the numbers of both sides up to now, below ``top`` pixels."""
+    sides = [(episode[f"dream/{name}"], DREAM)]
+    if name != "error":
+        sides.insert(0, (episode.get(f"real/{name}", episode.get(name)), REAL))
+    low, high = (float(pick([pick(values) for values, _ in sides])) for pick in (np.nanmin, np.nanmax))
+    left, last, bottom = MARGIN + 96, max(len(episode["reward"]) - 1, 1), top + CURVE - 10
+    across = [left + n / last * (right - left) for n in range(last + 1)]
+    draw.text((MARGIN, top), name, INK)
+    draw.text((MARGIN, top + 15), f"{low:.2g} to {high:.2g}", SOFT)
+    draw.line((left, bottom, right, bottom), RULE)
     for step in np.flatnonzero(episode["dream/blind"] == 0):  # where a dream begins
-        draw.line((across[step], top, across[step], top + tall), SEES)
-    for values, colour in zip(sides.values(), (REAL, DREAM)[-len(sides) :], strict=True):
-        heights = top + tall - (np.nan_to_num(values, nan=low) - low) / max(high - low, 1e-9) * tall
+        draw.line((across[step], top, across[step], bottom), SEES)
+    for values, colour in sides:
+        heights = bottom - (np.nan_to_num(values, nan=low) - low) / max(high - low, 1e-9) * (bottom - top)
         draw.line([(x, y) for x, y in zip(across[: now + 1], heights[: now + 1].tolist(), strict=True)], colour, 2)
 
 

@@ -63,7 +63,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "rate": {"rate": (float, Field(ge=0.5, le=MAX_RATE))},
     "branch": {},
     "spread": {},
-    "scene": {},
+    "show_scene": {},
     "drag": {"panel": (int, Field(ge=0)), "name": (str, ...), "camera": (str, ...)}
     | dict.fromkeys("xy", (float, Field(allow_inf_nan=False))),
     "drive": {"dream": (int, Field(ge=0)), "driver": (Driver, ...)},
@@ -192,7 +192,7 @@ class Server:
         if page.behind:
             await self._show()
 
-    async def _choose(self, source: Source, name: str | None) -> str | None:
+    async def _choose(self, source: Source, name: str | None) -> None:
         if source != "recorded":
             return await self._run(self.session.choose, source)
         names = recording.list_names(self.place)
@@ -200,7 +200,6 @@ class Server:
             raise InvalidOption("name", name, f"one of {', '.join(names) or 'none'}", nearest(name, names))
         await self._run(lambda: self.session.replay(recording.read(self.place / f"{name}.npz")))
         self.paused = False
-        return None
 
     async def _pause(self, on: bool) -> None:
         self.paused = on
@@ -211,9 +210,6 @@ class Server:
 
     async def _rate(self, rate: float) -> None:
         self.rate = rate
-
-    async def _scene(self) -> None:
-        await self._run(self.session.show_scene)
 
     async def _drag(self, **fields: Any) -> None:
         await self._run(partial(self.session.drag, **fields))
@@ -310,7 +306,6 @@ class Server:
             "rate": self.rate,
             "seed": session.seed,
             **{name: getattr(here, name) for name in ("episode", "age", "blind", "looks", "effect")},
-            "event": session.event,
             "scene": session.scene,
             "handles": session.handles,
             "extras": {name: frame.shape[:2] for name, frame in here.extras.items()},
@@ -361,6 +356,7 @@ class Server:
         due = clock()
         while True:
             due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # makes up for one late tick at most
+            self.session.late = clock() > due
             await asyncio.sleep(max(due - clock(), 0))
             if self._page is None or self.paused:
                 continue
@@ -377,10 +373,8 @@ class Server:
 
 def make_runner(server: Server) -> web.AppRunner:
     """Make the runner of a server's application; clients cannot make it print tracebacks."""
-    logger = logging.Logger(__name__)
-    theirs = HttpProcessingError, ConnectionError
+    logger, theirs = logging.getLogger(__name__), (HttpProcessingError, ConnectionError)
     logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
-    logger.addHandler(logging.StreamHandler())
     return web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0, logger=logger)
 
 

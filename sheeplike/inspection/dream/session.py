@@ -15,7 +15,7 @@ A session does not know the web server, and is used by one thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,7 +39,7 @@ Source = Literal["keys", "policy", "sample", "recorded"]
 Driver = Literal["same", "policy", "random"]
 GAIN = 8  # of the picture of what forced classes change
 CROWD = 8  # dreams with other noise
-RECENT = 100  # steps in which the end of an episode is told
+RARELY = 4  # a scene is rendered every so many steps while the play cannot keep its rate
 MAX_MOMENTS, MAX_BYTES = 4000, 2**30  # limits of the memory of a play; the oldest moments are dropped
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
 
@@ -123,7 +123,8 @@ class Session:
         now: the moment that is shown, from which the play goes on.
         version: grows whenever moments are cut off or replaced.
         exact: True if the real side can go back.
-        filmed: True if the environment has a picture for people, which is rendered while ``scene`` is True.
+        filmed: True if the environment has a picture for people, which is rendered while ``scene`` is True, and less
+            often while ``late``.
 
     Raises:
         CommandError: the model shows no images, or is of another environment.
@@ -132,7 +133,7 @@ class Session:
     def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, places: Places | None = None) -> None:
         self.envs, self.model, self.places = envs, model, places
         check(envs, model)
-        self._camera, self.scene = ThreadPoolExecutor(1, "scene"), True
+        self._camera, self.scene, self.late = ThreadPoolExecutor(1, "scene"), True, False
         self._placed: dict[str, np.ndarray] = {}
         self._given: deque[Tensor] = deque(maxlen=2)  # two, so that a key pressed for less than a step counts too
         self._pressed = self.neutral()
@@ -251,14 +252,13 @@ class Session:
             raise InvalidOption("name", name, f"one of {', '.join(movable) or 'none'}")
         if panel > len(here.dreams):
             raise InvalidOption("panel", panel, f"at most {len(here.dreams)}", len(here.dreams))
-        if camera not in places.cameras or not (points := places.project(here.truth, [name])[0].get(camera)):
+        if not places.project(here.truth, [name])[0].get(camera):
             raise InvalidOption("camera", camera, "one that shows it")
-        assert points
         if not panel:
             place = here.truth[0, places.positions[name]].cpu().double().numpy()
             self._placed = {name: places.aim(camera, x, y, place)}
             return
-        start, end = self.here.dreams[panel - 1 : panel], self.here.dreams[panel:]
+        start, end = here.dreams[panel - 1 : panel], here.dreams[panel:]
         believed = places.read(start, self.model.decode(start))[0, places.positions[name]].cpu().double().numpy()
         changed = places.dreamt(self.model, start, name, places.aim(camera, x, y, believed))
         self._change(dreams=combine([here.dreams[: panel - 1], changed, end]))
@@ -295,6 +295,8 @@ class Session:
         except InvalidOption as error:
             expected = f"expected those of {self.envs.name}, {error.expected}"
             raise CommandError(f"{recording.name}: actions {recording.actions.shape[1:]}; {expected}") from None
+        if recording.moves.keys() - (self.places.movable if self.places else []):
+            raise CommandError(f"{recording.name}: something was dragged that cannot be dragged here")
         self.start(recording.seed)
         self.source, self.recording = "recorded", replace(recording, actions=actions)
 
@@ -318,24 +320,18 @@ class Session:
         return (taken if self.model.codec.discrete else taken.clamp(-1, 1)).tolist()
 
     def strip(self, start: int) -> dict[str, list[Any]]:
-        """Return the ``numbers`` of the moments from ``start`` on, and those that begin an episode, ``begins``."""
-        moments = self.moments[max(start - self.first, 0) :]
-        begins = [self.last + 1 - len(moments) + n for n, moment in enumerate(moments) if moment.is_first]
-        return {"numbers": [moment.numbers for moment in moments], "begins": begins}
+        """Return the ``numbers`` of the moments from ``start`` on, and where an episode ``begins`` or ``ends``."""
+        start = max(start, self.first)
+        moments = [*enumerate(self.moments[start - self.first :], start)]
+        begins = [step for step, moment in moments if moment.is_first]
+        ends = [(step, ending(moment)) for step, moment in moments if moment.is_last]
+        return {"numbers": [moment.numbers for _, moment in moments], "begins": begins, "ends": ends}
 
     @property
     def ends(self) -> list[str]:
         """Remarks on the episode's end, for the real side and each dream; empty if it goes on."""
         here = self.here
         return [ending(here), *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
-
-    @property
-    def event(self) -> tuple[int, str] | None:
-        """Step and kind of the newest end of an episode among the last :data:`RECENT` steps."""
-        for back, moment in enumerate(reversed(self.moments[: self.now - self.first + 1][-RECENT:])):
-            if moment.is_last:
-                return self.now - back, ending(moment)
-        return None
 
     @property
     def handles(self) -> Points:
@@ -397,7 +393,8 @@ class Session:
         """Make the first moment, or the one after an action in ``before`` (real side) and ``dreamt`` (dreams)."""
         model, began = self.model, before is None or before.is_last
         env = self.envs.state_dict() if self.exact else None
-        film = self._camera.submit(self.envs.film) if self.scene else None  # rendered while the model computes
+        # It is rendered while the model computes.
+        film = self._camera.submit(self.envs.film) if self.scene and not (self.late and step % RARELY) else None
         observed = {key: obs[key].to(model.device) for key in model.observations}
         state = None if began else before.posterior
         posterior = model.observe_step(state, action, observed, seed=self._noise(step, 0))
@@ -409,7 +406,8 @@ class Session:
         # The images are copied: the environment may use its memory again.
         seen = {key: obs[key].clone().to(model.device) for key in model.cameras}
         truth = obs["privileged_state"].clone() if self.places else None
-        ends, shown = (terminated or truncated, terminated, success), picture(film.result()) if film else {}
+        ends = terminated or truncated, terminated, success
+        shown = picture(film.result()) if film else before.film if self.scene else {}
         shared = {"settings": settings, "env": env, "film": shown, "truth": truth}
         number = before.episode + began if before else 1
         return self._decode(Moment(seen, reward, began, *ends, posterior, episode=number, **shared, **dreams))
@@ -428,21 +426,18 @@ class Session:
     def _dream(self, before: Moment, action: Tensor, step: int) -> dict[str, States]:
         """Return the dreams ``(n,)``, and what belongs to them, one step later."""
         settings, start = before.settings, self._held(before)
-        dreams = {"dreams": self._imagine(start, settings.drivers, settings, action, step, 9)}
+        dreams = {"dreams": self._imagine(start, settings, action, step, 9)}
         if before.twin:  # the same draws, as the first of as many dreams
-            unforced = combine([before.twin, start[1:]])
-            dreams["twin"] = self._imagine(unforced, settings.drivers, settings, action, step, 9)[:1]
+            dreams["twin"] = self._imagine(combine([before.twin, start[1:]]), settings, action, step, 9)[:1]
         if before.crowd:
-            crowd, drivers = self.model.set_classes(before.crowd, settings.forced), CROWD * settings.drivers[:1]
-            dreams["crowd"] = self._imagine(crowd, drivers, settings, action, step, 10)
+            crowd, like = self.model.set_classes(before.crowd, settings.forced), CROWD * settings.drivers[:1]
+            dreams["crowd"] = self._imagine(crowd, replace(settings, drivers=like), action, step, 10)
         return dreams
 
-    def _imagine(
-        self, start: States, drivers: Sequence[Driver], settings: Settings, action: Tensor, step: int, use: int
-    ) -> States:
+    def _imagine(self, start: States, settings: Settings, action: Tensor, step: int, use: int) -> States:
         """Return states ``(n,)`` one step later, each with the action of its driver."""
         actions, salt, space = [], settings.salt, self.envs.single_action_space
-        for n, driver in enumerate(drivers):
+        for n, driver in enumerate(settings.drivers):
             if driver == "policy":
                 actions.append(self.model.act(start[n : n + 1], sample=False))
             elif driver == "random":
@@ -492,7 +487,9 @@ class Session:
         moment.pictures = [moment.film | picture(moment.seen)]
         for n in range(1, len(states)):
             moment.pictures.append(picture({key: found.frames[key][n : n + 1] for key in model.cameras}))
-        moment.points = self.places.points(states, found) if self.places else [{} for _ in moment.pictures]
+        moment.points = [{} for _ in moment.pictures]
+        if self.places:
+            moment.points = self.places.project(self.places.read(states, found), self.places.positions)
         moment.extras = self._extras(moment)
         return moment
 

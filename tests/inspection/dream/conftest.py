@@ -114,8 +114,7 @@ def demo() -> Iterator[tuple[VectorEnv, TrainedModel]]:
 def places(demo: tuple[VectorEnv, TrainedModel]) -> Places:
     """What the demo believes of its world, and how it is moved there."""
     simulator, model = demo
-    simulator.reset(seed=0)
-    return learn(model, simulator, scene=simulator.film())
+    return learn(model, simulator)
 
 
 @pytest.fixture

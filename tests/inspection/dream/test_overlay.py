@@ -59,7 +59,7 @@ def test_places_are_where_a_moved_camera_shows_them() -> None:
     for seed in range(4):
         obs, _ = made.reset(seed=seed)
         state["now"] = obs["privileged_state"]
-        _, (_, x, y) = places.points(None, None)[0][CAMERA]
+        _, (_, x, y) = places.project(state["now"], places.positions)[0][CAMERA]
         assert is_red(obs[CAMERA][0], x, y)
         compiled = overlay.projection(FrankaPick().model, "front", (48, 48)).project
         place = obs["privileged_state"][0, FrankaPick.positions["box"]].double().numpy()
@@ -73,7 +73,9 @@ def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedMod
     states = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)
     assert overlay.is_taught(model)
     hits = 0
-    for number, found in enumerate(overlay.Places(worlds, overlay.taught).points(states, model.decode(states))):
+    places = overlay.Places(worlds, overlay.taught)
+    believed = places.read(states, model.decode(states))
+    for number, found in enumerate(places.project(believed, places.positions)):
         assert found.keys() == {CAMERA}
         assert [label for label, *_ in found[CAMERA]] == ["tip", "box"]
         hits += is_red(obs[CAMERA][number], *found[CAMERA][1][1:])

@@ -80,7 +80,7 @@ def test_the_numbers_of_a_step(pick):
     assert numbers["value"][0] == pytest.approx(float(expected.value), rel=1e-4)
     assert numbers["surprise"][0] == pytest.approx(float(pick.model.kl(pick.here.posterior)), rel=1e-4)
     strip = pick.strip(2)
-    assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": []}
+    assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": [], "ends": []}
     assert pick.strip(0)["begins"] == [0]
 
 
@@ -116,11 +116,8 @@ def test_the_next_episode_begins_on_both_sides(dots):
     assert same(begun.dreams, begun.posterior)
     assert session.strip(0)["begins"] == [0, 13, 26]
     assert [(begun.episode, begun.age), (session.here.episode, session.here.age)] == [(2, 0), (3, 4)]
-    assert session.event == (25, session.event[1])
-    session.go_to(11)
-    assert session.event is None
-    session.go_to(14)
-    assert session.event[0] == 12
+    assert [step for step, _ in session.strip(0)["ends"]] == [12, 25]
+    assert [step for step, _ in session.strip(13)["ends"]] == [25]
 
 
 @pytest.mark.parametrize("limit", [("MAX_MOMENTS", 5), ("MAX_BYTES", 5)])
@@ -574,6 +571,10 @@ def test_the_scene_is_shown_beside_what_the_agent_sees(pick, dots):
     assert [[*moment.pictures[0]] for moment in pick.moments] == 2 * [["pixels/front"]]
     pick.show_scene()
     assert "scene" in pick.here.pictures[0]
+    # A play that cannot keep its rate keeps what it has for a while.
+    pick.late = True
+    ticks(pick, 8)
+    assert len({id(moment.film["scene"]) for moment in pick.moments[1:]}) == 3
     assert not dots().filmed
 
 
