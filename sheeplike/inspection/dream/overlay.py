@@ -56,7 +56,6 @@ class Places:
         read: predicts ``privileged_state``.
         trust: position to the share of its variance that ``read`` explains in episodes that it was not fitted to;
             empty if that was not measured.
-        movable: names of the positions that can be dragged.
         cameras: key of a picture to its size ``(H, W)``; those whose camera moves show no positions.
     """
 
@@ -143,8 +142,7 @@ class Places:
 
 def learn(model: TrainedModel, envs: VectorEnv) -> Places:
     """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy."""
-    keys = [*model.observations, PRIVILEGED_STATE]
-    played = play(model.networks, envs, episodes=EPISODES, keys=keys, act="policy")
+    played = play(model.networks, envs, episodes=EPISODES, keys=[*model.observations, PRIVILEGED_STATE], act="policy")
     states, steps = dissect.observe(model, played), played.valid
     features, truth = states.features[steps].cpu(), played.obs[PRIVILEGED_STATE][steps]
     number = torch.arange(EPISODES)[:, None].expand(steps.shape)[steps]

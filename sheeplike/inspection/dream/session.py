@@ -123,8 +123,7 @@ class Session:
         now: the moment that is shown, from which the play goes on.
         version: grows whenever moments are cut off or replaced.
         exact: True if the real side can go back.
-        filmed: True if the environment has a picture for people, which is rendered while ``scene`` is True, and less
-            often while ``late``.
+        filmed: True if the environment has a picture for people; it is rendered if ``scene``, and rarely if ``late``.
 
     Raises:
         CommandError: the model shows no images, or is of another environment.
@@ -141,7 +140,7 @@ class Session:
         self.source: Source = "policy"
         self.version = 0
         self.start(seed)
-        self.filmed = bool(self.here.film)
+        self.filmed = self.scene = bool(self.here.film)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -281,8 +280,7 @@ class Session:
                 raise InvalidOption(name, value, f"from 0 to {count - 1}", min(max(value, 0), count - 1))
         forced = {key: held for key, held in self.here.settings.forced.items() if key != group}
         forced |= {} if one is None else {group: one}
-        twin = self.here.twin or self.here.dreams[:1]
-        self._change({"forced": forced}, twin=twin if forced else None)
+        self._change({"forced": forced}, twin=(self.here.twin or self.here.dreams[:1]) if forced else None)
 
     def release(self) -> None:
         """Release all held classes."""

@@ -365,8 +365,8 @@ def test_a_rate_that_cannot_be_reached_is_told(dots, recordings, visit, monkeypa
         until(page, "/^[0-9]+ of 60$/.test(document.getElementById('rate-shown').textContent)")
 
 
-def test_what_is_chosen_is_not_cut(dots, recordings, visit):
-    session = dots()
+def test_what_is_chosen_is_not_cut(demo, recordings, visit):
+    session = Session(*demo)
     session.branch()
     session.drive(1, "random")
     with serving(session, recordings) as url:
