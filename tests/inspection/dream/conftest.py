@@ -112,7 +112,7 @@ def demo() -> Iterator[tuple[VectorEnv, TrainedModel]]:
 
 @pytest.fixture(scope="session")
 def places(demo: tuple[VectorEnv, TrainedModel]) -> Places:
-    """What the demo believes of its world, and how it is moved there."""
+    """Positions of the demo's world, as it believes them, and directions to move them."""
     simulator, model = demo
     return learn(model, simulator)
 

@@ -363,6 +363,7 @@ def test_a_rate_that_cannot_be_reached_is_told(dots, recordings, visit, monkeypa
     with serving(session, recordings, rate=60) as url:
         page = visit(url)
         until(page, "/^[0-9]+ of 60$/.test(document.getElementById('rate-shown').textContent)")
+        assert session.late
 
 
 def test_what_is_chosen_is_not_cut(demo, recordings, visit):

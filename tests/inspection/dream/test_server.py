@@ -208,7 +208,7 @@ UPGRADE = (
 )
 
 
-def test_no_client_makes_it_print_tracebacks(dots, tmp_path, capfd):
+def test_no_client_makes_it_print_tracebacks(dots, tmp_path, capfd, caplog):
     """Malformed requests, and connections that are reset while a page opens."""
 
     async def main() -> None:
@@ -235,6 +235,7 @@ def test_no_client_makes_it_print_tracebacks(dots, tmp_path, capfd):
 
     asyncio.run(main())
     assert "Traceback" not in "".join(capfd.readouterr())
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 # What it shows

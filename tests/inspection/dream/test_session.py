@@ -497,6 +497,19 @@ def test_the_box_is_dragged_in_the_dream(grip, places, pixels):
     assert grip.here.blind == 5  # a drag is no look
 
 
+def test_the_policy_follows_the_box_that_was_dragged_in_its_dream(grip):
+    ticks(grip, 5)
+    grip.branch()
+    for dream in range(2):
+        grip.drive(dream, "policy")
+    _, x, y = grip.here.points[2]["pixels/front"][1]
+    grip.drag(2, "box", "pixels/front", x + 3, y)
+    ticks(grip, 25)
+    (usual, _), (follows, _) = (points["pixels/front"] for points in grip.here.points[1:])
+    assert follows[1] - usual[1] > 2  # of 48 pixels: tips
+    assert centre_of_red(dreamt(grip, 2)) - centre_of_red(dreamt(grip, 1)) > 2
+
+
 def test_what_cannot_be_dragged(grip, dots):
     for given, line in (((0, "tip", "pixels/front"), "name=tip"), ((2, "box", "pixels/front"), "nearest: panel=1")):
         with pytest.raises(InvalidOption, match=line):
