@@ -93,9 +93,10 @@ class Places:
             for place in state.cpu().double().numpy()
         ]
 
-    def aim(self, key: str, x: float, y: float, near: np.ndarray) -> np.ndarray:
-        """Return the position ``(3,)`` seen at a pixel of a camera, as far from the camera as ``near (3,)``."""
-        return self._projections()[key].unproject(x, y, near)
+    def aim(self, name: str, key: str, x: float, y: float, near: np.ndarray) -> np.ndarray:
+        """Return the position ``(3,)`` at a pixel, in the plane through ``near (3,)`` in which the thing moves most."""
+        _, low, high = self._directions[name]
+        return self._projections()[key].unproject(x, y, near, int((high - low).argmin()))
 
     def moved(self, state: Mapping[str, Tensor], placed: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Return an environment's state with bodies at rest in other positions, pushed out of what they would enter."""
@@ -177,11 +178,13 @@ class Projection:
         height, width = self.size
         return (width / 2 - self.focal * x / z, height / 2 + self.focal * y / z) if z < 0 else None
 
-    def unproject(self, x: float, y: float, near: np.ndarray) -> np.ndarray:
-        """Return the position ``(3,)`` at a pixel, in the plane through ``near`` that faces the camera."""
-        (height, width), z = self.size, float(self.rotation[:, 2] @ (near - self.centre))
-        ray = np.array([(width / 2 - x) / self.focal * z, (y - height / 2) / self.focal * z, z])
-        return self.centre + self.rotation @ ray
+    def unproject(self, x: float, y: float, near: np.ndarray, axis: int) -> np.ndarray:
+        """Return the position ``(3,)`` at a pixel, in the plane through ``near`` across an axis of the world."""
+        height, width = self.size
+        ray = self.rotation @ np.array([(x - width / 2) / self.focal, (height / 2 - y) / self.focal, -1.0])
+        # A plane that is seen from its edge is replaced by the one that faces the camera.
+        normal = np.eye(3)[axis] if abs(self.rotation[axis, 2]) > 0.2 else self.rotation[:, 2]
+        return self.centre + ray * (normal @ (near - self.centre)) / (normal @ ray)
 
 
 def projection(model: mujoco.MjModel, camera: str, size: tuple[int, int]) -> Projection | None:

@@ -241,10 +241,7 @@ class Session:
             self._change(film=picture(self.envs.film()) if self.scene else {})
 
     def drag(self, panel: int, name: str, camera: str, x: float, y: float) -> None:
-        """Drag a thing to a pixel of a picture: of the simulator, 0, at its next step; of a dream, 1 or more, at once.
-
-        It keeps its distance from the camera. What a dream is dragged to is a state that the model's decoder follows.
-        """
+        """Drag a thing to a pixel of a picture: of the simulator, 0, at the next step; of a dream, 1 or more, at once."""
         places, here = self.places, self.here
         movable = places.movable if places and self.exact else []
         if name not in movable:
@@ -255,11 +252,11 @@ class Session:
             raise InvalidOption("camera", camera, "one that shows it")
         if not panel:
             place = here.truth[0, places.positions[name]].cpu().double().numpy()
-            self._placed = {name: places.aim(camera, x, y, place)}
+            self._placed = {name: places.aim(name, camera, x, y, place)}
             return
         start, end = here.dreams[panel - 1 : panel], here.dreams[panel:]
         believed = places.read(start, self.model.decode(start))[0, places.positions[name]].cpu().double().numpy()
-        changed = places.dreamt(self.model, start, name, places.aim(camera, x, y, believed))
+        changed = places.dreamt(self.model, start, name, places.aim(name, camera, x, y, believed))
         self._change(dreams=combine([here.dreams[: panel - 1], changed, end]))
 
     def go_to(self, step: int) -> str | None:

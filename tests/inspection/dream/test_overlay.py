@@ -41,9 +41,11 @@ def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
         assert is_red(frame, x, y)
         assert not is_red(frame, x + 8, y)
         assert not is_red(frame, x, y - 8)
-        np.testing.assert_allclose(camera.unproject(x, y, place), place, atol=1e-9)
-        moved = camera.unproject(x + 2, y - 1, place)
-        np.testing.assert_allclose(camera.project(moved), (x + 2, y - 1), atol=1e-9)
+        for axis in range(3):  # across y the plane would be seen from its edge
+            np.testing.assert_allclose(camera.unproject(x, y, place, axis), place, atol=1e-9)
+            moved = camera.unproject(x + 2, y - 1, place, axis)
+            np.testing.assert_allclose(camera.project(moved), (x + 2, y - 1), atol=1e-9)
+            assert (axis == 1) or moved[axis] == pytest.approx(place[axis])
     assert overlay.projection(FrankaPick().model, "wrist", (48, 48)) is None  # it moves with the hand
     assert camera.project(np.array([100.0, 0.0, 0.0])) is None
 
