@@ -241,7 +241,7 @@ class Session:
             self._change(film=picture(self.envs.film()) if self.scene else {})
 
     def drag(self, panel: int, name: str, camera: str, x: float, y: float) -> None:
-        """Drag a thing to a pixel of a picture: of the simulator, 0, at the next step; of a dream, 1 or more, at once."""
+        """Drag a thing to a pixel of a picture: of the simulator, 0, at its next step; of a dream, 1 or 2, at once."""
         places, here = self.places, self.here
         movable = places.movable if places and self.exact else []
         if name not in movable:
