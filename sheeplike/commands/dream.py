@@ -6,7 +6,6 @@ export, or ``demo:<name>``, which comes with the program.
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from socket import socket
 
@@ -60,7 +59,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     from sheeplike.inspection.dream.session import NO_IMAGES, Session
     from sheeplike.inspection.model import load
     from sheeplike.monitor.progress import phase
-    from sheeplike.run.build import build_envs, launch, make_envs
+    from sheeplike.run.build import build_envs, launch
 
     config = config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator), compile="off")
     fabric = launch(config)
@@ -71,17 +70,13 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     # An environment of another package may raise anything at its first steps if it cannot be used as configured.
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
-        points = None
-        if world.positions and overlay.is_taught(model):
-            points = overlay.points(overlay.taught, world)
-        elif world.positions:
-            many = make_envs(config, overlay.EPISODES, fabric.device)
-            with closing(many), phase(f"fitting a probe of positions to {overlay.EPISODES} episodes"):
-                points = overlay.points(overlay.probed(model, many), world)
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
-            session = Session(world, model, seed=asked.seed, points=points)
+            session = Session(world, model, seed=asked.seed)
             session.tick()
-            session.start(asked.seed)
+        if world.positions:
+            with phase(f"playing {overlay.EPISODES} episodes, to learn where the model believes things to be"):
+                session.places = overlay.learn(model, world)
+        session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
         rate = min(world.metadata["render_fps"], MAX_RATE)
         asyncio.run(serve(Server(session, about, recordings, rate=rate), listening))

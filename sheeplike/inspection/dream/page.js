@@ -1,12 +1,18 @@
 "use strict";
 // The page of a play. The server has all state but pressed keys and the numbers of the strips.
 
-const WINDOW = 240;      // steps of a strip
+const WINDOW = 240;      // most steps of a strip
+const GUTTER = 34;       // pixels for the ticks of a strip
+const FEWEST = 60;       // steps of a strip at the start
+const REACH = 26;        // pixels from a thing in which it can be grabbed
+const EVENT = 3;         // seconds; the end of an episode is told so long
 const DRAG = 70;         // pixels of a drag for a full action
 const NUDGE = 0.25;      // Shift and an arrow move a slider by so much
 const LINE = 7000;       // ms; a line stays so long
 const HUES = ["--real", "--dream", "--other"];
-const TITLES = { real: "Real", dream: "Dream", "dream B": "Dream B" };
+const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
+const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
+const UNITS = { reward: "for this step", value: "later rewards", continue: "probability", surprise: "nats", error: "squared" };
 const DRIVERS = { same: "acts: same", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
@@ -17,10 +23,13 @@ const make = (tag, properties = {}, ...children) => {
   return element;
 };
 
-const play = { hello: null, now: null, asked: null, drawn: 0, times: [] };
+const play = { hello: null, now: null, asked: null, drawn: 0, times: [], onion: false, frame: null };
 window.play = play; // a console can look at it
 let socket = null;
-let strips = { base: 0, numbers: [], begins: new Set() };
+let refusals = 0;
+const noStrips = (base = 0) => ({ base, numbers: [], begins: new Set(), ends: new Map() });
+let strips = noStrips();
+let grabbed = null;      // what the pointer drags: panel, name, camera, x, y
 let chosen = 0;          // dimension, or discrete action among several
 let rest = [];           // each dimension's resting slider, or its choice
 const held = new Map();  // dimension to value, while a key or the pointer is down
@@ -51,12 +60,13 @@ function connect() {
     }
     else if (message.kind === "refused") {
       refused = true;
-      say(message.line, "Try again");
+      if (refusals++) say(message.line, "Try again", () => location.reload());
+      else setTimeout(connect, 500); // a page that was reloaded may still be leaving
     }
   };
   socket.onclose = () => {
     document.body.classList.add("gone");
-    if (!refused) say("The server has gone away.", "Try again");
+    if (!refused) say("The server has gone away.", "Try again", comeBack);
   };
 }
 
@@ -65,12 +75,18 @@ function ask(what, values = {}) {
 }
 
 let lineTimer = 0;
-function say(text, retry = "") {
+function say(text, retry = "", again = null) {
   clearTimeout(lineTimer);
   $("line").replaceChildren(text);
   $("line").classList.add("on");
-  if (retry) $("line").append(make("button", { textContent: retry, onclick: () => location.reload() }));
+  if (retry) $("line").append(make("button", { textContent: retry, onclick: again }));
   else lineTimer = setTimeout(() => $("line").classList.remove("on"), LINE);
+}
+
+/** Reload where the server answers; a new server has a new address. */
+function comeBack() {
+  const gone = () => say("Start the command again, and open the address that it prints.", "Try again", comeBack);
+  fetch(location.href).then((answer) => (answer.ok ? location.reload() : gone()), gone);
 }
 
 // --- what is there ---------------------------------------------------------------------------------------------------
@@ -79,14 +95,41 @@ function begin(hello) {
   play.hello = hello;
   document.body.classList.remove("gone");
   $("line").classList.remove("on");
-  strips = { base: 0, numbers: [], begins: new Set() };
-  $("about").textContent = Object.values(hello.about).join(" · ");
+  strips = noStrips();
   document.title = `${hello.about.env} · sheeplike dream`;
   $("latent-shape").textContent = `${hello.groups} groups × ${hello.classes} classes`;
   fillRecordings(hello.recordings);
   makeActions(hello.actions);
   makeStrips(hello.strips);
   fillHelp();
+  $("scene").hidden = !hello.filmed;
+  $("cell").textContent = aboutClasses();
+  guide();
+}
+
+const aboutClasses = () => `Click a class to force it, click again to release it. One group of ${play.hello.groups} carries little.`;
+
+/** The three lines of the start: shown until all are done or dismissed, and then never again. */
+function guide() {
+  const done = () => {
+    $("guide").hidden = true;
+    document.body.classList.remove("guided");
+    try {
+      localStorage.setItem("sheeplike-dream-guide", "done");
+    } catch { /* a browser without storage shows it each time */ }
+  };
+  let seen = null;
+  try {
+    seen = localStorage.getItem("sheeplike-dream-guide");
+  } catch { /* as above */ }
+  if (seen) return;
+  $("guide").hidden = false;
+  document.body.classList.add("guided");
+  $("guide-done").onclick = done;
+  play.guide = (what) => {
+    $(`guide-${what}`).classList.add("done");
+    if (!document.querySelector("#guide li:not(.done)")) done();
+  };
 }
 
 function fillRecordings(names) {
@@ -134,14 +177,14 @@ function makeStrips(titles) {
     const seek = (event) => {
       const box = canvas.getBoundingClientRect();
       const [from, count] = window_();
-      ask("go", { step: Math.min(Math.max(Math.round(from + ((event.clientX - box.left) / box.width) * (count - 1)), from), play.now.last) });
+      ask("go", { step: Math.min(Math.max(Math.round(from + ((event.clientX - box.left - GUTTER) / (box.width - GUTTER)) * (count - 1)), from), play.now.last) });
     };
     canvas.onpointerdown = (event) => {
       canvas.setPointerCapture(event.pointerId);
       seek(event);
     };
     canvas.onpointermove = (event) => event.buttons && seek(event);
-    const title = make("div", { className: "title", title: meaning }, name, make("small"));
+    const title = make("div", { className: "title", title: meaning, onclick: () => say(`${name}: ${meaning}`) }, name, make("small", { textContent: UNITS[name] }));
     const row = make("div", { className: "strip" }, title, canvas, make("output"));
     row.dataset.name = name;
     return row;
@@ -149,19 +192,30 @@ function makeStrips(titles) {
   $("strips").replaceChildren(...rows);
 }
 
-function makeStage(panels) {
-  const made = panels.map((panel, n) => {
+function makeStage(now) {
+  let [sum, gaps] = [0, 20 * (now.panels.length - 1)];
+  const made = now.panels.map((panel, n) => {
     const cameras = make("div", { className: "cameras" });
-    for (const [key, [height, width]] of Object.entries(panel.cameras)) {
+    const keys = Object.keys(panel.cameras);
+    for (const key of keys) {
+      const [height, width] = panel.cameras[key];
       const points = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       points.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      const frame = make("div", { className: "frame", title: key }, make("canvas", { width, height }), points);
+      const filmed = n === 0 && !(key in now.panels[1].cameras);
+      const frame = make("div", { className: filmed ? "frame scene" : "frame" }, make("canvas", { width, height }), points);
+      frame.append(make("small", { textContent: filmed ? "not shown to the agent" : n ? "imagined" : "what the agent sees" }));
       frame.style.setProperty("--ratio", width / height);
-      frame.onpointerdown = drag;
+      frame.dataset.camera = key;
+      frame.dataset.panel = n;
+      frame.onpointerdown = press;
+      frame.onpointermove = (event) => frame.classList.toggle("grab", Boolean(near(event)));
+      sum += width / height;
       cameras.append(frame);
     }
-    const head = make("div", { className: "head" }, make("span", { className: "name", textContent: TITLES[panel.name] }), make("span", { className: "what" }));
-    const element = make("div", { className: "panel" }, head, cameras);
+    gaps += 8 * (keys.length - 1);
+    const head = make("div", { className: "head" }, make("span", { className: "name", textContent: TITLES[panel.name] }));
+    if (!n) head.append(make("span", { className: "kind", textContent: "real" }), make("span", { className: "what" }));
+    const element = make("div", { className: "panel" }, head, cameras, make("p", { className: "foot" }));
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
       const select = make("select", { title: "Its actions: the same as the real side's, the policy's most likely ones in this dream, or random ones" }, ...options);
@@ -169,71 +223,152 @@ function makeStage(panels) {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
       };
-      element.append(select);
+      head.append(select);
     }
-    element.classList.toggle("many", cameras.children.length > 2);
+    element.classList.toggle("many", cameras.querySelectorAll(".frame:not(.scene)").length > 2);
+    element.classList.toggle("filmed", Boolean(cameras.querySelector(".scene")));
     element.style.setProperty("--hue", `var(${HUES[n]})`);
     element.dataset.name = panel.name;
     return element;
   });
   $("stage").replaceChildren(...made);
+  $("stage").style.setProperty("--sum", sum);
+  $("stage").style.setProperty("--gaps", `${gaps}px`);
   $("stage").classList.toggle("three", made.length > 2);
+  $("stage").dataset.made = shape(now);
 }
+
+const shape = (now) => JSON.stringify(now.panels.map((panel) => panel.cameras));
 
 // --- showing ---------------------------------------------------------------------------------------------------------
 
 function show(now, buffer, at) {
   if (now.source === play.asked) play.asked = null;
-  if ($("stage").children.length !== now.panels.length) makeStage(now.panels);
+  play.frame = [now, buffer, at];
+  if ($("stage").dataset.made !== shape(now)) makeStage(now);
+  showPictures();
+  keepNumbers(now.strip, now.first);
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
-    Object.entries(panel.cameras).forEach(([key, [height, width]], c) => {
-      const frame = element.children[1].children[c];
-      paint(frame.firstChild, new Uint8Array(buffer, at, height * width * 3), width, height);
-      mark(frame.lastChild, panel.points[key] || []);
-      at += height * width * 3;
-    });
-    element.querySelector(".what").textContent = n ? `${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB` : `step ${now.step}, seed ${now.seed}`;
+    const [foot, select] = [".foot", "select"].map((name) => element.querySelector(name));
+    if (n) foot.textContent = `${blindness(now)} · ${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB`;
+    else {
+      element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
+      showLegend(foot, now);
+    }
     const first = element.querySelector(".frame");
-    first.classList.toggle("over", Boolean(panel.end));
-    first.dataset.end = panel.end;
-    const select = element.querySelector("select");
+    const ended = [...strips.ends].filter(([step]) => step <= now.step && now.step - step < EVENT * now.rate).at(-1);
+    const told = n || !ended ? panel.end : ended[1];
+    first.classList.toggle("over", Boolean(told));
+    first.dataset.end = told;
     if (select && document.activeElement !== select) select.value = panel.driver;
   });
-  keepNumbers(now.strip, now.first);
   drawStrips();
   drawGrid();
+  measure(now);
   showControls(now);
+  if (play.guide) {
+    if (now.blind > 40) play.guide("watch");
+    if (now.source === "keys") play.guide("keys");
+  }
   play.drawn += 1;
-  play.times = [...play.times.filter((time) => time > performance.now() - 2000), performance.now()];
-  const rate = (play.times.length - 1) / ((play.times.at(-1) - play.times[0]) / 1000);
-  $("pace").textContent = now.paused || !Number.isFinite(rate) ? (now.paused ? "paused" : "") : `${rate.toFixed(0)} frames/s`;
+  haul(true);
 }
 
-function paint(canvas, rgb, width, height) {
+/** How long a dream has seen nothing. */
+function blindness({ blind, looks }) {
+  const shown = looks === 1 ? "one picture" : `${looks} pictures`;
+  if (!blind) return `has just seen the simulator, from ${shown}`;
+  return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(1)} s), from ${shown}`;
+}
+
+function showPictures() {
+  let [now, buffer, at] = play.frame;
+  const real = {};
+  now.panels.forEach((panel, n) => {
+    Object.entries(panel.cameras).forEach(([key, [height, width]], c) => {
+      const frame = $("stage").children[n].querySelectorAll(".frame")[c];
+      const rgb = new Uint8Array(buffer, at, height * width * 3);
+      if (!n) real[key] = rgb;
+      paint(frame.firstChild, rgb, width, height, n && play.onion ? real[key] : null);
+      mark(frame.children[1], panel.points[key] || [], n ? [] : now.handles[key] || []);
+      at += height * width * 3;
+    });
+  });
+  const extras = Object.entries(now.extras);
+  const dreams = extras.filter(([name]) => name !== "effect").length;
+  $("crowd").hidden = !dreams;
+  while ($("thumbs").children.length < dreams) $("thumbs").append(make("canvas"));
+  $("effect").hidden = !("effect" in now.extras);
+  $("changed").textContent = `changes the dream by ${now.effect.toFixed(1)} of 255 on average; here ${play.hello.gain} times that, beside the same dream with the same noise`;
+  extras.forEach(([name, [height, width]], n) => {
+    const canvas = name === "effect" ? $("difference") : $("thumbs").children[n];
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    paint(canvas, new Uint8Array(buffer, at, height * width * 3), width, height);
+    at += height * width * 3;
+  });
+}
+
+/** Frames a second; and steps a second where they fall short of what was asked for. */
+function measure(now) {
+  const before = play.times.at(-1);
+  if (now.paused || (before && (before.rate !== now.rate || now.step < before.step))) play.times = [];
+  else play.times.push({ time: performance.now(), step: now.step, rate: now.rate });
+  play.times = play.times.filter(({ time }) => time > performance.now() - 2000);
+  const [first, last] = [play.times[0], play.times.at(-1)];
+  const seconds = first ? (last.time - first.time) / 1000 : 0;
+  const steps = seconds > 1 ? (last.step - first.step) / seconds : now.rate;
+  $("pace").textContent = now.paused ? "paused" : seconds ? `${((play.times.length - 1) / seconds).toFixed(0)} frames/s` : "";
+  $("rate-shown").textContent = steps < 0.85 * now.rate ? `${steps.toFixed(0)} of ${now.rate}` : now.rate;
+  $("rate-shown").title = steps < 0.85 * now.rate ? "this machine cannot reach that speed" : "";
+}
+
+function showLegend(foot, now) {
+  const names = [...new Set(Object.values(now.panels[0].points).flat().map(([name]) => name))];
+  const key = JSON.stringify([names, now.handles.length]);
+  if (foot.dataset.made === key) return;
+  foot.dataset.made = key;
+  const marks = names.map((name, n) => {
+    const trust = play.hello.trust[name];
+    const found = make("span", { className: "belief", textContent: name, title: trust === undefined ? "" : `R² ${trust.toFixed(2)} in episodes that it was not fitted to` });
+    found.style.setProperty("--mark", INKS[n % INKS.length]);
+    found.style.opacity = Math.max(trust ?? 1, 0.35);
+    return found;
+  });
+  const grips = [...new Set(Object.values(now.handles).flat().map(([name]) => name))];
+  const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream` : "";
+  foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint ? ` · ${hint}` : "");
+}
+
+function paint(canvas, rgb, width, height, under = null) {
   const image = new ImageData(width, height);
   for (let from = 0, to = 0; from < rgb.length; from += 3, to += 4) {
-    image.data[to] = rgb[from];
-    image.data[to + 1] = rgb[from + 1];
-    image.data[to + 2] = rgb[from + 2];
+    for (let c = 0; c < 3; c++) image.data[to + c] = under ? (rgb[from + c] + under[from + c]) / 2 : rgb[from + c];
     image.data[to + 3] = 255;
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-function mark(svg, points) {
+function mark(svg, points, handles) {
+  const size = svg.viewBox.baseVal.width;
+  const unit = size / (size > 100 ? 80 : 48); // a scene is larger and full of small things
+  const add = (tag, attributes, text = "") => {
+    const made = document.createElementNS(svg.namespaceURI, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.textContent = text;
+    svg.append(made);
+  };
   svg.replaceChildren();
-  for (const [n, [label, x, y]] of points.entries()) {
-    const dot = document.createElementNS(svg.namespaceURI, "circle");
-    for (const [name, value] of Object.entries({ cx: x, cy: y, r: 1.5 })) dot.setAttribute(name, value);
-    const text = document.createElementNS(svg.namespaceURI, "text");
+  for (const [, x, y] of handles) add("circle", { cx: x, cy: y, r: 2.6 * unit, "stroke-width": 0.3 * unit, "stroke-dasharray": 0.9 * unit });
+  points.forEach(([label, x, y], n) => {
+    const opacity = Math.max(play.hello.trust[label] ?? 1, 0.15);
+    const d = `M${x - 1.3 * unit} ${y}h${2.6 * unit}M${x} ${y - 1.3 * unit}v${2.6 * unit}`;
+    add("path", { d, opacity, stroke: "#000a", "stroke-width": 0.9 * unit });
+    add("path", { d, opacity, stroke: INKS[n % INKS.length], "stroke-width": 0.4 * unit });
     const left = n % 2 === 0; // the names of two things at one place stay legible
-    text.setAttribute("text-anchor", left ? "end" : "start");
-    text.setAttribute("x", left ? x - 3 : x + 3);
-    text.setAttribute("y", y + 1);
-    text.textContent = label;
-    svg.append(dot, text);
-  }
+    const at = { x: left ? x - 2.6 * unit : x + 2.6 * unit, y: y + 0.9 * unit, "text-anchor": left ? "end" : "start" };
+    add("text", { ...at, fill: INKS[n % INKS.length], "font-size": 2.8 * unit, "stroke-width": 0.6 * unit }, label);
+  });
 }
 
 function showControls(now) {
@@ -241,8 +376,9 @@ function showControls(now) {
   $("pause").classList.toggle("on", now.paused);
   $("branch").textContent = now.panels.length > 2 ? "End branch" : "Branch";
   $("seed").placeholder = now.seed + 1;
+  $("about").textContent = [...Object.values(play.hello.about), `seed ${now.seed}`].join(" · ");
+  for (const [id, on] of [["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
-  $("rate-shown").textContent = now.rate;
   for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
   $("recordings").hidden = source() !== "recorded";
   $("release").hidden = !now.forced.length;
@@ -258,12 +394,13 @@ function showControls(now) {
   });
 }
 
-function keepNumbers({ start, numbers, begins }, first) {
-  if (start <= strips.base || start > strips.base + strips.numbers.length) strips = { base: start, numbers: [], begins: new Set() };
+function keepNumbers({ start, numbers, begins, ends }, first) {
+  if (start <= strips.base || start > strips.base + strips.numbers.length) strips = noStrips(start);
   strips.numbers.length = start - strips.base;
   strips.begins = new Set([...strips.begins].filter((step) => step < start));
   strips.numbers.push(...numbers);
   begins.forEach((step) => strips.begins.add(step));
+  strips.ends = new Map([...[...strips.ends].filter(([step]) => step < start), ...ends]);
   if (first > strips.base) {
     strips.numbers.splice(0, first - strips.base);
     strips.base = first;
@@ -273,7 +410,7 @@ function keepNumbers({ start, numbers, begins }, first) {
 /** First step that the strips show, and how many. */
 function window_() {
   const { now } = play;
-  const count = WINDOW;
+  const count = Math.min(Math.max(strips.numbers.length, FEWEST), WINDOW);
   const newest = strips.base + strips.numbers.length - 1;
   let from = Math.max(newest - count + 1, strips.base);
   if (now.step < from + 10) from = Math.max(Math.min(now.step - 10, from), strips.base);
@@ -305,16 +442,25 @@ function drawStrips() {
       if (name === "surprise" || name === "error") low = Math.min(low, 0);
       if (!(high > low)) [low, high] = Number.isFinite(low) ? [low - 0.5, low + 0.5] : [0, 1];
     }
-    const x = (k) => (k / (count - 1)) * (width - 2) + 1;
+    const x = (k) => GUTTER + (k / (count - 1)) * (width - GUTTER - 2) + 1;
     const y = (value) => height - 5 - ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (height - 10);
     pen.lineWidth = 1;
     pen.strokeStyle = css("--rule");
-    for (const step of strips.begins) if (step > from && step < from + count) line(pen, x(step - from), height);
+    for (const step of strips.begins) if (step > from && step < from + count) line(pen, x(step - from), 0, x(step - from), height);
     if (now.mark !== null && now.mark >= from) {
       pen.strokeStyle = hues[2];
       pen.setLineDash([2, 3]);
-      line(pen, x(now.mark - from), height);
+      line(pen, x(now.mark - from), 0, x(now.mark - from), height);
       pen.setLineDash([]);
+    }
+    pen.font = "10px system-ui, sans-serif";
+    pen.strokeStyle = css("--rule");
+    for (const value of [low, (low + high) / 2, high]) {
+      pen.globalAlpha = 0.5;
+      line(pen, GUTTER, y(value), width, y(value));
+      pen.globalAlpha = 1;
+      pen.fillStyle = css("--soft");
+      if (value === low || value === high) pen.fillText(short(value), 2, value === low ? height - 1 : 9);
     }
     const lines = Math.max(...steps.map((one) => one[name].length), 0);
     pen.lineWidth = 1.5;
@@ -340,8 +486,7 @@ function drawStrips() {
     pen.globalAlpha = 1;
     pen.lineWidth = 1;
     pen.strokeStyle = css("--ink");
-    line(pen, x(now.step - from), height);
-    row.querySelector("small").textContent = `${short(low)} to ${short(high)}`;
+    line(pen, x(now.step - from), 0, x(now.step - from), height);
     const here = strips.numbers[now.step - strips.base];
     const shown = (here ? here[name] : []).map((value, n) => {
       const text = make("span", { textContent: short(value) });
@@ -352,10 +497,10 @@ function drawStrips() {
   }
 }
 
-function line(pen, x, height) {
+function line(pen, x, y, toX, toY) {
   pen.beginPath();
-  pen.moveTo(x, 0);
-  pen.lineTo(x, height);
+  pen.moveTo(x, y);
+  pen.lineTo(toX, toY);
   pen.stroke();
 }
 
@@ -452,6 +597,57 @@ function letGo(dimension) {
   if (held.delete(dimension)) act();
 }
 
+/** Where the pointer is in a frame, in its pixels. */
+function within(frame, event) {
+  const [box, { width, height }] = [frame.getBoundingClientRect(), frame.firstChild];
+  return [((event.clientX - box.left) / box.width) * width, ((event.clientY - box.top) / box.height) * height];
+}
+
+/** The thing near the pointer that can be dragged: in the simulator its real place, in a dream where the dream has it. */
+function near(event) {
+  const frame = event.currentTarget;
+  const [panel, camera] = [Number(frame.dataset.panel), frame.dataset.camera];
+  const movable = new Set(Object.values(play.now.handles).flat().map(([name]) => name));
+  const all = (panel ? play.now.panels[panel].points : play.now.handles)[camera] || [];
+  const [x, y] = within(frame, event);
+  const reach = (REACH / frame.clientWidth) * frame.firstChild.width;
+  const found = all.find(([name, atX, atY]) => movable.has(name) && Math.hypot(atX - x, atY - y) < reach);
+  return found && { panel, name: found[0], camera, off: [found[1] - x, found[2] - y] };
+}
+
+/** A press on a picture drags what is there, or gives actions. */
+function press(event) {
+  const found = near(event);
+  if (!found) return drag(event);
+  const frame = event.currentTarget;
+  event.preventDefault();
+  const move = (moved) => {
+    const [x, y] = within(frame, moved).map((value, n) => value + found.off[n]);
+    Object.assign(grabbed, { x, y, moved: true });
+  };
+  grabbed = { ...found, waiting: false };
+  move(event);
+  grabbed.moved = false; // a click moves nothing where the play waits
+  window.onpointermove = (moved) => {
+    move(moved);
+    haul();
+  };
+  window.onpointerup = window.onpointercancel = () => {
+    window.onpointermove = window.onpointerup = window.onpointercancel = null;
+    grabbed = null;
+  };
+}
+
+/** Send where the grabbed thing is to be, once for each picture; what is held falls or drifts as the play goes on. */
+function haul(drawn = false) {
+  if (!grabbed) return;
+  if (drawn) grabbed.waiting = false;
+  if (grabbed.waiting || !(grabbed.moved || !play.now.paused)) return;
+  const { panel, name, camera, x, y } = grabbed;
+  ask("drag", { panel, name, camera, x, y });
+  Object.assign(grabbed, { waiting: true, moved: false });
+}
+
 function drag(event) {
   if (play.hello.actions.classes.length) return;
   const [x, y] = [event.clientX, event.clientY];
@@ -526,15 +722,27 @@ const KEYS = {
   " ": ["Space", "pause, go on", () => ask("pause", { on: !play.now.paused })],
   e: ["E", "one step", () => ask("step")],
   n: ["N", "new start", start],
-  "[": ["[  ]", "one step back, one step forward", () => go(play.now.step - 1)],
+  ",": [",  .", "one step back, one step forward; [ and ] as well", () => go(play.now.step - 1)],
+  ".": [null, null, () => go(play.now.step + 1)],
+  "[": [null, null, () => go(play.now.step - 1)],
   "]": [null, null, () => go(play.now.step + 1)],
   "-": ["-  +", "slower, faster", () => rate(play.now.rate - 5)],
   "+": [null, null, () => rate(play.now.rate + 5)],
   "=": [null, null, () => rate(play.now.rate + 5)],
   m: ["M", "you, policy, sampled policy", cycle],
-  c: ["C", "reality check: the dream becomes what the real side sees now", () => ask("check")],
+  c: ["C", "reality check: the dream becomes what the real side sees now", () => {
+    play.guide?.("check");
+    ask("check");
+  }],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
   s: ["S", "save all steps since the last start", () => ask("save")],
+  u: ["U", "eight more dreams with other noise: where they differ, the model is unsure", () => ask("spread")],
+  o: ["O", "onion skin: the dream over the real picture", () => {
+    play.onion = !play.onion;
+    showPictures();
+    showControls(play.now);
+  }],
+  v: ["V", "the scene as people see it", () => play.hello.filmed && ask("show_scene")],
   p: ["P", "show or hide where the model believes things to be", () => document.body.classList.toggle("no-points")],
   Escape: ["Esc", "release all forced classes", () => ask("release")],
   "?": ["?", "this list", () => $("help").showModal()],
@@ -545,6 +753,7 @@ function fillHelp() {
   const driving = classes.length
     ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"], ["while paused", "each choice is one step"]]
     : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "both at once"]];
+  if (Object.keys(play.hello.trust).length) driving.push(["drag a ringed thing", "move it: in the simulator, or in the dream"]);
   const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a strip", "go to that step"]];
   $("keys").replaceChildren(...rows.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]));
 }
@@ -570,7 +779,7 @@ addEventListener("keydown", (event) => {
     if (!event.repeat || event.shiftKey || play.hello.actions.classes.length) arrow(key, true, event.shiftKey);
   } else if (/^[0-9]$/.test(key)) digit(Number(key));
   else if (KEYS[key]) {
-    if (!event.repeat || "[]".includes(key)) KEYS[key][2]();
+    if (!event.repeat || "[],.".includes(key)) KEYS[key][2]();
   } else return;
   event.preventDefault();
 });
@@ -584,7 +793,7 @@ addEventListener("blur", () => {
   act();
 });
 
-for (const [id, key] of Object.entries({ pause: " ", step: "e", start: "n", check: "c", branch: "b", save: "s", release: "Escape" })) {
+for (const [id, key] of Object.entries({ pause: " ", step: "e", start: "n", check: "c", branch: "b", save: "s", scene: "v", onion: "o", spread: "u", release: "Escape" })) {
   $(id).onclick = () => {
     KEYS[key][2]();
     $(id).blur();
@@ -603,7 +812,7 @@ $("grid").onpointermove = (event) => {
   const [group, one] = cellAt(event);
   $("cell").textContent = `group ${group}, class ${one}: ${(play.now.expected[group * play.hello.classes + one] / 255).toFixed(2)} expected`;
 };
-$("grid").onpointerleave = () => ($("cell").textContent = "Click a class to force it; click again to release it.");
+$("grid").onpointerleave = () => ($("cell").textContent = aboutClasses());
 function redraw() {
   if (!play.now) return;
   drawStrips();

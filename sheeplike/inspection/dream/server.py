@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import mimetypes
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,11 +29,12 @@ from typing import Any
 
 import numpy as np
 from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.http import HttpProcessingError
 from pydantic import Field, create_model
 
 from sheeplike.inspection.dream import recording
 from sheeplike.inspection.dream.recording import MOST_SEED
-from sheeplike.inspection.dream.session import STRIPS, Driver, Session, Source
+from sheeplike.inspection.dream.session import GAIN, STRIPS, Driver, Session, Source
 from sheeplike.inspection.model import psnr
 from sheeplike.options import CommandError, InvalidOption, Options, build, nearest
 from sheeplike.terminal import info, one_line
@@ -60,6 +62,10 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "start": {"seed": (int | None, Field(None, ge=0, le=MOST_SEED))},
     "rate": {"rate": (float, Field(ge=0.5, le=MAX_RATE))},
     "branch": {},
+    "spread": {},
+    "show_scene": {},
+    "drag": {"panel": (int, Field(ge=0)), "name": (str, ...), "camera": (str, ...)}
+    | dict.fromkeys("xy", (float, Field(allow_inf_nan=False))),
     "drive": {"dream": (int, Field(ge=0)), "driver": (Driver, ...)},
     "check": {},
     "go": {"step": (int, ...)},
@@ -186,13 +192,14 @@ class Server:
         if page.behind:
             await self._show()
 
-    async def _choose(self, source: Source, name: str | None) -> str | None:
+    async def _choose(self, source: Source, name: str | None) -> None:
         if source != "recorded":
             return await self._run(self.session.choose, source)
         names = recording.list_names(self.place)
         if name not in names:
             raise InvalidOption("name", name, f"one of {', '.join(names) or 'none'}", nearest(name, names))
-        return await self._run(lambda: self.session.replay(recording.read(self.place / f"{name}.npz")))
+        await self._run(lambda: self.session.replay(recording.read(self.place / f"{name}.npz")))
+        self.paused = False
 
     async def _pause(self, on: bool) -> None:
         self.paused = on
@@ -203,6 +210,11 @@ class Server:
 
     async def _rate(self, rate: float) -> None:
         self.rate = rate
+
+    async def _drag(self, **fields: Any) -> None:
+        await self._run(partial(self.session.drag, **fields))
+        if self.paused and not fields["panel"]:  # the simulator shows it after a step
+            await self._run(partial(self.session.tick, newest=True))
 
     async def _check(self) -> None:
         await self._run(self.session.check_reality)
@@ -218,15 +230,15 @@ class Server:
     async def _save(self) -> str | None:
         if self._saving is not None and not self._saving.done():
             return "an episode is being saved: wait until it is done"
-        episode = await self._run(self.session.episode)
-        self._saving = asyncio.create_task(self._write(episode))
+        episode, scene = await self._run(lambda: (self.session.episode(), self.session.films))
+        self._saving = asyncio.create_task(self._write(episode, scene))
         return f"saving {len(episode['action'])} steps, since the last start"
 
-    async def _write(self, episode: Mapping[str, np.ndarray]) -> None:
+    async def _write(self, episode: Mapping[str, np.ndarray], scene: Sequence[np.ndarray | None]) -> None:
         """Write an episode while the play goes on."""
         fps = self.session.envs.metadata["render_fps"]
         try:
-            name = await asyncio.to_thread(recording.write, self.place, episode, fps)
+            name = await asyncio.to_thread(recording.write, self.place, episode, fps, scene)
         except Exception as error:  # the disk may be full
             await self._send_line(error)
             return
@@ -246,6 +258,10 @@ class Server:
             "classes": session.model.classes,
             "strips": STRIPS,
             "recordings": recording.list_names(self.place),
+            "fps": session.envs.metadata["render_fps"],
+            "filmed": session.filmed,
+            "gain": GAIN,
+            "trust": session.places.trust if session.places else {},
         }
 
     async def _send_line(self, line: str | Exception) -> None:
@@ -289,6 +305,10 @@ class Server:
             "paused": self.paused,
             "rate": self.rate,
             "seed": session.seed,
+            **{name: getattr(here, name) for name in ("episode", "age", "blind", "looks", "effect")},
+            "scene": session.scene,
+            "handles": session.handles,
+            "extras": {name: frame.shape[:2] for name, frame in here.extras.items()},
             "mark": here.settings.branched,
             "source": session.source,
             "action": session.action,
@@ -311,7 +331,7 @@ class Server:
         }
         page.strip = session.version, session.last + 1
         text = json.dumps(finite(header), allow_nan=False).encode()
-        pixels = (frame.tobytes() for frames in here.pictures for frame in frames.values())
+        pixels = (frame.tobytes() for frames in (*here.pictures, here.extras) for frame in frames.values())
         return b"".join([len(text).to_bytes(4, "little"), text, *pixels])
 
     # --- the play ---------------------------------------------------------------------------------------------------
@@ -336,6 +356,7 @@ class Server:
         due = clock()
         while True:
             due = max(due + 1 / self.rate, clock() - 1 / self.rate)  # makes up for one late tick at most
+            self.session.late = clock() > due
             await asyncio.sleep(max(due - clock(), 0))
             if self._page is None or self.paused:
                 continue
@@ -350,12 +371,19 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
+def make_runner(server: Server) -> web.AppRunner:
+    """Make the runner of a server's application; clients cannot make it print tracebacks."""
+    logger, theirs = logging.getLogger(__name__), (HttpProcessingError, ConnectionError)
+    logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
+    return web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0, logger=logger)
+
+
 async def serve(server: Server, listening: socket.socket) -> None:
     """Serve on a bound socket until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
+    runner = make_runner(server)
     await runner.setup()
     try:
         await web.SockSite(runner, listening).start()

@@ -15,9 +15,10 @@ A session does not know the web server, and is used by one thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,19 +26,20 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
-from sheeplike.inspection.dream.recording import MOST_SEED, Recording
-from sheeplike.inspection.model import Expected, States, TrainedModel, combine
+from sheeplike.inspection.dream.recording import MOST_SEED, PLACED, Recording
+from sheeplike.inspection.model import States, TrainedModel, combine
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
 
+if TYPE_CHECKING:
+    from sheeplike.inspection.dream.overlay import Places, Points
+
 Source = Literal["keys", "policy", "sample", "recorded"]
 Driver = Literal["same", "policy", "random"]
-Point = tuple[str, float, float]
-Points = Callable[[States, Expected], Sequence[Mapping[str, Sequence[Point]]]]
-"""Labelled points ``(label, x, y)`` by camera, in pixels of its frame from the top left corner, for each of states
-``(n,)`` and their predictions."""
-
+GAIN = 8  # of the picture of what forced classes change
+CROWD = 8  # dreams with other noise
+RARELY = 4  # a scene is rendered every so many steps while the play cannot keep its rate
 MAX_MOMENTS, MAX_BYTES = 4000, 2**30  # limits of the memory of a play; the oldest moments are dropped
 NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
 
@@ -61,9 +63,18 @@ class Moment:
         posterior: ``(1,)``, given all observations up to here.
         dreams: ``(n,)``, before classes are forced.
         env: the real side's state; None if it cannot be saved.
+        film: pictures of the real side that the agent does not see, as ``pictures``.
+        truth: ``privileged_state (1, N)``; None if the environment has none.
+        episode, age: number of the episode, and of the step in it.
+        blind, looks: steps since the dreams last saw, and the number of pictures that they had been given by then.
+        crowd: ``(CROWD,)``, the first dream with other noise; None if it is not shown.
+        twin: ``(1,)``, the first dream without forced classes and with the same noise; None where none is forced.
         action: ``(1, ...)`` as the environment takes it, chosen here; None if not chosen yet.
+        placed: positions ``(3,)`` of what was dragged in the simulator before that action.
         numbers: content of the strips; see :data:`STRIPS`.
         pictures, points: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``, and to labelled points.
+        extras: other pictures, by name.
+        effect: mean change of the first dream's pixels by forced classes, of 255.
     """
 
     seen: dict[str, Tensor]
@@ -71,14 +82,26 @@ class Moment:
     is_first: bool
     is_last: bool
     is_terminal: bool
+    success: bool
     posterior: States
     dreams: States
     settings: Settings
     env: dict[str, Tensor] | None
+    film: dict[str, np.ndarray]
+    truth: Tensor | None
+    episode: int = 1
+    age: int = 0
+    blind: int = 0
+    looks: int = 1
+    crowd: States | None = None
+    twin: States | None = None
     action: Tensor | None = None
+    placed: Mapping[str, np.ndarray] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)
     pictures: list[dict[str, np.ndarray]] = field(default_factory=list)
-    points: list[Mapping[str, Sequence[Point]]] = field(default_factory=list)
+    points: list[Points] = field(default_factory=list)
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
+    effect: float = 0.0
 
 
 STRIPS = {
@@ -93,27 +116,31 @@ RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "valu
 
 
 class Session:
-    """The real simulator, one environment, and a model's dreams of it; ``points`` are drawn over the frames.
+    """The real simulator, one environment, and a model's dreams of it; ``places`` are drawn and can be dragged.
 
     Attributes:
         source: source of the actions.
         now: the moment that is shown, from which the play goes on.
         version: grows whenever moments are cut off or replaced.
         exact: True if the real side can go back.
+        filmed: True if the environment has a picture for people; it is rendered if ``scene``, and rarely if ``late``.
 
     Raises:
         CommandError: the model shows no images, or is of another environment.
     """
 
-    def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, points: Points | None = None) -> None:
-        self.envs, self.model, self.points = envs, model, points
+    def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, places: Places | None = None) -> None:
+        self.envs, self.model, self.places = envs, model, places
         check(envs, model)
+        self._camera, self.scene, self.late = ThreadPoolExecutor(1, "scene"), True, False
+        self._placed: dict[str, np.ndarray] = {}
         self._given: deque[Tensor] = deque(maxlen=2)  # two, so that a key pressed for less than a step counts too
         self._pressed = self.neutral()
         self.exact: bool = envs.exact_resume
         self.source: Source = "policy"
         self.version = 0
         self.start(seed)
+        self.filmed = self.scene = bool(self.here.film)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +152,8 @@ class Session:
         if self.source == "recorded":
             self.source = "policy"
         self._branches = 0
-        self._dropped: list[Tensor] = []  # actions of moments that are no longer in memory
+        self._dropped: list[tuple[Tensor, Mapping[str, np.ndarray]]] = []  # of moments that are not in memory
+        self._placed = {}
         self.moments = [self._arrive(0, self.envs.reset(seed=self.seed)[0])]
         self.first = self.now = 0
 
@@ -136,19 +164,25 @@ class Session:
         if newest:
             self._given = deque([*self._given][-1:], maxlen=2)
         before = self.moments[-1]  # a real side that cannot go back continues from its newest moment
-        action = self._choose(before)
-        obs, reward, terminated, truncated, _ = self.envs.step(action)
+        action, placed = self._choose(before), self._placed
+        if self.source == "recorded":
+            placed = self.recording.placed(self.last)
+        if placed and not before.is_last:  # a reset comes after the last step
+            self.envs.load_state_dict(self.places.moved(before.env, placed))
+        self._placed = {}
         try:
-            outcome = float(reward), bool(terminated), bool(truncated)
+            obs, reward, terminated, truncated, info = self.envs.step(action)
+            outcome = float(reward), bool(terminated), bool(truncated), bool(info.get("success", 0) == 1)
             moment = self._arrive(self.last + 1, obs, *outcome, action=action, before=before, dreamt=dreamt)
         except Exception:
             if self.exact:  # both sides stay where they were
                 self.envs.load_state_dict(before.env)
             raise
-        before.action = action
+        before.action, before.placed = action, placed
         self.moments.append(moment)
         while len(self.moments) > min(MAX_MOMENTS, max(MAX_BYTES // size(moment), 2)):
-            self._dropped.append(self.moments.pop(0).action)
+            gone = self.moments.pop(0)
+            self._dropped.append((gone.action, gone.placed))
             self.first += 1
         self.now = self.last
 
@@ -179,20 +213,51 @@ class Session:
         if dream >= len(drivers):
             raise InvalidOption("dream", dream, f"at most {len(drivers) - 1}; branch makes a second", len(drivers) - 1)
         drivers[dream] = driver
-        self._change(drivers=tuple(drivers))
+        self._change({"drivers": tuple(drivers)})
 
     def branch(self) -> None:
         """Split the dream into two futures, the second with noise of its own; a second call ends that one."""
         first = self.here.settings.drivers[:1]
         if len(self.here.dreams) > 1:
-            self._change(self.here.dreams[:1], drivers=first, branched=None)
+            self._change({"drivers": first, "branched": None}, dreams=self.here.dreams[:1])
             return
         self._branches += 1
-        self._change(repeat(self.here.dreams, 2), drivers=(*first, "same"), branched=self.now, salt=self._branches)
+        settings = {"drivers": (*first, "same"), "branched": self.now, "salt": self._branches}
+        self._change(settings, dreams=repeat(self.here.dreams, 2))
+
+    def spread(self) -> None:
+        """Show :data:`CROWD` dreams with other noise, from the first dream as it is now; a second call ends them."""
+        self._change(crowd=repeat(self.here.dreams, CROWD) if self.here.crowd is None else None)
 
     def check_reality(self) -> None:
         """Set the dreams to the posterior of the real side."""
-        self._change(repeat(self.here.posterior, len(self.here.dreams)))
+        here = self.here
+        self._change(**_awake(here.posterior, len(here.dreams), here), blind=0, looks=here.age + 1)
+
+    def show_scene(self) -> None:
+        """Render the picture for people from now on, or no longer."""
+        self.scene = not self.scene
+        if self.now == self.last:
+            self._change(film=picture(self.envs.film()) if self.scene else {})
+
+    def drag(self, panel: int, name: str, camera: str, x: float, y: float) -> None:
+        """Drag a thing to a pixel of a picture: of the simulator, 0, at its next step; of a dream, 1 or 2, at once."""
+        places, here = self.places, self.here
+        movable = places.movable if places and self.exact else []
+        if name not in movable:
+            raise InvalidOption("name", name, f"one of {', '.join(movable) or 'none'}")
+        if panel > len(here.dreams):
+            raise InvalidOption("panel", panel, f"at most {len(here.dreams)}", len(here.dreams))
+        if not places.project(here.truth, [name])[0].get(camera):
+            raise InvalidOption("camera", camera, "one that shows it")
+        if not panel:
+            place = here.truth[0, places.positions[name]].cpu().double().numpy()
+            self._placed = {name: places.aim(name, camera, x, y, place)}
+            return
+        start, end = here.dreams[panel - 1 : panel], here.dreams[panel:]
+        believed = places.read(start, self.model.decode(start))[0, places.positions[name]].cpu().double().numpy()
+        changed = places.dreamt(self.model, start, name, places.aim(name, camera, x, y, believed))
+        self._change(dreams=combine([here.dreams[: panel - 1], changed, end]))
 
     def go_to(self, step: int) -> str | None:
         """Show a moment, from which the play goes on; return a remark on it or None."""
@@ -211,11 +276,12 @@ class Session:
             if value is not None and not 0 <= value < count:
                 raise InvalidOption(name, value, f"from 0 to {count - 1}", min(max(value, 0), count - 1))
         forced = {key: held for key, held in self.here.settings.forced.items() if key != group}
-        self._change(forced=forced if one is None else {**forced, group: one})
+        forced |= {} if one is None else {group: one}
+        self._change({"forced": forced}, twin=(self.here.twin or self.here.dreams[:1]) if forced else None)
 
     def release(self) -> None:
         """Release all held classes."""
-        self._change(forced={})
+        self._change({"forced": {}}, twin=None)
 
     def replay(self, recording: Recording) -> None:
         """Start from the seed of a recorded episode, and play its actions again."""
@@ -224,6 +290,8 @@ class Session:
         except InvalidOption as error:
             expected = f"expected those of {self.envs.name}, {error.expected}"
             raise CommandError(f"{recording.name}: actions {recording.actions.shape[1:]}; {expected}") from None
+        if recording.moves.keys() - (self.places.movable if self.places else []):
+            raise CommandError(f"{recording.name}: something was dragged that cannot be dragged here")
         self.start(recording.seed)
         self.source, self.recording = "recorded", replace(recording, actions=actions)
 
@@ -241,22 +309,30 @@ class Session:
 
     @property
     def action(self) -> list[float] | list[int] | int:
-        """Action that led to the shown moment; neutral at the first."""
+        """Action that led to the shown moment, as it was executed; neutral at the first."""
         before = self.moments[self.now - self.first - 1] if self.now > self.first else None
-        return (self.neutral() if before is None else before.action)[0].tolist()
+        taken = (self.neutral() if before is None else before.action)[0]
+        return (taken if self.model.codec.discrete else taken.clamp(-1, 1)).tolist()
 
     def strip(self, start: int) -> dict[str, list[Any]]:
-        """Return the ``numbers`` of the moments from ``start`` on, and those that begin an episode, ``begins``."""
-        moments = self.moments[max(start - self.first, 0) :]
-        begins = [self.last + 1 - len(moments) + n for n, moment in enumerate(moments) if moment.is_first]
-        return {"numbers": [moment.numbers for moment in moments], "begins": begins}
+        """Return the ``numbers`` of the moments from ``start`` on, and where an episode ``begins`` or ``ends``."""
+        start = max(start, self.first)
+        moments = [*enumerate(self.moments[start - self.first :], start)]
+        begins = [step for step, moment in moments if moment.is_first]
+        ends = [(step, ending(moment)) for step, moment in moments if moment.is_last]
+        return {"numbers": [moment.numbers for _, moment in moments], "begins": begins, "ends": ends}
 
     @property
     def ends(self) -> list[str]:
         """Remarks on the episode's end, for the real side and each dream; empty if it goes on."""
         here = self.here
-        real = "the episode has ended" if here.is_terminal else "the episode was cut" if here.is_last else ""
-        return [real, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
+        return [ending(here), *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
+
+    @property
+    def handles(self) -> Points:
+        """The real places of what can be dragged, in the pictures of the simulator."""
+        movable = self.places.movable if self.places and self.exact else []
+        return self.places.project(self.here.truth, movable)[0] if movable else {}
 
     @property
     def expected(self) -> np.ndarray:
@@ -270,12 +346,20 @@ class Session:
         sides = self.here.posterior, self._held(self.here)
         return tuple(states.stoch[0].argmax(-1).cpu().numpy() for states in sides)
 
+    @property
+    def films(self) -> list[np.ndarray | None]:
+        """The picture for people at each moment."""
+        return [next(iter(moment.film.values()), None) for moment in self.moments]
+
     def episode(self) -> dict[str, np.ndarray]:
         """Collect the play, as :mod:`~sheeplike.inspection.dream.recording` writes it."""
         moments = self.moments
-        chosen = [*self._dropped, *(moment.action for moment in moments[:-1])]
-        actions = [action.cpu().numpy() for action in chosen] or [self.neutral()[:0].cpu().numpy()]
+        chosen = [*self._dropped, *((moment.action, moment.placed) for moment in moments[:-1])]
+        actions = [action.cpu().numpy() for action, _ in chosen] or [self.neutral()[:0].cpu().numpy()]
         arrays = {"seed": np.array(self.seed), "begin": np.array(self.first), "action": np.concatenate(actions)}
+        for name in {name for _, placed in chosen for name in placed}:
+            arrays[f"{PLACED}{name}"] = np.array([placed.get(name, 3 * [np.nan]) for _, placed in chosen], np.float32)
+        arrays["dream/blind"] = np.array([moment.blind for moment in moments])
         for name, dtype in (("reward", np.float32), ("is_first", bool), ("is_last", bool), ("is_terminal", bool)):
             arrays[name] = np.array([getattr(moment, name) for moment in moments], dtype)
         for n, side in enumerate(("real", "dream")):
@@ -295,6 +379,7 @@ class Session:
         reward: float = 0.0,
         terminated: bool = False,
         truncated: bool = False,
+        success: bool = False,
         *,
         action: Tensor | None = None,
         before: Moment | None = None,
@@ -302,16 +387,25 @@ class Session:
     ) -> Moment:
         """Make the first moment, or the one after an action in ``before`` (real side) and ``dreamt`` (dreams)."""
         model, began = self.model, before is None or before.is_last
+        env = self.envs.state_dict() if self.exact else None
+        # It is rendered while the model computes.
+        film = self._camera.submit(self.envs.film) if self.scene and not (self.late and step % RARELY) else None
         observed = {key: obs[key].to(model.device) for key in model.observations}
         state = None if began else before.posterior
         posterior = model.observe_step(state, action, observed, seed=self._noise(step, 0))
         count, settings = (len(dreamt.dreams), dreamt.settings) if dreamt else (1, Settings())
         # The dreams begin with a new episode too.
-        dreams = repeat(posterior, count) if began else self._dream(dreamt, action, step)
+        dreams = _awake(posterior, count, dreamt) if began else self._dream(dreamt, action, step)
+        if not began:
+            dreams |= {"age": before.age + 1, "blind": dreamt.blind + 1, "looks": dreamt.looks}
         # The images are copied: the environment may use its memory again.
         seen = {key: obs[key].clone().to(model.device) for key in model.cameras}
-        ends, env = (terminated or truncated, terminated), self.envs.state_dict() if self.exact else None
-        return self._decode(Moment(seen, reward, began, *ends, posterior, dreams, settings, env))
+        truth = obs["privileged_state"].clone() if self.places else None
+        ends = terminated or truncated, terminated, success
+        shown = picture(film.result()) if film else before.film if self.scene else {}
+        shared = {"settings": settings, "env": env, "film": shown, "truth": truth}
+        number = before.episode + began if before else 1
+        return self._decode(Moment(seen, reward, began, *ends, posterior, episode=number, **shared, **dreams))
 
     def _choose(self, here: Moment) -> Tensor:
         """Choose the next action of the real side, ``(1, ...)``."""
@@ -324,10 +418,21 @@ class Session:
             return self.recording.actions[self.last][None]
         return self.model.act(here.posterior, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
 
-    def _dream(self, before: Moment, action: Tensor, step: int) -> States:
-        """Return the dreams ``(n,)`` one step later."""
-        start, actions, salt, space = self._held(before), [], before.settings.salt, self.envs.single_action_space
-        for n, driver in enumerate(before.settings.drivers):
+    def _dream(self, before: Moment, action: Tensor, step: int) -> dict[str, States]:
+        """Return the dreams ``(n,)``, and what belongs to them, one step later."""
+        settings, start = before.settings, self._held(before)
+        dreams = {"dreams": self._imagine(start, settings, action, step, 9)}
+        if before.twin:  # the same draws, as the first of as many dreams
+            dreams["twin"] = self._imagine(combine([before.twin, start[1:]]), settings, action, step, 9)[:1]
+        if before.crowd:
+            crowd, like = self.model.set_classes(before.crowd, settings.forced), CROWD * settings.drivers[:1]
+            dreams["crowd"] = self._imagine(crowd, replace(settings, drivers=like), action, step, 10)
+        return dreams
+
+    def _imagine(self, start: States, settings: Settings, action: Tensor, step: int, use: int) -> States:
+        """Return states ``(n,)`` one step later, each with the action of its driver."""
+        actions, salt, space = [], settings.salt, self.envs.single_action_space
+        for n, driver in enumerate(settings.drivers):
             if driver == "policy":
                 actions.append(self.model.act(start[n : n + 1], sample=False))
             elif driver == "random":
@@ -336,7 +441,7 @@ class Session:
             else:
                 actions.append(action)
         chosen = torch.cat(actions)[:, None].to(self.model.device)
-        return self.model.imagine(start, chosen, seed=self._noise(step, 9, salt)).map(lambda x: x[:, 0])
+        return self.model.imagine(start, chosen, seed=self._noise(step, use, salt)).map(lambda x: x[:, 0])
 
     def _held(self, moment: Moment) -> States:
         """Return the dreams ``(n,)``, with the classes that are held in the first."""
@@ -344,11 +449,11 @@ class Session:
             return moment.dreams
         return combine([self.model.set_classes(moment.dreams[:1], moment.settings.forced), moment.dreams[1:]])
 
-    def _change(self, dreams: States | None = None, **settings: Any) -> None:
-        """Replace the dreams, or their settings, at the present moment."""
+    def _change(self, settings: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Replace settings of the dreams, or other fields, at the present moment."""
         self._cut_off()
         here = self.here
-        changed = replace(here, dreams=dreams or here.dreams, settings=replace(here.settings, **settings))
+        changed = replace(here, settings=replace(here.settings, **settings or {}), **fields)
         self.moments[self.now - self.first] = self._decode(changed)
         self.version += 1
 
@@ -374,11 +479,27 @@ class Session:
             "surprise": model.kl(moment.posterior).tolist(),
             "error": errors.tolist(),
         }
-        moment.pictures = [picture({key: frame[0] for key, frame in moment.seen.items()})]
+        moment.pictures = [moment.film | picture(moment.seen)]
         for n in range(1, len(states)):
-            moment.pictures.append(picture({key: found.frames[key][n] for key in model.cameras}))
-        moment.points = list(self.points(states, found)) if self.points else [{} for _ in moment.pictures]
+            moment.pictures.append(picture({key: found.frames[key][n : n + 1] for key in model.cameras}))
+        moment.points = [{} for _ in moment.pictures]
+        if self.places:
+            moment.points = self.places.project(self.places.read(states, found), self.places.positions)
+        moment.extras = self._extras(moment)
         return moment
+
+    def _extras(self, moment: Moment) -> dict[str, np.ndarray]:
+        """Return the first camera of the dreams with other noise, and the effect of forced classes, :data:`GAIN` x."""
+        extras, camera = {}, self.model.cameras[0]
+        if moment.crowd:
+            frames = self.model.decode(moment.crowd).frames[camera]
+            extras = {f"noise {n + 1}": picture({camera: frames[n : n + 1]})[camera] for n in range(CROWD)}
+        if moment.twin:
+            unforced = picture({camera: self.model.decode(moment.twin).frames[camera]})[camera].astype(int)
+            difference = np.abs(moment.pictures[1][camera] - unforced)
+            moment.effect = float(difference.mean())
+            extras["effect"] = (GAIN * difference).clip(max=255).astype(np.uint8)
+        return extras
 
     def _checked(self, given: Any, lead: tuple[int, ...]) -> Tensor:
         """Return valid actions ``(*lead, ...)`` with one leading axis; continuous ones may be out of range."""
@@ -419,12 +540,20 @@ def check(envs: VectorEnv, model: TrainedModel) -> None:
 
 
 def picture(frames: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Convert frames ``(H, W, C)`` to uint8 ``(H, W, 3)``; depth to grey, dark where it is near."""
+    """Convert frames ``(1, H, W, C)`` to uint8 ``(H, W, 3)``; depth to grey, dark where it is near."""
     shown = {}
     for key, frame in frames.items():
         frame = frame if frame.dtype == torch.uint8 else (to_unit(frame) * 255).to(torch.uint8)
-        shown[key] = np.ascontiguousarray(to_colour(frame).cpu().numpy())
+        shown[key] = np.ascontiguousarray(to_colour(frame[0]).cpu().numpy())
     return shown
+
+
+def ending(moment: Moment) -> str:
+    """Return how the episode ended at a moment; empty if it goes on."""
+    if not moment.is_last:
+        return ""
+    how = "success" if moment.success else "the episode has ended" if moment.is_terminal else "time is up"
+    return f"{how} after {moment.age} steps"
 
 
 def repeat(states: States, count: int) -> States:
@@ -432,8 +561,17 @@ def repeat(states: States, count: int) -> States:
     return states[:1].map(lambda x: x.expand(count, *x.shape[1:]).clone())
 
 
+def _awake(posterior: States, count: int, before: Moment | None) -> dict[str, States]:
+    """Return what the dreams of ``before`` are where they have just seen."""
+    found = {"dreams": repeat(posterior, count)}
+    if before and before.crowd:
+        found["crowd"] = repeat(posterior, CROWD)
+    return found | ({"twin": posterior} if before and before.twin else {})
+
+
 def size(moment: Moment) -> int:
     """Bytes of a moment in memory."""
-    arrays = [array for one in (moment.posterior, moment.dreams) for array in (*one.latent, one.logits)]
-    arrays += [frame for side in moment.pictures for frame in side.values()]
+    states = [one for one in (moment.posterior, moment.dreams, moment.crowd, moment.twin) if one]
+    arrays = [array for one in states for array in (*one.latent, one.logits)]
+    arrays += [frame for side in (*moment.pictures, moment.extras) for frame in side.values()]
     return sum(array.nbytes for array in (*arrays, *moment.seen.values(), *(moment.env or {}).values()))

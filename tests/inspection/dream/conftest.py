@@ -17,6 +17,7 @@ from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.config.compose import load_saved
+from sheeplike.inspection.dream.overlay import Places, learn
 from sheeplike.inspection.dream.session import Session
 from sheeplike.inspection.model import TrainedModel, load
 from sheeplike.run.build import make_envs
@@ -107,6 +108,13 @@ def demo() -> Iterator[tuple[VectorEnv, TrainedModel]]:
     simulator = make_envs(config, 1, torch.device("cpu"))
     yield simulator, load("demo:franka_pick")
     simulator.close()
+
+
+@pytest.fixture(scope="session")
+def places(demo: tuple[VectorEnv, TrainedModel]) -> Places:
+    """Positions of the demo's world, as it believes them, and directions to move them."""
+    simulator, model = demo
+    return learn(model, simulator)
 
 
 @pytest.fixture

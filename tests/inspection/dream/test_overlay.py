@@ -22,7 +22,7 @@ def model() -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def worlds():
-    made = envs.make("franka_pick", num_envs=overlay.EPISODES, image_size=48, cameras=["front", "wrist"])
+    made = envs.make("franka_pick", num_envs=16, image_size=48, cameras=["front", "wrist"])
     yield made
     made.close()
 
@@ -34,14 +34,20 @@ def is_red(frame: torch.Tensor, x: float, y: float) -> bool:
 
 def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
     obs, _ = worlds.reset(seed=4)
-    project = overlay.projection(FrankaPick().model, "front", (48, 48))
+    camera = overlay.projection(FrankaPick().model, "front", (48, 48))
     for frame, state in zip(obs[CAMERA], obs["privileged_state"], strict=True):
-        x, y = project(state[FrankaPick.positions["box"]].double().numpy())
+        place = state[FrankaPick.positions["box"]].double().numpy()
+        x, y = camera.project(place)
         assert is_red(frame, x, y)
         assert not is_red(frame, x + 8, y)
         assert not is_red(frame, x, y - 8)
+        for axis in range(3):  # across y the plane would be seen from its edge
+            np.testing.assert_allclose(camera.unproject(x, y, place, axis), place, atol=1e-9)
+            moved = camera.unproject(x + 2, y - 1, place, axis)
+            np.testing.assert_allclose(camera.project(moved), (x + 2, y - 1), atol=1e-9)
+            assert (axis == 1) or moved[axis] == pytest.approx(place[axis])
     assert overlay.projection(FrankaPick().model, "wrist", (48, 48)) is None  # it moves with the hand
-    assert project(np.array([100.0, 0.0, 0.0])) is None
+    assert camera.project(np.array([100.0, 0.0, 0.0])) is None
 
 
 def test_places_are_where_a_moved_camera_shows_them() -> None:
@@ -50,14 +56,14 @@ def test_places_are_where_a_moved_camera_shows_them() -> None:
     turned = {"field": "cam_quat", "of": "front", "operation": "rotate", "distribution": {"uniform": [0, 10]}}
     made = envs.make("franka_pick", num_envs=1, image_size=48, randomization={"moved": moved, "turned": turned})
     state: dict[str, torch.Tensor] = {}
-    read = overlay.points(lambda states, expected: state["now"], made)
+    places = overlay.Places(made, lambda states, expected: state["now"])
     missed = 0
     for seed in range(4):
         obs, _ = made.reset(seed=seed)
         state["now"] = obs["privileged_state"]
-        _, (_, x, y) = read(None, None)[0][CAMERA]
+        _, (_, x, y) = places.project(state["now"], places.positions)[0][CAMERA]
         assert is_red(obs[CAMERA][0], x, y)
-        compiled = overlay.projection(FrankaPick().model, "front", (48, 48))
+        compiled = overlay.projection(FrankaPick().model, "front", (48, 48)).project
         place = obs["privileged_state"][0, FrankaPick.positions["box"]].double().numpy()
         missed += not is_red(obs[CAMERA][0], *compiled(place))
     assert missed
@@ -69,7 +75,9 @@ def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedMod
     states = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)
     assert overlay.is_taught(model)
     hits = 0
-    for number, found in enumerate(overlay.points(overlay.taught, worlds)(states, model.decode(states))):
+    places = overlay.Places(worlds, overlay.taught)
+    believed = places.read(states, model.decode(states))
+    for number, found in enumerate(places.project(believed, places.positions)):
         assert found.keys() == {CAMERA}
         assert [label for label, *_ in found[CAMERA]] == ["tip", "box"]
         hits += is_red(obs[CAMERA][number], *found[CAMERA][1][1:])
@@ -77,16 +85,25 @@ def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedMod
 
 
 @pytest.mark.slow
-def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: TrainedModel) -> None:
+def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: TrainedModel, monkeypatch) -> None:
     """The same latents, read by a probe that has learnt from episodes of its own."""
-    read = overlay.probed(model, worlds)
+    monkeypatch.setattr(overlay, "is_taught", lambda model: False)
+    places = overlay.learn(model, worlds)
     obs, _ = worlds.reset(seed=6)
     states: States = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)
     box = FrankaPick.positions["box"]
     truth = obs["privileged_state"][:, box]
-    assert (
-        read(states, model.decode(states))[:, box] - truth
-    ).abs().mean() < 0.02  # metres; the boxes are spread over 10 cm
+    assert (places.read(states, None)[:, box] - truth).abs().mean() < 0.02  # metres; boxes are spread over 10 cm
+    assert places.trust["box"] > 0.8
+
+
+def test_a_probe_of_a_model_that_has_learned_nothing_is_not_trusted(small_model, monkeypatch) -> None:
+    made = envs.make("franka_pick", num_envs=4, image_size=48, cameras=["front"], episode_length=20)
+    monkeypatch.setattr(overlay, "EPISODES", 4)
+    places = overlay.learn(small_model(made), made)
+    assert places.trust["box"] < 0.5
+    assert places.movable == ["box"]
+    made.close()
 
 
 def test_tasks_without_places_have_none() -> None:

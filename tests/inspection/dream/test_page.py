@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sheeplike.inspection.dream.server import TAKEN, Server, bind
+from sheeplike.inspection.dream.server import TAKEN, Server, bind, make_runner
 from sheeplike.inspection.dream.session import Moment, Session
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -32,7 +33,7 @@ def serving(session: Session, place: Path, rate: float = 30.0) -> Iterator[str]:
     ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
 
     async def run(listening: object) -> None:
-        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
+        runner = make_runner(server)
         await runner.setup()
         await web.SockSite(runner, listening).start()
         ready.set()
@@ -145,6 +146,9 @@ def test_a_visit(dots, recordings, visit):
         page.keyboard.press("Space")
         until(page, f"play.now.step > {step + 5}")
         pause(page)
+        if page.evaluate("play.now.blind") == 0:  # both have just seen the same
+            page.keyboard.press("e")
+            until(page, "play.now.blind === 1")
         assert pixels(page, 1) != pixels(page, 2)
         # A click on the strip goes back.
         strip = page.locator(".strip canvas").first.bounding_box()
@@ -265,6 +269,121 @@ def test_the_page_lives_with_its_own_policy(dots, recordings, visit):
         page.locator("#line", has_text="saved: ").wait_for()
 
 
+def test_counters_the_scene_and_handles(demo, places, recordings, visit):
+    session = Session(*demo, seed=1, places=places)
+    with serving(session, recordings, rate=20) as url:
+        page = visit(url)
+        until(page, "window.play && play.now && play.now.blind > 3")
+        pause(page)
+        # How long the dream has been blind, and where the episode is.
+        blind, age = page.evaluate("[play.now.blind, play.now.age]")
+        assert blind == age
+        told = re.search(r"(\d+) steps \(([\d.]+) s\)", page.text_content('.panel[data-name="dream"] .foot'))
+        assert (int(told[1]), float(told[2])) == (blind, pytest.approx(blind / 20, abs=0.06))
+        assert f"step {age}" in page.text_content('.panel[data-name="real"] .what')
+        # The scene is beside what the agent sees, and larger.
+        boxes = [page.locator('.panel[data-name="real"] .frame').nth(n).bounding_box() for n in range(2)]
+        assert boxes[0]["width"] >= 240
+        assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+        page.keyboard.press("v")
+        until(page, "document.querySelectorAll('.frame.scene').length === 0")
+        page.keyboard.press("v")
+        until(page, "document.querySelectorAll('.frame.scene').length === 1")
+        # The box is dragged in the simulator; the dream does not see it before a look.
+        _, x, y = page.evaluate("play.now.handles['pixels/front'][0]")
+        pull(page, 0, (x, y), (x + 4, y))
+        until(page, f"play.now.age === {age + 1} && play.now.handles['pixels/front'][0][1] > {x + 3}")
+        until(page, f"Math.abs(play.now.panels[1].points['pixels/front'][1][1] - {x}) < 1.5")
+        page.keyboard.press("c")
+        until(page, f"play.now.blind === 0 && play.now.looks === {age + 2}")
+        # The box is dragged in the dream; the simulator stays as it is.
+        believed, real = page.evaluate("play.now.panels[1].points['pixels/front'][1]"), pixels(page, 0)
+        pull(page, 1, believed[1:], (believed[1] - 3, believed[2]))
+        until(page, f"play.now.panels[1].points['pixels/front'][1][1] < {believed[1] - 1.5}")
+        assert pixels(page, 0) == real
+        # Eight dreams with other noise, and the dream over the real picture.
+        dream = pixels(page, 1)
+        page.keyboard.press("o")
+        until(page, "play.onion")
+        assert pixels(page, 1) != dream
+        page.keyboard.press("o")
+        assert pixels(page, 1) == dream
+        page.keyboard.press("u")
+        until(page, "document.querySelectorAll('#thumbs canvas').length === 8")
+        assert page.locator("#crowd").is_visible()
+        # The end of an episode is told, and the next one begins.
+        page.keyboard.press("Space")
+        until(page, "document.querySelector('.panel[data-name=\"real\"] .frame.over')")
+        end = page.evaluate("document.querySelector('.panel[data-name=\"real\"] .frame').dataset.end")
+        assert end in page.evaluate("[...strips.ends.values()]")
+        until(page, "play.now.episode === 2 && play.now.blind === play.now.age")
+
+
+def pull(page: playwright.Page, panel: int, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Drags between two places of the agent's picture in a panel."""
+    frame = page.locator(f'.frame[data-panel="{panel}"][data-camera="pixels/front"]').bounding_box()
+    at = [(frame["x"] + x / 48 * frame["width"], frame["y"] + y / 48 * frame["height"]) for x, y in (start, end)]
+    page.mouse.move(*at[0])
+    page.mouse.down()
+    page.mouse.move(*at[1])
+    page.wait_for_function("!grabbed.moved && !grabbed.waiting")
+    page.mouse.up()
+
+
+def test_the_start_is_explained_once(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        assert page.locator("#guide li").count() == 3
+        page.keyboard.press("c")
+        assert "done" in page.locator("#guide-check").get_attribute("class")
+        page.click("#guide-done")
+        assert page.locator("#guide").is_hidden()
+        page.reload()
+        until(page, "window.play && play.drawn > 3")
+        assert page.locator("#guide").is_hidden()
+
+
+def test_commas_and_points_are_keys(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.now && play.now.step > 3")
+        pause(page)
+        step = page.evaluate("play.now.step")
+        page.keyboard.press(",")
+        until(page, f"play.now.step === {step - 1}")
+        page.keyboard.press(".")
+        until(page, f"play.now.step === {step}")
+
+
+def test_a_rate_that_cannot_be_reached_is_told(dots, recordings, visit, monkeypatch):
+    session = dots()
+    tick = session.tick
+    monkeypatch.setattr(session, "tick", lambda **given: (time.sleep(0.1), tick(**given)))
+    with serving(session, recordings, rate=60) as url:
+        page = visit(url)
+        until(page, "/^[0-9]+ of 60$/.test(document.getElementById('rate-shown').textContent)")
+        assert session.late
+
+
+def test_what_is_chosen_is_not_cut(demo, recordings, visit):
+    session = Session(*demo)
+    session.branch()
+    session.drive(1, "random")
+    with serving(session, recordings) as url:
+        page = visit(url, viewport={"width": 1280, "height": 800})
+        until(page, "window.play && play.drawn > 3")
+        select = page.locator(".panel select").nth(1)
+        natural = "select => { const copy = select.cloneNode(true); copy.value = select.value; copy.style.cssText = "
+        natural += "'position: fixed; width: max-content'; select.parentElement.append(copy); "
+        natural += "const width = copy.offsetWidth; copy.remove(); return [select.offsetWidth, width]; }"
+        shown, needed = select.evaluate(natural)
+        assert shown >= needed
+        panel = page.locator(".panel").nth(2).bounding_box()
+        box = select.bounding_box()
+        assert box["x"] + box["width"] <= panel["x"] + panel["width"] + 1
+
+
 @pytest.mark.slow
 def test_the_demo_goes_back_on_both_sides_and_is_recorded(demo, recordings, visit):
     session = Session(*demo)
@@ -273,7 +392,7 @@ def test_the_demo_goes_back_on_both_sides_and_is_recorded(demo, recordings, visi
         until(page, "window.play && play.now && play.now.step > 12")
         pause(page)
         step = page.evaluate("play.now.step")
-        page.keyboard.press("[")
+        page.keyboard.press(",")
         until(page, f"play.now.step === {step - 1}")
         back = pixels(page, 0)
         page.keyboard.press("e")
@@ -286,7 +405,4 @@ def test_the_demo_goes_back_on_both_sides_and_is_recorded(demo, recordings, visi
         until(page, "document.getElementById('line').textContent.startsWith('saved: ')")
         assert len(list(recordings.glob("*.npz"))) == len(list(recordings.glob("*.gif"))) == 1
         page.click('[data-source="recorded"]')
-        until(page, "play.now.source === 'recorded'")
-        page.keyboard.press("Space")
-        until(page, f"play.now.step === {step} && play.now.paused")
-        assert "over" in page.text_content("#line")
+        until(page, f"play.now.source === 'recorded' && play.now.step === {step} && play.now.paused")

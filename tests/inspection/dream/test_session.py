@@ -11,7 +11,7 @@ from sheeplike import envs
 from sheeplike.inspection.dream import recording
 from sheeplike.inspection.dream import session as sessions
 from sheeplike.inspection.dream.session import Session
-from sheeplike.inspection.model import Expected, States, psnr
+from sheeplike.inspection.model import States, psnr
 from sheeplike.options import CommandError, InvalidOption
 
 
@@ -80,7 +80,7 @@ def test_the_numbers_of_a_step(pick):
     assert numbers["value"][0] == pytest.approx(float(expected.value), rel=1e-4)
     assert numbers["surprise"][0] == pytest.approx(float(pick.model.kl(pick.here.posterior)), rel=1e-4)
     strip = pick.strip(2)
-    assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": []}
+    assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": [], "ends": []}
     assert pick.strip(0)["begins"] == [0]
 
 
@@ -108,13 +108,16 @@ def test_the_next_episode_begins_on_both_sides(dots):
     for _ in range(30):
         session.tick()
         ends.append(session.here.is_last)
-        assert session.ends[0] == ("the episode has ended" if session.here.is_last else "")
+        assert bool(session.ends[0]) == session.here.is_last
     assert [n for n, end in enumerate(ends) if end] == [11, 24]  # a step between them shows the first frame
     begun = session.moments[13]
     assert begun.is_first
     assert begun.reward == 0
     assert same(begun.dreams, begun.posterior)
     assert session.strip(0)["begins"] == [0, 13, 26]
+    assert [(begun.episode, begun.age), (session.here.episode, session.here.age)] == [(2, 0), (3, 4)]
+    assert [step for step, _ in session.strip(0)["ends"]] == [12, 25]
+    assert [step for step, _ in session.strip(13)["ends"]] == [25]
 
 
 @pytest.mark.parametrize("limit", [("MAX_MOMENTS", 5), ("MAX_BYTES", 5)])
@@ -414,15 +417,184 @@ def test_classes_that_are_not_there(pick, group, one, line):
     assert line in str(error.value)
 
 
-def test_points_over_the_frames(demo):
-    def points(states: States, expected: Expected) -> list[dict[str, list[tuple[str, float, float]]]]:
-        assert expected.reward.shape == states.lead
-        return [{"pixels/front": [("box", 24.0, float(n))]} for n in range(len(states))]
+# What is dragged
 
-    session = Session(*demo, points=points)
-    session.branch()
-    found = [points["pixels/front"] for points in session.here.points]
-    assert found == [[("box", 24.0, float(n))] for n in range(3)]
+
+@pytest.fixture
+def grip(demo, places) -> Session:
+    return Session(*demo, seed=1, places=places)
+
+
+def centre_of_red(frame: np.ndarray) -> float:
+    """Column of the centre of the box."""
+    red = (frame[..., 0] > 90) & (frame[..., 1:].max(-1) < 60)
+    return float(np.nonzero(red)[1].mean())
+
+
+def test_points_over_the_frames(grip, places):
+    grip.branch()
+    assert len(grip.here.points) == 3
+    for points in grip.here.points:
+        assert points.keys() == {"pixels/front", "scene"}
+        assert [name for name, *_ in points["scene"]] == ["tip", "box"]
+    believed, real = (
+        dict((name, at) for name, *at in one["pixels/front"]) for one in (grip.here.points[0], grip.handles)
+    )
+    assert real.keys() == {"box"}
+    np.testing.assert_allclose(believed["box"], real["box"], atol=2)
+
+
+@pytest.mark.parametrize("camera", ["pixels/front", "scene"])
+def test_a_body_is_dragged_in_the_simulator(grip, places, camera):
+    ticks(grip, 3)
+    before, dream = grip.here, dreamt(grip)
+    (_, x, y), box = grip.handles[camera][0], places.positions["box"]
+    grip.drag(0, "box", camera, x + (4 if camera == "scene" else 3), y)
+    grip.tick()
+    shift = (grip.here.truth - before.truth)[0, box]
+    # It rests on the floor, where it was put, in the plane of the arm.
+    assert abs(float(shift[0])) < 0.003
+    assert abs(float(shift[1])) > 0.01
+    assert abs(float(shift[2])) < 0.01
+    if camera == "pixels/front":
+        assert dict(zip("nxy", grip.handles[camera][0], strict=True))["x"] == pytest.approx(x + 3, abs=0.3)
+    # The dream does not know before it looks.
+    assert centre_of_red(dreamt(grip)) == pytest.approx(centre_of_red(dream), abs=1)
+    moved = places.moved(before.env, before.placed)
+    changed = {key for key in moved if not torch.equal(moved[key], before.env[key])}
+    assert all("qpos" in key or "qvel" in key for key in changed)
+
+
+def test_a_body_is_not_put_into_the_floor(grip, places):
+    ticks(grip, 2)
+    _, x, y = grip.handles["pixels/front"][0]
+    grip.drag(0, "box", "pixels/front", x + 4, y + 10)
+    for _ in range(3):
+        grip.tick()
+        assert not grip.here.is_last
+        assert float(grip.here.truth[0, places.positions["box"]][2]) == pytest.approx(0.03, abs=0.005)
+
+
+def test_a_drag_is_played_again(grip, recordings):
+    ticks(grip, 3)
+    _, x, y = grip.handles["pixels/front"][0]
+    grip.drag(0, "box", "pixels/front", x - 4, y - 6)
+    frames = [*(moment.pictures[0]["pixels/front"] for moment in grip.moments[1:]), *ticks(grip, 4)]
+    name = recording.write(recordings, grip.episode(), 20.0, grip.films)
+    grip.replay(recording.read(recordings / f"{name}.npz"))
+    assert all(np.array_equal(one, other) for one, other in zip(ticks(grip, 7), frames, strict=True))
+
+
+@pytest.mark.parametrize("pixels", [-3, 3])  # 3 cm
+def test_the_box_is_dragged_in_the_dream(grip, places, pixels):
+    ticks(grip, 5)
+    before, posterior, real = dreamt(grip), grip.here.posterior, grip.here.truth
+    _, x, y = grip.here.points[1]["pixels/front"][1]
+    grip.drag(1, "box", "pixels/front", x + pixels, y)
+    assert (centre_of_red(dreamt(grip)) - centre_of_red(before)) / pixels > 0.6
+    assert same(grip.here.posterior, posterior)
+    assert torch.equal(grip.here.truth, real)
+    assert grip.here.blind == 5  # a drag is no look
+
+
+def test_the_policy_follows_the_box_that_was_dragged_in_its_dream(grip):
+    ticks(grip, 5)
+    grip.branch()
+    for dream in range(2):
+        grip.drive(dream, "policy")
+    _, x, y = grip.here.points[2]["pixels/front"][1]
+    grip.drag(2, "box", "pixels/front", x + 3, y)
+    ticks(grip, 25)
+    (usual, _), (follows, _) = (points["pixels/front"] for points in grip.here.points[1:])
+    assert follows[1] - usual[1] > 2  # of 48 pixels: tips
+    assert centre_of_red(dreamt(grip, 2)) - centre_of_red(dreamt(grip, 1)) > 2
+
+
+def test_what_cannot_be_dragged(grip, dots):
+    for given, line in (((0, "tip", "pixels/front"), "name=tip"), ((2, "box", "pixels/front"), "nearest: panel=1")):
+        with pytest.raises(InvalidOption, match=line):
+            grip.drag(*given, 1.0, 1.0)
+    with pytest.raises(InvalidOption, match="camera=wrist"):
+        grip.drag(0, "box", "wrist", 1.0, 1.0)
+    with pytest.raises(InvalidOption, match="name=box"):
+        dots().drag(0, "box", "pixels/front", 1.0, 1.0)
+
+
+# What a dream has seen, and what else it might have been
+
+
+def test_how_long_a_dream_has_been_blind(pick, dots):
+    assert (pick.here.blind, pick.here.looks) == (0, 1)
+    ticks(pick, 7)
+    assert (pick.here.blind, pick.here.looks) == (7, 1)
+    pick.check_reality()
+    assert (pick.here.blind, pick.here.looks) == (0, 8)
+    ticks(pick, 2)
+    pick.go_to(6)
+    assert (pick.here.blind, pick.here.looks) == (6, 1)
+    session = dots()
+    for _ in range(15):
+        session.tick()
+    assert (session.here.blind, session.here.looks) == (2, 1)
+
+
+def test_dreams_with_other_noise_change_nothing_else(pick):
+    ticks(pick, 5)
+    alone = ticks(pick, 4) and dreamt(pick)
+    pick.go_to(5)
+    pick.spread()
+    assert len(pick.here.crowd) == sessions.CROWD
+    ticks(pick, 4)
+    assert np.array_equal(dreamt(pick), alone)
+    stoch = pick.here.crowd.stoch.flatten(1)
+    assert len(stoch.unique(dim=0)) == sessions.CROWD
+    assert len(pick.here.extras) == sessions.CROWD
+    pick.check_reality()
+    assert len(pick.here.crowd.stoch.flatten(1).unique(dim=0)) == 1
+    pick.spread()
+    assert pick.here.crowd is None
+    assert pick.here.extras == {}
+
+
+def test_the_effect_of_a_forced_class_is_shown_with_the_same_noise(pick):
+    ticks(pick, 5)
+    pick.go_to(5)
+    ticks(pick, 4)
+    unforced, states = dreamt(pick), pick.here.dreams
+    pick.go_to(5)
+    for group in range(4):
+        pick.force(group, (int(pick.classes[1][group]) + 1) % pick.model.classes)
+    ticks(pick, 4)
+    assert same(pick.here.twin, states)
+    difference = np.abs(dreamt(pick).astype(int) - unforced)
+    assert pick.here.effect == pytest.approx(difference.mean())
+    assert pick.here.effect > 0
+    assert np.array_equal(pick.here.extras["effect"], np.minimum(difference * sessions.GAIN, 255))
+    pick.release()
+    assert pick.here.extras == {}
+
+
+def test_the_scene_is_shown_beside_what_the_agent_sees(pick, dots):
+    assert pick.filmed
+    assert [*pick.here.pictures[0]] == ["scene", "pixels/front"]
+    assert pick.here.pictures[0]["scene"].shape[1] >= 240
+    assert [*pick.here.pictures[1]] == ["pixels/front"]
+    pick.show_scene()
+    ticks(pick, 1)
+    assert [[*moment.pictures[0]] for moment in pick.moments] == 2 * [["pixels/front"]]
+    pick.show_scene()
+    assert "scene" in pick.here.pictures[0]
+    # A play that cannot keep its rate keeps what it has for a while.
+    pick.late = True
+    ticks(pick, 8)
+    assert len({id(moment.film["scene"]) for moment in pick.moments[1:]}) == 3
+    assert not dots().filmed
+
+
+def test_actions_are_shown_as_they_are_executed(pick, monkeypatch):
+    monkeypatch.setattr(pick.model, "act", lambda states, **given: torch.tensor([[-3.0, 0.5, 1.5]]))
+    pick.tick()
+    assert pick.action == [-1.0, 0.5, 1.0]
 
 
 # Recorded episodes
@@ -440,7 +612,7 @@ def test_a_recorded_episode_is_played_again(pick, recordings):
             "action": (6, 3),
             **dict.fromkeys(("reward", "is_first", "is_last", "is_terminal"), (7,)),
             **dict.fromkeys(("real/value", "real/continue", "real/surprise"), (7,)),
-            **dict.fromkeys(("dream/reward", "dream/value", "dream/continue", "dream/error"), (7,)),
+            **dict.fromkeys(("dream/reward", "dream/value", "dream/continue", "dream/error", "dream/blind"), (7,)),
             "real/pixels/front": (7, 48, 48, 3),
             "dream/pixels/front": (7, 48, 48, 3),
         }
@@ -543,6 +715,12 @@ def test_what_is_no_recording(dots, recordings):
     np.savez(recordings / "seed.npz", seed=2**40, begin=0, action=np.zeros((2, 2), np.float32))
     with pytest.raises(CommandError, match=r"seed=1099511627776.*2147483647"):
         recording.read(recordings / "seed.npz")
+    np.savez_compressed(recordings / "bomb.npz", seed=0, action=np.zeros((2**24, 2), np.float32))
+    with pytest.raises(CommandError, match=f"bomb.*{recording.MAX_BYTES:,}"):
+        recording.read(recordings / "bomb.npz")
+    np.savez(recordings / "moved.npz", seed=0, action=np.zeros((2, 2)), **{"placed/box": np.zeros((3, 3))})
+    with pytest.raises(CommandError, match="placed"):
+        recording.read(recordings / "moved.npz")
     session = dots()
     for number, action in enumerate((np.zeros((2, 5)), np.full((2, 2), np.nan), np.array(1.0), np.array([["a", "b"]]))):
         np.savez(recordings / f"other_{number}.npz", seed=0, begin=0, action=action)
@@ -550,6 +728,21 @@ def test_what_is_no_recording(dots, recordings):
         with pytest.raises(CommandError, match=rf"other_{number}.*Dot-continuous-v0, 2"):
             session.replay(recording.read(recordings / f"other_{number}.npz"))
         assert session.moments is before
+
+
+def test_a_film_is_a_figure(pick):
+    ticks(pick, 3)
+    pick.check_reality()
+    ticks(pick, 2)
+    video = recording.film(pick.episode(), 20.0, pick.films)
+    # Beside each other: the scene, what the agent sees, and the dream; below them curves and a line.
+    assert video.shape[0] == 6
+    assert video.shape[1] > 1.8 * recording.SIDE
+    assert video.shape[2] > (4 / 3 + 2) * recording.SIDE
+    looks = (video == torch.tensor(recording.SEES, dtype=torch.uint8)).all(-1).flatten(1).sum(1)
+    assert (looks[[0, 3]] > looks[[1, 4]]).all()  # the border of a dream that was shown the real picture
+    assert video.shape[2] - recording.film(pick.episode(), 20.0).shape[2] > recording.SIDE
+    assert len(recording.film(pick.episode(), 20.0, stride=2)) == 3
 
 
 # What cannot be played
