@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from sheeplike.terminal import one_line
 
 _SPOKEN = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_NAMES = {"integer": "integers", "number": "numbers"}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
 WIDEST = 32  # maximum width of a column in a table of keys
 _ABSENT = object()
@@ -31,7 +32,7 @@ Schema = Mapping[str, Any]
 RESUMABLE = Field(json_schema_extra={"resumable": True})  # it may change when a run is resumed
 INCIDENTAL = Field(json_schema_extra={"incidental": True})  # runs that differ in it are the same experiment
 CONDITION = Field(json_schema_extra={"condition": True})  # where compared runs differ in it, their labels say so
-OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # no condition, though its section is one
+OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # excepted from its section's CONDITION
 HEADLINE = Field(json_schema_extra={"headline": True})  # a column of TensorBoard's table of runs
 
 
@@ -93,7 +94,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         return cls.model_validate(data)
     except ValidationError as error:
         found = [(*_locate(schema_of(cls), entry["loc"]), entry) for entry in error.errors()]
-    # Of a union's errors, the deepest is about the form that was meant. Missing keys are reported last.
+    # A value that fits no type of a union fails for each. The deepest error is reported, missing keys last.
     names, schema, entry = max(found, key=lambda one: (len(one[0]), one[2]["type"] != "missing"))
     if entry["type"] == "extra_forbidden":
         name, known = str(entry["loc"][-1]), _section(schema)
@@ -281,20 +282,16 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
         return f"one of {', '.join(_choices(form))}"
     if form.get("type") == "array":
         if "prefixItems" in form:
-            return f"a list of {form['maxItems']} such"
+            return f"a list of {form['maxItems']} such {_NAMES.get(form['prefixItems'][0].get('type'), 'values')}"
         items, many = form["items"], "one or more " if form.get("minItems") else ""
         if _choices(items):
             return f"a list of {many + 'of ' if many else ''}{', '.join(_choices(items))}"
-        names = {"integer": "integers", "number": "numbers"}.get(items.get("type"), "names")
-        return f"a list of {many}{names}" + (f" of at least {items['minimum']:g}" if "minimum" in items else "")
+        least = f" of at least {items['minimum']:.15g}" if "minimum" in items else ""
+        return f"a list of {many}{_NAMES.get(items.get('type'), 'names')}{least}"
     if "properties" in form:
         return f"a section with the keys {', '.join(form['properties'])}"
     if form.get("type") == "object":
-        return (
-            "a section of names and values, such as {name: 1}"
-            if alone
-            else "{name: value} with such a value for each camera"
-        )
+        return "a section such as {name: 1}" if alone else "{name: value} with one of these for each camera"
     if form.get("type") in ("integer", "number"):
         return _number_in_words(form)
     return {"boolean": "true or false", "string": "a text"}.get(form.get("type"), "any value")
@@ -302,9 +299,9 @@ def _in_words(form: Schema, *, alone: bool = True) -> str:
 
 def _number_in_words(form: Schema) -> str:
     words = {"minimum": "of at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    text = " and ".join(f"{word} {form[limit]:g}" for limit, word in words.items() if limit in form)
+    text = " and ".join(f"{word} {form[limit]:.15g}" for limit, word in words.items() if limit in form)
     if "minimum" in form and "maximum" in form:
-        text = f"from {form['minimum']} to {form['maximum']}"
+        text = f"from {form['minimum']:.15g} to {form['maximum']:.15g}"
     text = f"{'a number' if form['type'] == 'number' else 'an integer'} {text}".rstrip()
     return text + (f", a multiple of {form['multipleOf']}" if "multipleOf" in form else "")
 

@@ -133,7 +133,7 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
 def _check_change(change: Override, known: Mapping[str, Key], agent: str, sources: Sources) -> None:
     """Raise for an unknown key, and for another agent by its name alone."""
     if "wandb" in (*change.key_or_group.split("."), change.value()):
-        raise CommandError(f"{change.input_line}: expected TensorBoard alone; nearest: logger.tensorboard=true")
+        raise CommandError(f"{change.input_line}: W&B is not supported; nearest: logger.tensorboard=true")
     check_key(change, known)
     name = change.value()
     if change.key_or_group == "agent.name" and name != agent and name in registry.list_agents():

@@ -41,7 +41,7 @@ class Worlds(Options):
 
     name: Annotated[str, HEADLINE] = Field(description="the task, or a family of environments")
     id: Annotated[str | None, HEADLINE] = Field(
-        None, description="environment of a family, such as CheetahRun of playground; null: env.name is no family"
+        None, description="one environment of a family, such as CheetahRun of playground; null: env.name is a single task"
     )
     num_envs: Annotated[int, HEADLINE, OWN_CHOICE] = Field(
         16, ge=1, le=2**20, description="worlds simulated side by side"
@@ -96,7 +96,7 @@ class Checkpoint(Options):
 
 class Fabric(Options):
     accelerator: Literal["auto", "cpu", "cuda", "gpu"] = Field(
-        "auto", description="auto, cpu, or cuda, also called gpu"
+        "auto", description="device; auto: a GPU if one is usable; gpu means cuda"
     )
     precision: Annotated[Literal["32-true", "bf16-mixed"], HEADLINE] = Field(
         "32-true", description="floating-point precision of training"
@@ -104,10 +104,10 @@ class Fabric(Options):
     threads: int | None = Field(None, ge=1, le=2**12, description="threads of torch on a CPU; null: one per core")
     deterministic: bool = Field(
         False,
-        description="bit-identical runs of torch and JAX on a GPU too, at some cost; runs on a CPU always are",
+        description="bit-identical learning by torch and JAX on a GPU too, at some cost; a CPU always repeats its bits",
     )
     deterministic_physics: bool = Field(
-        False, description="the same for Warp, which steps and renders on a GPU; not all of its kernels can"
+        False, description="bit-identical physics and rendering by Warp on a GPU; some kernels have no such form"
     )
 
 
@@ -120,7 +120,7 @@ class Config(Options):
 
     exp: str = Field(description="the recipe")
     profile: Annotated[str, HEADLINE, INCIDENTAL] = Field(
-        "auto", description="the machine's profile; auto: gpu where there is one"
+        "auto", description="the machine's profile; auto: gpu if a GPU is usable, else cpu"
     )
     seed: Annotated[int, RESUMABLE, HEADLINE, INCIDENTAL] = Field(
         0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling"
@@ -136,7 +136,7 @@ class Config(Options):
     compile: Annotated[Literal["auto", "off", "inductor", "graph"], RESUMABLE, INCIDENTAL] = Field(
         "auto",
         description="off: eager; inductor: kernels fused by torch.compile; graph: that, captured as one CUDA graph; "
-        "auto: the fastest that the machine can do",
+        "auto: the fastest that works on the machine",
     )
     dry_run: Annotated[bool, INCIDENTAL] = Field(False, description="short run through every stage")
     log_every: Annotated[int, RESUMABLE, INCIDENTAL] = Field(

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sheeplike import envs
+from sheeplike import entry_points, envs
 from sheeplike.agents import registry
 from sheeplike.config.errors import expand
 from sheeplike.envs.gym.options import find_module
+from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
 from sheeplike.options import CommandError
 
 GROUPS = ("exp", "env", "randomization", "agent", "profile")
@@ -43,11 +44,15 @@ class Sources:
         return [name for name in registered.get(group, list)() if name not in self._files(group)]
 
     def describe(self) -> str:
-        """Return a text of all choices, and the packages that add some."""
+        """Return a text of all choices, and of the packages that add environments, agents or engines."""
         lines = ["choices, as in exp=dreamer_v3"]
         lines += [f"  {group:<13} {', '.join(self.choices(group))}" for group in GROUPS]
         found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
         found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
+        for kind in (PHYSICS, RENDERERS):
+            for name, plugins in entry_points.plugins(kind.group).items():
+                owners = [plugin.distribution for plugin in plugins]
+                found[f"env.{kind.option}={name}"] = ["sheeplike"] * (name in kind.built_in) + owners
         others = []
         for choice, origins in found.items():
             refused = ": refused, since one package must have it" if len(origins) > 1 else ""

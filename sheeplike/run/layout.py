@@ -16,7 +16,7 @@ STARTS = "starts.jsonl"
 ASIDE = "metrics_before_{}.jsonl"  # kept from an attempt without a checkpoint
 EVALUATIONS = "eval"
 ANALYSES = "analyze"
-LAST_BATCH = "nonfinite_batch.pt"  # the batch of the last skipped update
+LAST_BATCH = "nonfinite_batch.pt"  # the batch of the last update before a halt
 FILES = (CONFIG_FILE, METRICS, STARTS, LOCK_FILE, LAST_BATCH)
 OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # everything that a run writes
 

@@ -50,4 +50,4 @@ class NonFiniteGuard:
         if step is not None:  # the same seed would come to the same place
             again = shlex.join([f"resume={self.config.run_dir}", f"seed={self.config.seed + 1}"])
             hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
-        raise Halted(f"{reason}, at policy step {policy_steps:,}; what the last one saw {batch}; {hint}")
+        raise Halted(f"{reason}, at policy step {policy_steps:,}; the batch of the last update {batch}; {hint}")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sheeplike import envs
+from sheeplike.config.sources import Sources
 from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
 from sheeplike.envs.mjx.options import SimulationOptions
 
@@ -48,6 +49,9 @@ def test_names_are_listed_and_checked_without_an_import(site):
             SimulationOptions(**{option: value}).check()
         assert (error.value.key, error.value.nearest) == (option, near)
         assert near in error.value.expected
+    listed = Sources().describe().splitlines()
+    assert [line for line in listed if "env.physics=slow" in line and "my-engines" in line and "refused" not in line]
+    assert [line for line in listed if "env.renderer=warp" in line and "my-engines" in line and "refused" in line]
     assert "my_engines" not in sys.modules
 
 

@@ -1,6 +1,6 @@
 """Options of PPO.
 
-The recipes of ``configs/env/`` have what was published for a task, those of ``configs/profile/`` what suits a machine.
+The files of ``configs/env/`` have what was published for a task, those of ``configs/profile/`` what suits a machine.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class PPOConfig(AgentConfig):
         first = steps + num_envs
         if total_steps < first:
             expected = (
-                f"at least {first}, where the first rollout is complete: {self.rollout_length} steps of each of the "
-                f"{num_envs} worlds, and the one that bootstraps them"
+                f"at least {first} for the first update, after {self.rollout_length} steps of each of {num_envs} worlds "
+                "and one more; or a smaller agent.rollout_length or env.num_envs"
             )
             raise InvalidOption("total_steps", total_steps, expected, first)
         return self

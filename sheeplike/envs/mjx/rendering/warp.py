@@ -39,9 +39,9 @@ class WarpRenderer(Renderer):
 
     def vary(self, fields: Collection[str]) -> None:
         if "light_castshadow" in fields and not self.options.shadows:
-            raise ValueError("variation of 'light_castshadow': no light casts a shadow; expected shadows=true")
+            raise ValueError("variation of 'light_castshadow': shadows are not rendered; expected env.shadows=true")
         if "mat_texrepeat" in fields and not self.options.textures:
-            raise ValueError("variation of 'mat_texrepeat': no material has its image; expected textures=true")
+            raise ValueError("variation of 'mat_texrepeat': textures are not rendered; expected env.textures=true")
         # Rays that are computed once, from the model, would show every world through the nominal lens.
         self._varied = frozenset(fields)
         self._precomputed_rays = not INTRINSICS & set(fields)
