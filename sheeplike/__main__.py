@@ -22,8 +22,8 @@ from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
 from sheeplike.terminal import echo, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
-PATIENCE = 10.0  # seconds that Python may wait for threads of others when a command has ended
-# Errors of a location that cannot be used, such as a full disk; 0 is that of OSErrors raised by this package.
+PATIENCE = 10.0  # seconds that leftover threads of libraries may delay the exit
+# Values of errno that get one line instead of a traceback; 0: raised by this package.
 FILE_ERRORS = {0, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
 FILE_ERRORS |= {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENFILE}
 FLAGS = {
@@ -45,7 +45,7 @@ def program() -> None:
         raise
     finally:
         signals.ignore()  # everything is saved: a late signal must not change the status
-        # An environment may leave a thread running, for which Python would wait forever.
+        # Python would wait forever for a thread that an environment leaves running.
         timer = threading.Timer(PATIENCE, os._exit, [status])
         timer.daemon = True
         timer.start()
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, OSError):
             status = UNSAVED
             text = f"{error.filename or 'a file'}: {error.strerror or error}; SHEEPLIKE_DEBUG=1 shows where"
-        elif isinstance(error, SystemExit):  # no command ends so: an environment, or a library of it, does
+        elif isinstance(error, SystemExit):  # raised by an environment or its libraries, never by a command
             text = f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
         warn(text)
     if status:

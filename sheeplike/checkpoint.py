@@ -1,4 +1,4 @@
-"""Checkpoints as directories that are whole or absent, and the replay beside them in files that are written once.
+"""Checkpoints, written and read atomically, and the replay beside them in files that are written once.
 
 ::
 
@@ -91,7 +91,7 @@ def best(root: Path | str) -> Path | None:
 
 
 def _ranking(root: Path | str) -> list[Path]:
-    """Return the checkpoints with a finite score, best first; of equal scores the oldest, which was evaluated."""
+    """Return the checkpoints with a finite score, best first; of equal scores the oldest: later ones inherited it."""
     scores: dict[float, Path] = {}
     for path in list_checkpoints(root):
         with contextlib.suppress(Corrupt, TypeError, OverflowError):  # the last two: no float
@@ -117,7 +117,7 @@ def _remove(path: Path) -> None:
 
 
 def _recover(root: Path) -> None:
-    """Clean up after a killed or failed save: remove half-written directories, restore one that was moved aside."""
+    """Clean up after a killed or failed save: remove half-written directories, restore a retired one."""
     for retired in root.glob(f"{_RETIRED}*"):
         target = root / retired.name.removeprefix(_RETIRED)
         if target.exists():
@@ -352,7 +352,7 @@ class Stored(NamedTuple):
 
 
 class _Plan:
-    """Plan of what a checkpoint writes of a history, made before anything is written.
+    """Plan of the steps of a history that a checkpoint writes.
 
     Attributes:
         known: files that hold steps of this history.
@@ -362,7 +362,7 @@ class _Plan:
 
     def __init__(self, history: History, place: Path) -> None:
         self.history, self.place = history, place
-        # The list is shared, not copied: a history whose content is replaced meanwhile has a new one.
+        # Shared, not copied: a history whose content is replaced gets a new list.
         self.known: list[Chunk] = history.chunks
         self.known[:] = [chunk for chunk in self.known if chunk.stop > history.oldest and self._is_there(chunk)]
         self.chunks: list[Chunk] = []
@@ -524,7 +524,7 @@ class Writer:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
-        """Abandon the checkpoints after that of ``step``: the next save removes their chunks first, and them last."""
+        """Mark checkpoints after ``step`` as abandoned; the next save removes their chunks first, the directories last."""
         self._join()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
@@ -601,7 +601,7 @@ class Writer:
                 _remove(path)
 
     def _remove_chunks(self, plan: _Plan | None, up_to: int | None = None) -> None:
-        """Remove chunks that neither the current history nor a checkpoint up to step ``up_to`` needs."""
+        """Remove chunks that neither the history nor a checkpoint up to step ``up_to`` needs."""
         if not self.replay.is_dir():
             return
         needed = {chunk.name for chunk in plan.known} if plan else set()

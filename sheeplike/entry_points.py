@@ -35,7 +35,7 @@ class Plugin(NamedTuple):
 
 
 def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
-    """Return the plugins of ``group`` by name, without an import; several packages may have one name."""
+    """Return the plugins of ``group`` by name, without importing any; several packages may use one name."""
     return _plugins(group, tuple(sys.path))
 
 
@@ -67,7 +67,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ..
         with suppress(Exception):  # the metadata of an unrelated package may be broken
             entries = [entry for entry in one.entry_points if entry.group == group and _NAME.fullmatch(entry.name)]
             name = re.sub(r"[-_.]+", "-", one.name).lower()
-            # Python imports the first of two copies of a package on the path, even if that has no plugins.
+            # Of a package that is on the path twice only the first copy is imported, so only its entry points count.
             packages.setdefault(name, [Plugin(f"{one.name} {one.version}", entry) for entry in entries])
     found: dict[str, list[Plugin]] = {}
     for plugin in itertools.chain(*packages.values()):

@@ -31,7 +31,7 @@ class LoopState:
     step: Step  # the current step of all worlds, whose action the next iteration chooses
     policy_steps: int = 0  # actions chosen, over all worlds; the unit of every interval and of the x-axis
     gradient_steps: int = 0
-    due: int = 0  # gradient steps that a stop left undone; they come first when the run goes on
+    due: int = 0  # gradient steps that a stop left undone; a resumed run makes them first
 
     @classmethod
     def begin(cls, agent: Agent, envs: VectorEnv, seed: int) -> LoopState:
@@ -41,7 +41,7 @@ class LoopState:
 
 
 class Observer(Protocol):
-    """Receiver of steps and metrics; it must not wait for the device."""
+    """Receiver of steps and metrics that must not wait for the device."""
 
     def stepped(self, step: Step, info: dict[str, Any]) -> None: ...
     def learned(self, metrics: dict[str, Tensor]) -> None: ...
@@ -71,7 +71,7 @@ def train(
     hooks: Iterable[Every] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> LoopState:
-    """Interact and learn for ``total_steps`` policy steps, or until ``stop()``, which is asked before each update too.
+    """Interact and learn up to ``total_steps``, or until ``stop()``, called before every iteration and every update.
 
     No device tensor is read on the host: between two hooks the loop only issues work.
     """
@@ -120,7 +120,7 @@ def evaluate(
     """Play ``episodes`` whole episodes, each round with a fresh player.
 
     Each world plays exactly one episode a round, so that short episodes are not counted more often than long ones.
-    After a failure (``info["restarted"]``) the next episode of the replaced environment counts instead.
+    The cut episode of a failed environment (``info["restarted"]``) is not counted; its next one is.
     """
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}

@@ -46,7 +46,7 @@ class CommandError(Exception):
 
 
 class InvalidOption(CommandError, ValueError):
-    """The value of an option is not valid."""
+    """An option's invalid value."""
 
     def __init__(self, key: str, value: object, expected: str, nearest: object = None) -> None:
         super().__init__(key, value, expected, nearest)
@@ -58,11 +58,11 @@ class InvalidOption(CommandError, ValueError):
 
 
 class UnknownOption(InvalidOption):
-    """There is no such option."""
+    """A name that is no option."""
 
 
 class MissingOption(InvalidOption):
-    """An option without a default is missing."""
+    """A missing option that has no default."""
 
     def __str__(self) -> str:
         return one_line(f"{self.key} is missing: expected {self.expected}")

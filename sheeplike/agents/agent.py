@@ -96,7 +96,7 @@ class Agent(Protocol):
             ``networks_class(observation_space, action_space, config, *, device, autocast, seed)``.
         networks: a :class:`~sheeplike.agents.policy.PolicyNetworks`.
         skipped_in_a_row, skipped_total: 0-dim int64 device tensors, updated in place: updates skipped since the last
-            finite one, and ever. Part of the state.
+            finite one, and ever; saved by ``state_dict``.
         generator: draws minibatches; acting and sampled latents draw from torch's own generator.
     """
 
@@ -153,15 +153,15 @@ class Agent(Protocol):
 
     @property
     def history(self) -> Any:
-        """The ``SequenceReplay`` of which a checkpoint writes only new steps; None if memory is small."""
+        """A replay so large that checkpoints only append to it; None: memory is in ``state_dict``."""
         return None
 
     def state_dict(self, *, replay: bool = True, history: bool = True) -> dict[str, Any]:
-        """Return everything that a continuation needs.
+        """Return everything that a resumed run needs.
 
         Args:
             replay: include the memory.
-            history: include the steps of :attr:`history`. Tensors may be the agent's own and change later.
+            history: include the steps of :attr:`history`. The agent may change the returned tensors later.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,8 +171,8 @@ class Agent(Protocol):
 class Ratio:
     """Counter of gradient steps due, at ``ratio`` per policy step after ``start``.
 
-    The fraction left over is carried, so that the ratio is met exactly in the long run. A ratio that is changed on a
-    resume holds from then on, without a burst of updates to catch up.
+    The fraction left over is carried, so the ratio is exact in the long run. A ratio that a resume changes holds from
+    then on, without a burst of updates.
     """
 
     def __init__(self, ratio: float, start: int = 0) -> None:

@@ -18,17 +18,13 @@ class Request(NamedTuple):
     help: bool  # `--help` is among them
 
     def module(self, command: str) -> str:
-        """Return the file of a command that serves this request."""
+        """Return the module to import: the command, or ``_train_help``, ``_train_show`` or ``_train_seeds``."""
         keys = {argument.partition("=")[0] for argument in self.arguments}
         forms = ["help"] if self.help else [form for form in ("show", "seeds") if form in keys]
         return f"_train_{forms[0]}" if command == "train" and forms else command
 
     def about_run(self) -> list[str]:
-        """Return the arguments of a command about a run, whose directory may stand there without ``run=``.
-
-        Raises:
-            CommandError: configs are of no use beside a run, which holds its whole configuration.
-        """
+        """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for ``--config-dir``."""
         if self.config_dirs:
             raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
         is_key = [argument.partition("=")[0].isidentifier() and "=" in argument for argument in self.arguments]

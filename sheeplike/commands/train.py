@@ -14,15 +14,12 @@ from sheeplike.terminal import info
 
 
 def main(request: Request) -> int:
-    """Train until ``total_steps`` or a signal that asks to stop, and save the run.
+    """Train until ``total_steps`` or a signal, and save the run; CommandError if it cannot begin.
 
     Returns:
         The exit status: 0, or once the run is saved 130 after Ctrl-C and 75 after another signal.
-
-    Raises:
-        CommandError: the request cannot be met; nothing was created.
     """
-    # Compose and check the run: all that can be refused without torch and JAX is refused here.
+    # Compose and check the run: what needs neither torch nor JAX is refused here.
     return run(plan(request.arguments, request.config_dirs))
 
 

@@ -49,24 +49,20 @@ SECTIONS = {"agents": "agent", "profiles": "profile"}  # section of a file -> th
 
 
 class Composed(NamedTuple):
-    """A configuration, and dotted key to the source of each value that is no default: a file or ``command line``."""
+    """A configuration, and by dotted key the source of each value that is no default: a file or ``command line``."""
 
     config: Config
     sources: dict[str, str]
 
     @property
     def files(self) -> list[str]:
-        """Sources that changed a value: files in the order of merging, and the command line."""
+        """Sources that changed a value: files in the order of merging, then the command line."""
         sources = dict.fromkeys(self.sources.values())
         return [source for source in sources if "=" not in source]  # agent=ppo is a choice without a file
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Composed:
-    """Compose and check the configuration of a command line; ``profile=auto`` and ``run_dir`` are filled in.
-
-    Raises:
-        CommandError: the configuration cannot be met.
-    """
+    """Compose and check the configuration of a command line, or raise CommandError; fill in profile and run_dir."""
     # Choices name files, changes set keys.
     chosen, changes = [], []
     for override in map(parse, arguments):
@@ -111,13 +107,13 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
 
 
 def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: Sources) -> Merged:
-    """Merge files with their sections for the agents and machines that are chosen."""
+    """Merge files, with their sections for the chosen agents and profiles."""
     merged = Merged()
     for group in ("env", "agent"):  # the name defaults to the file's
         if not isinstance(choices.get(group), str):
             raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")
         merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
-    # An agent counts as those that its file builds on, and as those whose options its own extend.
+    # Sections of agent X also apply to agents derived from X, by `defaults` or by subclassing its options.
     agents = {name for file in files if (name := file.content.get("agent", {}).get("name"))}
     with as_command_errors(ValueError):
         agents |= {base for name in agents & set(registry.list_agents()) for base in registry.lineage(name)}
@@ -219,7 +215,7 @@ def parse(argument: str) -> Override:
 
 
 class _File(NamedTuple):
-    """A choice such as ``profile/cpu``; its file, or the typed text if it has none; and its values."""
+    """A choice such as ``profile/cpu``; the name of its file, or without one the typed text; and its values."""
 
     choice: str
     source: str
@@ -241,7 +237,7 @@ class _File(NamedTuple):
 
 
 class Merged:
-    """Values merged in order, each with where it comes from."""
+    """Values merged in order, each with its source."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
@@ -337,7 +333,7 @@ def _check_file(file: _File, sources: Sources) -> None:
 
 
 def _check_choice(override: Override, sources: Sources) -> None:
-    """Raise for an unknown choice, and for a recipe whose keys would not be those of a run."""
+    """Raise for an unknown choice, and for a recipe without ``@package _global_``."""
     group, name = override.key_or_group, override.value()
     if name not in sources.choices(group):
         raise UnknownName(group, str(name), sources.choices(group))
@@ -379,7 +375,7 @@ def _value_of(key: str, changes: Iterable[Override], data: Mapping[str, Any]) ->
 
 
 def _profile(changes: Iterable[Override]) -> str:
-    """Return the profile that ``auto`` stands for: that of the machine, unless the command line chooses the device."""
+    """Return the profile that ``auto`` means: the device's if the command line chooses one, else the machine's."""
     asked = _value_of("fabric.accelerator", changes, {})
     if asked in ("cpu", "cuda", "gpu"):
         return "cpu" if asked == "cpu" else "gpu"

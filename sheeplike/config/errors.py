@@ -27,10 +27,7 @@ class UnknownName(CommandError):
 
 
 class UnknownKey(CommandError):
-    """A key that does not exist, as ``UnknownKey(path, keys)``.
-
-    A third argument says why it does not exist here, if another agent has it.
-    """
+    """A key that does not exist, as ``UnknownKey(path, keys)``; a third argument tells that another agent has it."""
 
     def __str__(self) -> str:
         path, keys, elsewhere = (*self.args, "")[:3]
@@ -40,7 +37,7 @@ class UnknownKey(CommandError):
 
 
 def _nearest_key(path: str, keys: Iterable[Key], *, anywhere: bool) -> str | None:
-    """Return the key of the same name; else of one like it in the section; else of one like it ``anywhere``."""
+    """Return the key of the same last name; else a similar one in that section; else, if ``anywhere``, in any."""
     section, _, last = path.replace("/", ".").rpartition(".")
     by_name: dict[str, list[str]] = {}
     for key in keys:
@@ -64,12 +61,7 @@ def expand(path: str) -> Path:
 
 
 def validated(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Return options of a class from plain data; ``prefix`` is the path of their section, such as ``agent.``.
-
-    Raises:
-        InvalidOption: a value of the wrong type or out of its range.
-        CommandError: a key that does not exist.
-    """
+    """Return options of the section ``prefix``, such as ``agent.``, or raise InvalidOption or UnknownKey."""
     try:
         return options.build(cls, data, prefix)
     except UnknownOption as error:
@@ -80,8 +72,7 @@ def validated(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn exceptions of ``kinds`` into a :class:`CommandError` of their first line.
 
-    Meant for building what a configuration describes: there an exception means that the configuration cannot be met. A
-    failure during training is a defect and keeps its traceback.
+    For building what a configuration describes. A failure during training is a defect and keeps its traceback.
     """
     try:
         yield

@@ -20,12 +20,12 @@ SHOWN = 8  # changes, at most
 
 
 def to_yaml(config: Config) -> str:
-    """Return the configuration as a run saves it: every value in full, and the given ones of ``env.options``."""
+    """Return the configuration as a run saves it: every value in full, but of ``env.options`` only those given."""
     return yaml.safe_dump({"format": FORMAT} | to_data(config), sort_keys=False, allow_unicode=True)
 
 
 def resumable_keys() -> frozenset[str]:
-    """Return the keys and sections that may change when a run is resumed; any other would make it another run."""
+    """Return the keys and sections that may change when a run is resumed."""
     return marked(keys_of(Config), "resumable")
 
 
@@ -35,7 +35,7 @@ def may_change(key: str) -> bool:
 
 
 def changes(before: Mapping[str, Any], after: Config) -> dict[str, tuple[Any, Any]]:
-    """Return dotted key to both values of what differs; not ``run_dir``, since a run may have been moved."""
+    """Return both values of each dotted key that differs, except ``run_dir``: a run may have been moved."""
     old, new = (dict(flat({**data, "run_dir": None})) for data in (before, to_data(after)))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 

@@ -41,7 +41,7 @@ class Worlds(Options):
 
     name: Annotated[str, HEADLINE] = Field(description="the task, or a family of environments")
     id: Annotated[str | None, HEADLINE] = Field(
-        None, description="one environment of a family, such as CheetahRun of playground; null: env.name is a single task"
+        None, description="environment of a family, such as CheetahRun of playground; null: env.name is a single task"
     )
     num_envs: Annotated[int, HEADLINE, OWN_CHOICE] = Field(
         16, ge=1, le=2**20, description="worlds simulated side by side"
@@ -104,7 +104,7 @@ class Fabric(Options):
     threads: int | None = Field(None, ge=1, le=2**12, description="threads of torch on a CPU; null: one per core")
     deterministic: bool = Field(
         False,
-        description="bit-identical learning by torch and JAX on a GPU too, at some cost; a CPU always repeats its bits",
+        description="bit-identical results of torch and JAX on a GPU too, at some cost; on a CPU they always are",
     )
     deterministic_physics: bool = Field(
         False, description="bit-identical physics and rendering by Warp on a GPU; some kernels have no such form"
@@ -195,10 +195,7 @@ def validate(data: Mapping[str, Any]) -> Config:
     """Return the configuration that ``data``, nested dictionaries of plain values, describes.
 
     Options that follow from others are filled in: the agent's, ``eval.num_envs`` and ``fabric.accelerator=gpu``.
-
-    Raises:
-        InvalidOption: a value of the wrong type, out of its range, or that contradicts another.
-        CommandError: a key is missing or unknown.
+    InvalidOption for a wrong value or one that contradicts another, CommandError for a missing or unknown key.
     """
     agent = data.get("agent")
     if isinstance(agent, Mapping):

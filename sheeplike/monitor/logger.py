@@ -1,4 +1,4 @@
-"""Records of a run: ``metrics.jsonl`` and TensorBoard, whose x-axis counts policy steps."""
+"""Records of a run: ``metrics.jsonl``, and TensorBoard with policy steps on the x-axis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS = itertools.count()  # they tell the event files of this process apart
 
 
 class Sink(Protocol):
-    """Destination of a run's record beside ``metrics.jsonl``; any method may raise, and may be called from a thread."""
+    """Destination beside ``metrics.jsonl``; methods may run in the video thread, and an error is reported once."""
 
     name: str
 
@@ -48,7 +48,7 @@ class RunLogger:
 
     Args:
         tensorboard: write an event file.
-        sinks: further destinations; without any, videos and texts go nowhere.
+        sinks: further destinations; with ``tensorboard=False`` and none, videos and texts are dropped.
         purge_step: policy step from which a run is resumed. Later records are dropped from ``metrics.jsonl`` and
             hidden in TensorBoard.
     """
@@ -64,7 +64,7 @@ class RunLogger:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
-        # TensorBoard also hides the given step, which metrics.jsonl keeps.
+        # TensorBoard hides from the given step on, metrics.jsonl keeps that step: hence + 1.
         purge = None if purge_step is None else purge_step + 1
         self._sinks = [*([EventFile(self.run_dir, purge_step=purge)] if tensorboard else []), *sinks]
         self._failed: set[str] = set()
@@ -100,7 +100,7 @@ class RunLogger:
         self._each(lambda sink: sink.add_hyperparameters(columns, values))
 
     def log_layout(self, metrics: Iterable[str]) -> None:
-        """Arrange the curves of an agent that writes ``metrics`` in charts; one call per run is enough."""
+        """Arrange the curves of ``metrics`` in charts; one call per run is enough."""
         self._each(lambda sink: sink.add_charts(metrics))
 
     def close(self) -> None:
@@ -137,11 +137,10 @@ class RunLogger:
 
 
 class EventFile:
-    """Event file of TensorBoard, written in the caller's thread, each event whole or absent.
+    """Event file of TensorBoard, written in the caller's thread, each event atomically.
 
-    The thread of torch's ``SummaryWriter`` ends at the first error, so that a disk which is full for a moment ends the
-    record. Here any method may raise OSError, and the next one may succeed. From ``purge_step`` on, the directory's
-    other event files are hidden.
+    The thread of torch's ``SummaryWriter`` ends at the first error, such as a disk that is full for a moment. Here any
+    method may raise OSError, and the next one may succeed. TensorBoard hides older files from ``purge_step`` on.
     """
 
     name = "TensorBoard"
@@ -206,7 +205,7 @@ class EventFile:
 
 
 def _open_rows(path: Path, purge_step: int | None) -> Any:
-    """Open the file for appending, without rows after ``purge_step`` and without a last row that was cut short."""
+    """Open the file for appending; drop rows after ``purge_step``, and a last row that was cut short."""
     if os.path.lexists(path):
         with open_regular(path) as file:
             lines = list(file)

@@ -68,8 +68,8 @@ class Progress:
     def update(self, step: int, gradient_steps: int | None = None) -> None:
         """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago.
 
-        An agent that acts for long and then learns for long is fast and slow in turn: its speed is measured over whole
-        cycles, from one change of ``gradient_steps`` to the next.
+        An agent may act for long and then learn for long, so speed is measured over whole cycles: from one change of
+        ``gradient_steps`` to the next.
         """
         now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
@@ -104,7 +104,7 @@ class Progress:
         self._metrics |= shown
 
     def stage(self, name: str) -> None:
-        """Show a stage and its duration instead of the ETA, and restart the speed; ``""`` is the stage of learning."""
+        """Show a stage and its duration instead of the ETA, and restart the speed; ``""`` ends the stage: learning."""
         self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
         self._measured, self._gradient_steps = (self._clock(), self._seen), None
@@ -132,7 +132,7 @@ class Progress:
 
     def _parts(self, step: int) -> list[str]:
         """Return the parts of the line, the most important one first: a narrow terminal shows as many as fit."""
-        # A total that is no multiple of the worlds is exceeded by the last iteration.
+        # The last iteration exceeds a total that is no multiple of the worlds.
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
         stage, since = self._stage
         parts = [f"{stage} {format_seconds(self._clock() - since)}"] if stage else []

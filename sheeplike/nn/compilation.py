@@ -37,7 +37,7 @@ MODES = ("auto", "off", "inductor", "graph")
 
 
 class CannotCompile(ValueError):
-    """A mode that was requested by name does not work on this machine."""
+    """A mode, requested by name, that does not work on this machine."""
 
 
 _OUT_OF_MEMORY = re.compile(
@@ -66,10 +66,10 @@ class Compilation:
 
     Args:
         mode: ``off``: eager; ``inductor``: fused kernels; ``graph``: fused kernels, and each step as one CUDA graph;
-            ``auto``: all that works here.
+            ``auto``: ``graph`` on a GPU, ``inductor`` on a CPU, less where that fails.
 
-    With ``auto``, ``fused`` and ``graphs`` become false, with one line on stderr, where torch cannot do it: at once, or
-    when the first function is compiled or the first step is captured. Other modes raise :class:`CannotCompile` then.
+    If torch fails, at once or at the first compilation or capture, ``auto`` sets ``fused`` or ``graphs`` to False with
+    one line on stderr; other modes raise :class:`CannotCompile`.
     """
 
     def __init__(self, mode: str, device: torch.device) -> None:
@@ -94,7 +94,7 @@ class Compilation:
         return "graph" if self.fused else "graph, kernels not fused"
 
     def _leave_out(self, part: Literal["fused", "graphs"], error: Exception) -> None:
-        """Go on without ``part``, which failed; CannotCompile if it was asked for by name."""
+        """Go on without ``part``, which failed; CannotCompile if the user chose the mode."""
         first: BaseException = error
         while part == "graphs" and first.__context__:  # later errors only repeat that the capture has failed
             first = first.__context__
@@ -125,7 +125,7 @@ class Compilation:
             done += 1
 
     def paused(self) -> AbstractContextManager:
-        """Return a context in which compiled functions run eagerly: for rare calls with shapes of their own."""
+        """Return a context in which compiled functions run eagerly, for rare calls with other shapes."""
         return torch.compiler.set_stance("force_eager") if self.fused else nullcontext()
 
     def kernels(self, function: Callable) -> Callable:

@@ -57,7 +57,7 @@ def launch(config: Config) -> Fabric:
     )
     fabric.launch()
     if fabric.device.type == "cpu":
-        # Simulation and learning take turns, so that each may have all cores; more would spin, waiting for each other.
+        # Simulation and learning take turns, so each may use all cores; more threads would spin and wait.
         torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), cpu_cores()))
     return fabric
 
@@ -77,7 +77,7 @@ def _make_deterministic(asked: FabricOptions) -> None:
 
 
 def build_envs(config: Config, num_envs: int, device: torch.device, **options: bool) -> VectorEnv:
-    """Call :func:`make_envs` and turn into one line what an environment of others may raise when it is made."""
+    """Call :func:`make_envs`; an error of another package's environment becomes one line."""
     refused = (ValueError, TypeError) if envs.simulated(config.env.name) else (Exception,)
     with phase("building worlds"), as_command_errors(*refused):
         return make_envs(config, num_envs, device, **options)
@@ -120,11 +120,7 @@ def make_agent(config: Config, envs: VectorEnv, fabric: Fabric) -> Agent:
 
 
 def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
-    """Take the first steps and compile the policy; returns the seconds that one step of all environments takes.
-
-    Raises:
-        CommandError: an environment of others fails at its first steps, so that it cannot be used as configured.
-    """
+    """Take the first steps and compile the policy, or raise CommandError; returns the seconds of one such step."""
     simulated = envs.simulated(config.env.name)
     known = agent.networks.observations | agent.networks.only_for_learning
     if simulated and config.env.renderer != "none" and not any(len(space.shape) == 3 for space in known.values()):
@@ -140,7 +136,7 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
 
 
 def time_envs(envs: VectorEnv, steps: int = 4) -> float:
-    """Step until the simulation's kernels are built; returns the seconds that one more step takes."""
+    """Step until the simulation's kernels are built; returns the seconds of one further step."""
     envs.reset(seed=0)
     action = _some_action(envs)
     for _ in range(10 if envs.device.type == "cuda" else 1):  # Warp captures graphs in its first steps
@@ -153,7 +149,7 @@ def time_envs(envs: VectorEnv, steps: int = 4) -> float:
 
 
 def compile_policy(agent: Agent, envs: VectorEnv) -> None:
-    """Act with a player of its own until acting is compiled, and captured on a GPU."""
+    """Act with a fresh player until acting is compiled, and captured on a GPU."""
     step, player = first_step(envs.reset(seed=0)[0], envs.num_envs), agent.player(envs.num_envs)
     for _ in range(EAGER_CALLS + 1):
         player.act(step.obs, step.is_first)
@@ -203,7 +199,7 @@ def numerics_device(config: Config) -> str:
 
 @contextmanager
 def explain_oom(config: Config) -> Iterator[None]:
-    """Turn an error of memory into a :class:`CommandError` that names the settings that would help."""
+    """Turn running out of memory into a :class:`CommandError` that names the settings that would help."""
     try:
         yield
     except GaveUp:  # it has a status of its own, even if its environment ran out of memory

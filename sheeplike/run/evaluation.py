@@ -18,9 +18,8 @@ from sheeplike.monitor.video import enlarge, tile_envs
 from sheeplike.run.build import make_envs
 
 EVALUATION_SEED = 2**31  # above every seed of a run: evaluation worlds are never training worlds
-# Limit per evaluation, and the stride between evaluation seeds, so that two evaluations never share a world.
-MAX_EPISODES = 2**16
-VIDEO_ENVS = 9  # worlds, at most
+MAX_EPISODES = 2**16  # most episodes of an evaluation; also the distance between evaluation seeds
+VIDEO_ENVS = 9  # most worlds in a video
 
 
 def play(
@@ -35,7 +34,7 @@ def play(
         seed: from 0 to 32,767; training uses 0. Two seeds share no worlds and no samples.
     """
     seed = EVALUATION_SEED + seed * MAX_EPISODES
-    # Evaluation must not move the stream of random numbers that training draws from.
+    # Evaluation must not change the random numbers of training.
     with own_randomness(envs.device):
         torch.manual_seed(seed)
         video_envs = min(envs.num_envs, VIDEO_ENVS) if video else 0

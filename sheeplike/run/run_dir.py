@@ -1,4 +1,4 @@
-"""The directory of a run: when it may be used, and how a run in it goes on.
+"""The directory of a run: the plan of a run in it, its lock, and its reuse.
 
 ::
 
@@ -36,23 +36,20 @@ from sheeplike.terminal import info
 
 
 class Plan(NamedTuple):
-    """A run that is about to begin, or to go on."""
+    """A run that is about to begin, or to be resumed."""
 
     config: Config
     run_dir: Path
-    resume: bool = False  # the run goes on from its newest checkpoint
+    resume: bool = False  # from its newest checkpoint
     auto: bool = False  # `resume=auto` asked for that
     files: Sequence[str] = ()  # configs that changed a value, for the banner
 
 
 def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
-    """Compose and check the run that a command line describes: a new one, or with ``resume=`` one that goes on.
+    """Compose and check the run that a command line describes, changing nothing; CommandError if it cannot begin.
 
     ``resume=<run_dir>`` takes everything from there. ``resume=auto`` composes the configuration as for a new run, and
-    goes on if ``run_dir`` holds that run.
-
-    Raises:
-        CommandError: the run cannot begin, or not go on like this; nothing was changed.
+    resumes it if ``run_dir`` holds that run.
     """
     start, overrides = start_of(arguments)
     with as_command_errors(OSError):  # a path may be too long, or forbidden
@@ -68,7 +65,7 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
 
 
 def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
-    """Return the plan to go on with the run in ``run_dir``."""
+    """Return the plan to resume the run in ``run_dir``."""
     file = config_file(run_dir, "resume")
     if not checkpoint_steps(run_dir):
         raise CommandError(
@@ -82,7 +79,7 @@ def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
 
 
 def _begun(composed: Composed, *, auto: bool) -> Plan:
-    """Return the plan of a new run, or with ``auto`` of the one that ``run_dir`` holds already."""
+    """Return the plan of a new run, or with ``auto`` of resuming the one in ``run_dir``."""
     config, run_dir = composed.config, expand(composed.config.run_dir or "")
     check_accelerator(config)
     # Links and devices in a run are refused here.
@@ -102,12 +99,9 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
 
 
 def check(config: Config, run_dir: Path) -> Path:
-    """Return the directory of a new run; nothing is created yet.
+    """Return the directory of a new run, without creating it; CommandError if it is not free or cannot be written.
 
-    It is free if it is empty, or if it holds this run, which came to no checkpoint. A dry run replaces another one.
-
-    Raises:
-        CommandError: the directory holds anything else, is in use, or cannot be written.
+    It is free if it is empty or holds an earlier attempt of this run without a checkpoint. A dry run replaces another.
     """
     require_writable("run_dir", run_dir, nearest="leave run_dir out, for one below logs/")
     taken = run_dir.is_dir() and any(entry.name != LOCK_FILE for entry in run_dir.iterdir())
@@ -141,19 +135,19 @@ def claim(run_dir: Path, config: Config) -> BinaryIO:
 
 
 def _begin_again(run_dir: Path) -> None:
-    """Make room in a directory without a checkpoint. Its metrics are kept: a user may have removed the checkpoints."""
+    """Rename the metrics, since a user may have removed the checkpoints; then remove what is left of the attempt."""
     metrics = run_dir / METRICS
     if metrics.is_file() and metrics.stat().st_size:
         aside = next(path for n in itertools.count(1) if not (path := run_dir / ASIDE.format(n)).exists())
         metrics.rename(aside)
         info(f"its metrics are kept in {aside}")
-    _clear(run_dir, {METRICS})
+    _clear(run_dir, only={METRICS})
 
 
-def _clear(run_dir: Path, names: Iterable[str] = frozenset(OURS - {LOCK_FILE})) -> None:
-    """Remove what a run has made in its directory."""
+def _clear(run_dir: Path, only: Iterable[str] = frozenset(OURS - {LOCK_FILE})) -> None:
+    """Remove the files of a run named in ``only``, and its event files."""
     for path in run_dir.iterdir():
-        if path.name not in names and not path.name.startswith(EVENTS):
+        if path.name not in only and not path.name.startswith(EVENTS):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -162,15 +156,11 @@ def _clear(run_dir: Path, names: Iterable[str] = frozenset(OURS - {LOCK_FILE})) 
 
 
 def lock(run_dir: Path) -> BinaryIO:
-    """Lock a run directory until the returned file is closed, or the process ends.
-
-    Raises:
-        CommandError: another process has it, or it cannot be written.
-    """
+    """Lock a run directory until the returned file is closed or the process ends; CommandError if it is in use."""
     path = run_dir / LOCK_FILE
     with writing("run_dir", run_dir):
         if (run_dir / METRICS).exists():
-            open_regular(run_dir / METRICS, "ab").close()  # refused now, and not once the worlds are built
+            open_regular(run_dir / METRICS, "ab").close()  # refused now, not after the worlds are built
         file = open_regular(path, "ab")
     try:
         lock_file(file.fileno())

@@ -1,7 +1,7 @@
 """Stopping on request: Ctrl-C, a scheduler that takes the machine back, a container that is shut down.
 
-A signal only leaves a note. The loop finishes its step or its update, ordinary code saves the run, and then the
-handlers that were installed before are called: submitit, for one, puts its job back into SLURM's queue that way.
+A signal only sets a flag. The loop finishes its step or update, the run is saved, and then the handlers that were
+installed before are called: submitit requeues its SLURM job that way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSAVED = 74  # exit status if files could not be written, EX_IOERR of sysexits.
 FAILED = 70  # exit status if something in a run failed for good, EX_SOFTWARE of sysexits.h
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-# Never a second request: it follows Ctrl-C and SIGTERM when a session is closed.
+# SIGHUP never counts as the second, killing signal: closing a session sends it after Ctrl-C or SIGTERM.
 HANG_UP = getattr(signal, "SIGHUP", None)
 SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
 
@@ -29,7 +29,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def unblock() -> None:
-    """Undo what a parent process may have set: blocked signals, and ignored children, whose status would be lost."""
+    """Unblock signals, and stop ignoring children, whose status would be lost: a parent may have set both."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if hasattr(signal, "SIGCHLD"):
@@ -43,15 +43,15 @@ def ignore() -> None:
 
 
 class AskedToExit(SystemExit):
-    """The handler of another program ends the process, once everything is saved, with a status of its own."""
+    """Exit that the handler of another program asks for, with its own status, after everything is saved."""
 
 
 class StopRequest:
-    """The signals that asked this process to stop; true once there is one. See :func:`stoppable`.
+    """The signals that asked this process to stop; calling it returns True once there is one. See :func:`stoppable`.
 
     Attributes:
-        ready: there is something to save. Before, a signal ends the process at once.
-        settled: everything is saved. After that, no signal asks for anything.
+        ready: there is something to save; until then a signal ends the process at once.
+        settled: everything is saved; from then on no signal ends the process.
     """
 
     def __init__(self, *, ready: bool = False) -> None:
@@ -69,7 +69,7 @@ class StopRequest:
         return INTERRUPTED if self.signals[:1] == [signal.SIGINT] else PREEMPTED
 
     def call_previous_handlers(self) -> None:
-        """Call the handlers that other programs had installed for the signals that came; call it when all is saved."""
+        """Call the handlers of other programs for the signals that came; only after everything is saved."""
         for signum in dict.fromkeys(self.signals):
             if handler := self._previous(signum):
                 try:
@@ -105,10 +105,10 @@ class StopRequest:
 
 @contextmanager
 def stoppable(*, ready: bool = False) -> Iterator[StopRequest]:
-    """Make each of ``SIGNALS`` ask for an orderly stop, once the request is ``ready``; a second one ends the process.
+    """Let each of ``SIGNALS`` ask for an orderly stop, once the request is ``ready``; a second one ends the process.
 
-    A signal that another program has a handler for never ends the process here: that handler is called when all is
-    saved. An ignored signal stays ignored. Outside the main thread, where Python takes no signals, nothing changes.
+    A signal with a handler of another program never ends the process here; that handler is called after all is saved.
+    An ignored signal stays ignored. Outside the main thread Python handles no signals, and nothing changes.
     """
     request = StopRequest(ready=ready)
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""A whole run as a checkpoint, and back: everything that an exact continuation needs."""
+"""Conversion of a whole run into a checkpoint, and back: everything that an exact continuation needs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ MISMATCH_ERRORS = (LookupError, TypeError, AttributeError, RuntimeError, Overflo
 
 
 class Saved(NamedTuple):
-    """A checkpoint that a run goes on from."""
+    """A checkpoint to resume from."""
 
     step: int
     parts: dict[str, Any]
-    changed: Collection[str]  # keys whose values differ from those that it was made with
+    changed: Collection[str]  # keys whose values have changed since it was made
     compiled: str | None  # compilation mode of the updates before it
 
     def is_finished(self, config: Config) -> bool:
-        """Return True if ``total_steps`` are made, and all updates that are due after them."""
+        """Return True if all of ``total_steps``, and the updates due after them, are made."""
         with suppress(LookupError, TypeError):  # a forged checkpoint is refused when it is restored
-            # Updates may still be due after the last step, but after no earlier one.
+            # Updates left due count only if this step reached total_steps, not if total_steps was lowered below it.
             due = self.parts["loop"]["counters"]["due"] and self.step - config.env.num_envs < config.total_steps
             return self.step >= config.total_steps and not due
         return False
@@ -84,14 +84,14 @@ def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[st
 
 
 def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
-    """Return a clause about changes that no resume may make, or None; only an edit of ``config.yaml`` makes them."""
+    """Return a clause about changes that only an edit of ``config.yaml`` can have made; None if there are none."""
     refused = {key: values for key, values in changed.items() if not may_change(key)}
     return f"{CONFIG_FILE} was edited since this checkpoint: {describe_changes(refused)}" if refused else None
 
 
 @contextmanager
 def checkpoint_mismatch(run_dir: Path) -> Iterator[None]:
-    """Turn into one line the errors of loading a checkpoint into an agent or environments that it does not fit."""
+    """Turn errors of loading a checkpoint that does not fit the agent or the environments into one line."""
     try:
         yield
     except CommandError:
@@ -137,10 +137,9 @@ def take(
 def restore(
     parts: Mapping[str, Any], start: int, config: Config, agent: Agent, envs: VectorEnv, recorder: Recorder
 ) -> LoopState:
-    """Put the checkpoint of policy step ``start`` back into objects that were built for it.
+    """Load the checkpoint of policy step ``start`` into objects that were built for its run.
 
-    Every tensor is copied into one of the shape and type that the run makes itself, so that a mismatch shows here, as
-    one of ``MISMATCH_ERRORS``.
+    Every tensor is copied into one that the run has made, so a wrong shape or type raises one of ``MISMATCH_ERRORS``.
     """
     monitor, loop = parts["monitor"], parts["loop"]
     counters = loop["counters"]
@@ -162,7 +161,7 @@ def restore(
     player.load_state_dict(loop["player"])
     step = _step(loop["step"], envs)
     if not envs.exact_resume:
-        # These worlds begin new episodes at their next step: the episodes under way were cut after this one.
+        # These worlds cannot be restored: this step is the last of their episodes.
         step.is_last = torch.ones_like(step.is_last)
     set_random_state(parts["rng"])
     recorder.trained = float(counters["seconds"])
@@ -203,7 +202,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def _step(saved: Mapping[str, Any], envs: VectorEnv) -> Step:
-    """Return the step that is acted upon next."""
+    """Return the current step, whose action is chosen next."""
     obs = {}
     for key, space in envs.single_observation_space.spaces.items():
         dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype

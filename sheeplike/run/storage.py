@@ -30,7 +30,7 @@ from sheeplike.terminal import warn
 
 
 class Storage:
-    """The directory of one run, which is locked from :meth:`create` or :meth:`resume` until :meth:`close`.
+    """The directory of one run, locked from :meth:`create` or :meth:`resume` until :meth:`close`.
 
     Attributes:
         path: the directory; absolute, since an environment may change the working directory.
@@ -49,7 +49,7 @@ class Storage:
         self._open(config)
 
     def resume(self, config: Config) -> snapshot.Saved:
-        """Return the newest whole checkpoint of a run that goes on."""
+        """Lock the directory of a run and return its newest whole checkpoint."""
         self._lock = self._stack.enter_context(lock(self.path))
         self._open(config)  # removes what a kill may have left
         saved = snapshot.read(self.path, config)
@@ -57,7 +57,7 @@ class Storage:
         return saved
 
     def update(self, config: Config) -> None:
-        """Save the configuration of a run that goes on, so that the next resume keeps its changes."""
+        """Save the configuration of a resumed run, so that the next resume keeps its changes."""
         with as_command_errors(OSError):
             write_atomically(self.path / CONFIG_FILE, to_yaml(config))
 
@@ -104,7 +104,7 @@ class Storage:
         self._stack.callback(self.writer.close)
 
     def _check_owner(self) -> None:
-        """Raise OSError if the lock that is held is no longer the one in the directory."""
+        """Raise OSError if the lock file in the directory is not the one held."""
         held, there = os.fstat(self._lock.fileno()), None
         with suppress(FileNotFoundError):
             there = (self.path / LOCK_FILE).lstat()
@@ -120,7 +120,7 @@ def commit(place: Path, *, dirty: bool = False) -> str | None:
     """Return the commit of the repository around a directory; None outside of one.
 
     Args:
-        dirty: add ``-dirty`` if files differ. To find out, git runs filters and hooks that the repository names.
+        dirty: add ``-dirty`` if files differ; git then runs filters and hooks that the repository names.
     """
     asked = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"] if dirty else ["rev-parse", "HEAD"]
     git = ["git", "-c", "core.fsmonitor=false", "-C", str(place)]

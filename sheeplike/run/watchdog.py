@@ -15,19 +15,19 @@ PATIENCE = 6
 class Watchdog:
     """Prints the stacks of all threads to stderr whenever :meth:`beat` was not called for ``seconds``; None: never.
 
-    faulthandler's thread needs no interpreter lock, so it works while the main thread holds that inside a library.
-    A process has one such thread, so only one watchdog can be awake.
+    faulthandler's thread needs no interpreter lock, so it works while a library holds that lock. A process has one such
+    thread, so only one watchdog can be active.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds or 0.0
-        # Each arming starts a thread, so most beats arm nothing; the time allowed is as much longer.
+        # Arming starts a thread, so beats within `interval` do nothing; the limit grows by it.
         self.interval = min(1.0, self.seconds / 4)
         self.file = _stderr() if seconds is not None else None
         self._arm()
 
     def beat(self) -> None:
-        """Say that the run goes on."""
+        """Restart the time limit."""
         if time.monotonic() - self.armed >= self.interval:
             self._arm()
 

@@ -162,7 +162,7 @@ class DreamerV3(Agent):
         norms = self._gradient_norms()
         means = {name: mean.detach() for name, mean in (means | {"total": total}).items()}
         finite = torch.stack([means["total"], *norms.values()]).isfinite().all()
-        # Checked by itself: an infinite reward falls into the last bin, and its loss is finite.
+        # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
         finite &= data["reward"].isfinite().all()
         skip = self.skips.count(finite)
         metrics |= {f"loss/{name}": mean for name, mean in means.items()} | norms | health(means["total"], skip)
@@ -171,7 +171,7 @@ class DreamerV3(Agent):
         self.optimizer.step()
         update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.config.slow_critic_rate, skip)
         returns.copy_(torch.where(finite, returns, returns_before))
-        # These latents are of the parameters before this step, but fresher than those stored.
+        # These latents are one update old, but newer than those stored.
         fresh = pack_latent(posterior.detach())
         fresh = {name: torch.where(finite, value, data[name][:, CONTEXT:]) for name, value in fresh.items()}
         self.replay.write_back(envs, times[:, CONTEXT:], fresh)

@@ -22,7 +22,7 @@ from sheeplike.nn.cnn import to_unit
 from sheeplike.nn.vision import nearest_side
 
 LATENTS = ("deter", "stoch")  # stored with every step, and refreshed by every update
-# No observation may have one of these names: each has a loss and a place in the replay of its own name.
+# Losses and replay keys are named after observations, which must not take these names.
 LOSSES = ("reward", "continue", "dyn", "rep", "policy", "value", "replay_value")
 STORED = ("action", "reward", "is_first", "is_last", "is_terminal", *LATENTS, "envs", "times")
 
@@ -46,8 +46,7 @@ class ModelKeys(ObservationKeys):
     """Observations that the model sees or predicts; ``sizes`` are their images by size, the smallest first.
 
     Raises:
-        ValueError: as :class:`~sheeplike.agents.spaces.ObservationKeys`; a size that the convolutions cannot serve; a
-            name that means something else.
+        ValueError: as :class:`~sheeplike.agents.spaces.ObservationKeys`; an unsupported image size; a reserved name.
     """
 
     def __init__(self, space: gymnasium.spaces.Dict, patterns: Sequence[str]) -> None:

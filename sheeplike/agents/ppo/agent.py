@@ -32,7 +32,7 @@ LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
 MEASURABLE_KL = 1e-6  # nats
 LEARNING = ("order", "advantage", "target", "mask", "stopped")  # shared by the updates on a rollout
 SHIFT = 4  # most pixels by which augmentation moves an image
-# Names that no observation may have: the rollout or a batch has these keys too.
+# The rollout and its batches have these keys, so no observation may.
 RESERVED = ("reward", "is_first", "is_last", "is_terminal", "shift", *STORED, *COMPUTED, "envs", "times")
 
 
@@ -85,7 +85,7 @@ class PPO(Agent):
         self.stopped = torch.zeros((), device=self.device)
         self.order = torch.arange(num_envs * length, device=self.device)  # the steps as an epoch takes them
         self.updates = 0  # made on the current rollout
-        self.unknown = config.frame_stack - 1  # coming steps whose stacks may reach back beyond the rollout
+        self.unknown = config.frame_stack - 1  # steps to come whose stacked frames the rollout lacks
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
         self._last_batch: dict[str, Tensor] = {}  # the last one of the rollout before

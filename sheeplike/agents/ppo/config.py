@@ -103,8 +103,8 @@ class PPOConfig(AgentConfig):
         first = steps + num_envs
         if total_steps < first:
             expected = (
-                f"at least {first} for the first update, after {self.rollout_length} steps of each of {num_envs} worlds "
-                "and one more; or a smaller agent.rollout_length or env.num_envs"
+                f"at least {first}, for a rollout of {self.rollout_length} + 1 steps in each of {num_envs} worlds, or "
+                "a smaller agent.rollout_length or env.num_envs"
             )
             raise InvalidOption("total_steps", total_steps, expected, first)
         return self

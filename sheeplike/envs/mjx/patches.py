@@ -3,8 +3,7 @@
 On a new version of MuJoCo, compare each of these with the original that it names.
 :mod:`sheeplike.envs.mjx.randomization.fields` reads one more private name, ``mujoco.mjx.warp.types._BATCH_DIM``.
 
-At the end, both libraries are silenced: MuJoCo writes a log file into the working directory, and Warp tells that there
-is no GPU.
+The last functions silence both libraries: MuJoCo's log file in the working directory, Warp's notice of a missing GPU.
 """
 
 import functools
@@ -24,7 +23,7 @@ from mujoco.mjx.warp import ffi, forward
 
 Step = Callable[[mjx.Model, mjx.Data], mjx.Data]
 mjx_forward = mjx.forward
-"""MJX's own function, also where :func:`replace_engine` is in force."""
+"""MJX's own function, also inside :func:`replace_engine`."""
 _lock, _inside = threading.Lock(), 0
 _handler: Callable[[str], None] | None = None
 
@@ -83,7 +82,7 @@ def hide_side_effects() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop MuJoCo's warnings in the whole process; the last of the threads inside restores the handler from before."""
+    """Drop MuJoCo's warnings in the whole process; the last thread to leave restores the previous handler."""
     global _inside, _handler
     with _lock:
         if not _inside:
@@ -100,7 +99,7 @@ def quiet() -> Iterator[None]:
 
 
 def start_warp() -> None:
-    """Start Warp, which reports problems only; a missing GPU is none on a machine that has none."""
+    """Start Warp, reporting only problems; its complaint about a missing GPU is dropped where torch finds none."""
     wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)
     with nullcontext() if torch.cuda.is_available() else _discard_stderr():
         wp.init()

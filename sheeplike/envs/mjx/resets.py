@@ -14,12 +14,11 @@ from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Vectors
 
 
 class Resets:
-    """Begins episodes of a stepping task; ``outcome`` and ``vectors`` are the shapes of those that ``advance`` returns.
+    """Begins episodes of a stepping task; ``outcome`` and ``vectors`` hold shapes of ``advance``'s results, not values.
 
-    A task's ``begin`` runs a forward pass, and some let their robot fall to rest: 200 physics steps, where a control
-    step may have one. So it is called only in steps in which some world begins an episode, and then for all worlds. On
-    a CPU this branch is free. On a GPU the host has to wait for its condition, so that only long resets have a branch;
-    the others run in every step.
+    A task's ``begin`` takes a forward pass, or 200 physics steps if it lets a robot fall to rest. So it runs behind a
+    branch, for all worlds when any begins an episode: always on a CPU; on a GPU, where the host must wait for the
+    condition, only with ``long_reset``. Otherwise it runs in every step.
     """
 
     def __init__(self, task: SteppingTask, physics: Physics, device: jax.Device) -> None:

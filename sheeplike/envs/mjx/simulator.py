@@ -2,13 +2,13 @@
 
 Order inside ``step``, for every world at once:
 
-    1 control and substeps        also in worlds that ended: to discard their results costs less than a branch
+    1 control and substeps        also in worlds that ended: discarding the results is cheaper than a branch
     2 reset merge                 worlds that ended at the previous call get a new variation and a fresh episode
     3 kinematics                  so that all positions are those of the merged state
     4 evaluate, observe           reward, termination, truncation, statistics, vectors
     5 one batch render
 
-A task that steps the physics itself does 1 and 4 in one call, before the merge; its ``begin`` returns first vectors.
+A :class:`SteppingTask` does 1 and 4 in ``advance``, before 2; its ``begin`` returns a new episode's vectors.
 """
 
 import atexit
@@ -54,7 +54,7 @@ class Statistics(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that a step carries over. Donated: never hold on to a part of it."""
+    """Everything that a step carries over. Donated: never keep a reference to a part of it."""
 
     data: mjx.Data
     memory: Memory
@@ -64,7 +64,7 @@ class State(NamedTuple):
     JAX would dispatch every step in Python, leaf by leaf."""
     episode: jax.Array  # int32 (), episodes begun, the current one included
     ended: jax.Array
-    """bool (), the previous call delivered the last frame of an episode; the next one resets."""
+    """bool (), the last step ended an episode; the next one resets."""
     waiting: dict[str, jax.Array]
     """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
 
@@ -81,7 +81,7 @@ class Results(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Everything that a step delivers, in memory of its own, so that torch may hold it while the state moves on."""
+    """Everything that a step delivers, in memory of its own: torch may keep it during the next steps."""
 
     frames: dict[str, jax.Array]
     vectors: dict[str, jax.Array]
@@ -94,7 +94,7 @@ class Simulator:
     Args:
         renderer: sets the number of worlds and the options of the simulation.
         randomization: lines, see :mod:`sheeplike.envs.mjx.randomization.spec`, unbound or bound to this scene.
-        randomize: False: every world is the compiled scene, and observes its variation nevertheless.
+        randomize: False: every world is the compiled scene, and still observes its (neutral) variation.
 
     Raises:
         ValueError: too few contacts or constraints are allocated, or a variation cannot be simulated or seen.
@@ -143,7 +143,7 @@ class Simulator:
         # donated ones come first, and no unused leaf is dropped.
         self._compiled = jax.jit(self._step_all, donate_argnums=(0, 1), keep_unused=True)
         self._start = jax.jit(jax.vmap(self._start_world, in_axes=(None, 0, 0)))
-        # A step on a CPU calls Warp in Python, and would hang if Python ended before it: the exit waits for the step.
+        # A step on a CPU calls back into Python, and would hang if that had ended: the exit waits for the step.
         self._newest: list[jax.Array] = []
         atexit.register(_finish, self._newest)
 
@@ -170,12 +170,12 @@ class Simulator:
         return [jax.tree_util.keystr(path, simple=True, separator=".") for path, is_read in named if is_read]
 
     def start(self, seed: int) -> tuple[Variation, State]:
-        """Return worlds that are all due for a reset: the next ``step`` delivers first frames.
+        """Return worlds that the next ``step`` resets, so that it delivers first frames.
 
         World ``i`` draws from ``fold_in(key(seed), i)``.
         """
         self.renderer.open()
-        # Committed to the device, like every state that a step returns: the step would be compiled twice otherwise.
+        # Committed to the device, as a step's results are, or the step would be compiled twice.
         key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
         return self._start(key, index, self.settings.on_device)
 
@@ -332,7 +332,7 @@ class Simulator:
         return self._model.tree_replace(self.randomization.placed(variation.model))
 
     def _no_actions(self) -> dict[str, jax.Array]:
-        """Return zeros in place of the actions that wait when an episode begins."""
+        """Return zeros for the delayed actions of a new episode."""
         depth = self.randomization.max_delay
         return {DELAY: jnp.zeros((depth, *self.task.action_space.shape), jnp.float32)} if depth else {}
 

@@ -24,7 +24,8 @@ Memory = Any
 """A task's own pytree (a NamedTuple or a registered dataclass) of fixed shapes, made anew by every reset."""
 
 Vectors = Mapping[str, jax.Array]
-"""Named float32 vectors of one world, such as ``"state"``, and ``"privileged_state"``, on which no policy acts."""
+"""Float32 vectors of one world by name: ``"state"``, ``"privileged_state"`` (for critics and world models, never for a
+policy), ..."""
 
 
 class Outcome(NamedTuple):
@@ -32,7 +33,7 @@ class Outcome(NamedTuple):
 
     reward: jax.Array  # float32 (), the sum of `reward_terms`
     terminated: jax.Array
-    """bool (), the episode ended by the task's own rules (not by time: the simulator truncates)."""
+    """bool (), the episode ended by the task's rules, not by time: the simulator truncates."""
     success: jax.Array | None
     """bool (), the goal is met at this step; None if the task has no such goal."""
     reward_terms: dict[str, jax.Array]  # float32 () each, weighted; they sum to `reward`
@@ -57,8 +58,8 @@ class World(Protocol):
 class Task(World, Protocol):
     """One world of a task.
 
-    ``reset`` gets data whose inputs (positions, velocities, controls, mocap poses, ...) stand at the model's defaults
-    and may change these alone; the simulator runs the kinematics afterwards.
+    ``reset`` gets data whose inputs (positions, velocities, controls, mocap poses, ...) have the model's defaults, and
+    may change only these; the simulator runs the kinematics afterwards.
 
     Optional attributes:
 
@@ -90,7 +91,7 @@ class SteppingTask(World, Protocol):
     """
 
     long_reset: bool
-    """``begin`` steps the physics too, many times; see :class:`sheeplike.envs.mjx.resets.Resets`."""
+    """``begin`` takes many physics steps; see :class:`sheeplike.envs.mjx.resets.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
         """Begin an episode, from data whose inputs have the model's defaults; only inputs of the result are used."""

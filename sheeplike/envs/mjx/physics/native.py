@@ -1,7 +1,7 @@
 """MuJoCo's own engine, on all cores of a CPU: some forty times as fast there as kernels made for a GPU.
 
-Each call copies the inputs from JAX's float32 arrays into the engine, and its results into new arrays. So a step
-depends only on what a checkpoint holds, and not on the number of threads.
+Each call copies JAX's float32 arrays into the engine, and its results into new arrays. So a step depends only on the
+saved state, not on the number of threads.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -29,7 +29,7 @@ _CONVERTED = {"opt.impratio": lambda inverse_root: inverse_root**-2.0}
 """Conversions to MuJoCo's form of a number, for those that Warp keeps in another form."""
 
 DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQPOS", "BADQVEL", "BADQACC", "INERTIA")]
-"""Warnings after which MuJoCo silently begins anew from the model's defaults."""
+"""Warnings after which MuJoCo silently resets a world to the model's defaults."""
 
 
 class NativePhysics(Physics):
@@ -71,7 +71,7 @@ class NativePhysics(Physics):
         self._varied = tuple(sorted((MODEL_FIELDS & own_names) - DERIVED.keys()))  # MuJoCo derives those itself
         self._batch = Batch(self._scene, self.num_envs, self._threads)
         self._expanded = {name: self._batch.expand(name) for name in self._varied}
-        # An array that is bound after a call would be zeros until the next one.
+        # An array bound only later would be zeros until the next call.
         for name in self._derived:
             self._batch.bind(name)
 

@@ -16,8 +16,8 @@ INPUTS = (
     *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "time"),
     *("qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "eq_active"),
 )
-"""The fields of ``mjx.Data`` that the next physics step reads; every other field is computed from these. A reset
-replaces exactly these, so nothing of an old episode, non-finite numbers included, reaches the new one."""
+"""Fields of ``mjx.Data`` that a physics step reads; all others are computed from these. A reset replaces exactly these,
+so nothing of an old episode, not even a NaN, reaches the new one."""
 
 POSES = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis"),
@@ -45,7 +45,7 @@ class Physics:
         self.template = mjx.make_data(task.model, device=device, impl="warp", naconmax=contacts, njmax=constraints)
 
     def lacks(self, randomization: Randomization, read: Iterable[str]) -> str | None:
-        """Name a thing that the task needs and this engine lacks; ``read``: leaves of data that the task reads."""
+        """Return what the task needs and this engine lacks, or None; ``read``: leaves of data that the task reads."""
         return None
 
     def saves(self, leaf: str) -> bool:
@@ -53,10 +53,10 @@ class Physics:
         return True
 
     def vary(self, fields: Collection[str]) -> None:
-        """Take the paths of the model's fields that differ between worlds; called before anything is traced."""
+        """Receive the paths of the model's fields that differ between worlds, before anything is traced."""
 
     def step(self, model: mjx.Model, data: mjx.Data, substeps: int = 1) -> mjx.Data:
-        """Take physics steps; as after ``mj_step``, derived fields belong to the state before the last of them."""
+        """Take physics steps; derived fields are one physics step old, as after ``mj_step``."""
         raise NotImplementedError
 
     def forward(self, model: mjx.Model, data: mjx.Data) -> mjx.Data:
@@ -69,7 +69,7 @@ class Physics:
 
 
 class WarpPhysics(Physics):
-    """Steps worlds in MJX-Warp's kernels, which are sequential on a CPU and read the fields that vary by themselves."""
+    """Steps worlds in MJX-Warp's kernels, which are sequential on a CPU and need not be told which fields vary."""
 
     def __init__(self, task: World, *, num_envs: int, device: jax.Device) -> None:
         contacts, constraints = num_envs * task.contacts_per_world, task.constraints_per_world

@@ -47,7 +47,7 @@ class _Bound(NamedTuple):
 class Randomization:
     """Draws the variation of a world, anew for each of its episodes, from lines of :mod:`~.spec`.
 
-    Without ``randomize`` every world is the compiled scene, described in the same terms.
+    With ``randomize=False`` every world is the compiled scene; ``drawn`` keeps its shapes, with neutral values.
 
     Attributes:
         max_delay: the longest that an action can wait, in control steps.
@@ -101,7 +101,7 @@ class Randomization:
         }
 
     def apply(self, drawn: Mapping[str, jax.Array]) -> Variation:
-        """Return the variation that follows from these draws; without ``randomize`` the model stays as it is."""
+        """Return the variation of these draws; with ``randomize=False`` the model keeps its values."""
         if not self.randomize:
             return NOMINAL._replace(drawn=dict(drawn))
         model = {path: field.nominal for path, field in self._fields.items()}
@@ -140,10 +140,7 @@ class Randomization:
                 frames[name] = before.at[1, components].add(numbers[index])
 
     def check(self, overrides: Mapping[str, np.ndarray]) -> tuple[str, str] | None:
-        """Check values float32 (M, R, C) by name of line, which M worlds are to take instead of drawing.
-
-        Returns the name of a line and its expected values, or None if all values are valid.
-        """
+        """Return a line whose values float32 (M, R, C), for M worlds, are invalid, and what it expects; or None."""
         for bound in self._lines:
             name, values = bound.line.name, overrides.get(bound.line.name)
             if values is None:
@@ -184,7 +181,7 @@ class Randomization:
         return _bound(line, targets, self._scene)
 
     def _start_from_materials(self, lines: Sequence[Line]) -> None:
-        """Start from visible colours: a geom that MuJoCo marks by a grey has its material's colour."""
+        """Start from visible colours: to MuJoCo the grey 0.5 0.5 0.5 1 means "the material's colour"."""
         material = self._scene.geom_matid
         marked = (material >= 0) & (self._scene.geom_rgba == np.float32([0.5, 0.5, 0.5, 1.0])).all(-1)
         if field := self._fields.get("geom_rgba"):

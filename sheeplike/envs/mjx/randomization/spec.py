@@ -28,9 +28,9 @@ DISTRIBUTIONS = {
 }
 
 PIXELS = "pixels"
-"""A field of no model: a camera's frames, values in [0, 1]; ``scale`` is brightness, ``add`` an offset."""
+"""Pseudo-field: a camera's frames, values in [0, 1]; ``scale`` is brightness, ``add`` an offset."""
 DELAY = "action.delay"
-"""A field of no model: control steps for which an action waits before it takes effect."""
+"""Pseudo-field: control steps before an action takes effect."""
 
 Number = float | str
 Numbers = Number | tuple[Number, ...]
@@ -73,10 +73,10 @@ def invalid(name: str, key: str, value: Any, expected: str, choices: Iterable[st
 
 
 def parse(lines: Lines) -> tuple[Line, ...]:
-    """Parse lines; raise ``InvalidOption``, with its whole path, for errors that show without a model."""
+    """Parse lines; raise ``InvalidOption``, with the whole path, for errors that show without the scene."""
     if not isinstance(lines, Mapping):
         raise invalid("", "", lines, "named lines, such as {box_colour: {field: geom_rgba, ...}}")
-    # A line without field and operation overrides numbers of a recipe's line, and its name is wrong.
+    # A line without field and operation was meant to change a recipe's line, whose name is misspelt.
     known = [str(name) for name, line in lines.items() if isinstance(line, Mapping) and "field" in line]
     for name, line in lines.items():
         if isinstance(line, Mapping) and known and not {"field", "operation"} & line.keys():

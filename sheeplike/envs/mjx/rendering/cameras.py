@@ -63,7 +63,7 @@ def place_cameras_and_lights(model: mjx.Model, data: mjx.Data) -> mjx.Data:
 def _mounted(
     model: mjx.Model, data: mjx.Data, kind: str
 ) -> tuple[jax.Array, jax.Array, np.ndarray, np.ndarray, jax.Array]:
-    """Return poses (K, 3), (K, 3, 3) of cameras or lights, indices that track or look at a body, and its place."""
+    """Return poses (K, 3), (K, 3, 3) of cameras or lights, indices that track, that look at a point, and the points."""
     mode, offset, offset_body, offset_centre = (
         getattr(model, f"{kind}_{name}") for name in ("mode", "pos", "pos0", "poscom0")
     )

@@ -22,7 +22,7 @@ ENVS = "envs"
 class Renderer:
     """Renders one world; traced inside the simulator's ``vmap``, so that all worlds become one batch.
 
-    A renderer implements ``render``, and ``prepare``, ``vary`` and ``open`` where it needs them. Frames are
+    A renderer implements ``render``, and ``prepare``, ``vary`` and ``open`` if it needs them. Frames are
     ``"pixels/<camera>"`` uint8 (H, W, 3), and if asked for
 
     - ``"depth/<camera>"`` float32 (H, W, 1): metres along the optical axis, not along the ray; 0 where nothing is hit;
@@ -62,18 +62,18 @@ class Renderer:
         """Raise ``ValueError`` for an option that this renderer cannot serve; allocate nothing."""
 
     def vary(self, fields: Collection[str]) -> None:
-        """Take the paths of the model's fields that differ between worlds, or refuse one; called before ``open``."""
+        """Receive, before ``open``, the paths of fields that differ between worlds; ValueError for one not rendered."""
 
     def open(self) -> None:
-        """Allocate and compile all that rendering needs; called before the first ``render``, and idempotent."""
+        """Allocate and compile all that rendering needs, before the first ``render``; a second call does nothing."""
 
     def render(self, model: mjx.Model, data: mjx.Data) -> tuple[Frames, mjx.Data]:
-        """Render one world whose kinematics are fresh; return its frames and the data to go on with."""
+        """Render one world with up-to-date positions; return frames and ``data``, changed only to order the renders."""
         raise NotImplementedError
 
 
 class NoRenderer(Renderer):
-    """Renders no frames, for agents that learn from vectors; scenes without a camera will do."""
+    """Renders no frames, for agents that learn from vectors; the scene needs no camera."""
 
     def __init__(self, model: mujoco.MjModel, options: SimulationOptions, *, num_envs: int, **unused: Any) -> None:
         self.model, self.options, self.num_envs = model, options, num_envs

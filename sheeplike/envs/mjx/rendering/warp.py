@@ -21,18 +21,18 @@ from sheeplike.envs.mjx.rendering.renderer import Frames, Renderer
 from sheeplike.host import cpu_cores
 
 INTRINSICS = frozenset({"cam_fovy", "cam_intrinsic"})
-"""Fields of the model that decide where the ray of a pixel goes."""
+"""Fields of the model that determine the direction of a pixel's ray."""
 
 
 class WarpRenderer(Renderer):
-    """The default renderer. It draws transparent geoms as opaque, unless their alpha is 0, and then not at all.
+    """The default renderer. It draws geoms opaque, and not at all if their alpha is 0.
 
     With ``by_threads`` the cores of a CPU share the worlds; without, MJX's own functions cast the rays, as on a GPU.
     """
 
     def prepare(self) -> None:
         if self.options.segmentation and self.model.nflex:
-            raise ValueError("segmentation=True: the scene has flexes, whose ids would be taken for those of geoms")
+            raise ValueError("env.segmentation=true: the scene has flexes, whose ids would be taken for those of geoms")
         self._precomputed_rays, self._varied = True, frozenset()
         self.by_threads = self.device == "cpu"
         self._context = None
@@ -42,7 +42,7 @@ class WarpRenderer(Renderer):
             raise ValueError("variation of 'light_castshadow': shadows are not rendered; expected env.shadows=true")
         if "mat_texrepeat" in fields and not self.options.textures:
             raise ValueError("variation of 'mat_texrepeat': textures are not rendered; expected env.textures=true")
-        # Rays that are computed once, from the model, would show every world through the nominal lens.
+        # Precomputed rays would ignore a lens that varies.
         self._varied = frozenset(fields)
         self._precomputed_rays = not INTRINSICS & set(fields)
 
@@ -87,7 +87,7 @@ class WarpRenderer(Renderer):
         return frames, data
 
     def _cast(self, model: mjx.Model, data: mjx.Data) -> tuple[dict[str, jax.Array], mjx.Data]:
-        """Return the hits of all rays of one world, by Warp's name of the buffer, and the data to go on with."""
+        """Return the hits of all rays of one world, by Warp's name of the buffer, and ``data`` for the next render."""
         if isinstance(self._context, _Shares):
             return self._context.cast(model, data), data
         with hide_side_effects():
@@ -139,7 +139,7 @@ class _Shares:
         return dict(zip(self._outputs, cast, strict=True))
 
     def _render(self, names: tuple[str, ...], *arrays: np.ndarray) -> None:
-        # The first calls run one after the other, since they build kernels, which only one thread at a time can do.
+        # First calls run one after the other: only one thread at a time can build kernels.
         each = self._threads.map if self._built else map
         named = list(zip((*names, *self._outputs), arrays, strict=True))
         list(each(self._render_share, self._slices, self._contexts, [named] * len(self._slices)))
