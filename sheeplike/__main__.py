@@ -94,7 +94,7 @@ def dispatch(arguments: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise CommandError("the working directory is gone: expected one that is there") from None
+        raise CommandError("the working directory is gone: expected one that exists") from None
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise UnknownName("command", name, list_commands())
     request = parse(arguments)

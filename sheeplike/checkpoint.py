@@ -518,24 +518,24 @@ class Writer:
             self._run(*job)
 
     def wait(self) -> None:
-        """Wait for the save that is under way; OSError, such as :class:`NotWritten`, if it failed."""
+        """Wait for the current save; OSError, such as :class:`NotWritten`, if it failed."""
         self._join()
         if self._error is not None:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
-        """Mark checkpoints after ``step`` as abandoned; the next save removes their chunks first, the directories last."""
+        """Abandon checkpoints after ``step``: the next save removes their chunks before writing, directories after."""
         self._join()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
 
     def holds(self, step: int) -> bool:
-        """Wait for the save that is under way; True if the newest checkpoint is that of ``step``."""
+        """Wait for the current save; return True if the newest checkpoint is that of ``step``."""
         self._join()
         return self.last is not None and self.last.step == step
 
     def close(self) -> None:
-        """Wait for the save that is under way."""
+        """Wait for the current save."""
         self._join()
 
     def _join(self) -> None:
@@ -664,7 +664,7 @@ def load_latest(root: Path | str, *, only: Collection[str] | None = None) -> tup
         except UnknownFormat:
             raise
         except Corrupt as error:
-            if not path.exists():  # a run under way has replaced it by newer ones
+            if not path.exists():  # a running writer has replaced it by newer ones
                 return load_latest(root, only=only)
             warnings.warn(f"passing over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
     if not paths:

@@ -73,7 +73,7 @@ class Dream(NamedTuple):
 
 
 class Player(Protocol):
-    """Actor in ``N`` worlds with a state of its own; ``extras`` go into the :class:`Step`."""
+    """Actor in ``N`` worlds with its own state; ``extras`` go into the :class:`Step`."""
 
     extras: dict[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""``seeds=``: one run after another, each in a process of its own, which gives all memory back."""
+"""``seeds=``: one run after another, each in its own process, which frees all memory at its end."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def run(planned: Plan) -> int:
     with phase("loading torch and JAX", after=0.0):
         from sheeplike.run.experiment import Experiment, Finished
     try:
-        # Build device, worlds and agent, and restore a run that goes on.
+        # Build device, worlds and agent; restore a resumed run.
         with Experiment(planned) as experiment:
             # Loop: act in all worlds, store the step, make the updates that are due; log, evaluate, save at intervals.
             experiment.iterate()

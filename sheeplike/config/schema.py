@@ -162,7 +162,7 @@ class Config(Options):
         {}, description="quantities that differ between worlds and episodes, line by line; randomization=none: none"
     )
     agent: SerializeAsAny[AgentConfig] = Field(description="algorithm and hyperparameters")
-    eval: Annotated[Eval, RESUMABLE, CONDITION] = Field(Eval(), description="evaluation, in environments of its own")
+    eval: Annotated[Eval, RESUMABLE, CONDITION] = Field(Eval(), description="evaluation, in separate environments")
     checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
     logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(Logger(), description="loggers beside metrics.jsonl")

@@ -73,7 +73,7 @@ class Sources:
                 built_in = [options.model_fields["name"].default for options in registry.built_in()]
                 if path.stem in self._files(group) or (group == "agent" and path.stem in built_in):
                     raise CommandError(
-                        f"{path}: {group}={path.stem} exists already: expected a name of its own; "
+                        f"{path}: {group}={path.stem} exists already: expected another name; "
                         f"nearest: {path.stem}_2.yaml"
                     )
 

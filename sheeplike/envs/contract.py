@@ -25,7 +25,7 @@ class OptionalMembers:
     """Defaults of optional members; :func:`check_vector_env` gives them to an environment that lacks them.
 
     Attributes:
-        exact_resume: after ``load_state_dict`` the environment goes on exactly as the saved one would have.
+        exact_resume: after ``load_state_dict`` the environment continues exactly as the saved one would have.
         counters: numbers of the run so far, by metric.
         variation: draws of each line of randomization for each world, (N, ...) tensors by name of line.
         simulator: the :class:`~sheeplike.envs.mjx.simulator.Simulator` of an environment that is simulated here.

@@ -114,7 +114,7 @@ class Progress:
         self._measured = (self._measured[0] + seconds, self._measured[1])
 
     def note(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a separate line."""
         _show(text + "\n", self._file, in_place=is_terminal(self._file))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from sheeplike.nn.patches import silence_capturable
 
 
 class RestoredInPlace(torch.optim.Optimizer):
-    """Optimizer whose state is restored in place, so that a captured update goes on working.
+    """Optimizer whose state is restored in place, so that a captured update keeps working.
 
     Values are copied into the optimizer's own tensors: a fused step would write beyond a loaded one that is too small.
     """

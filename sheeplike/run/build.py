@@ -202,7 +202,7 @@ def explain_oom(config: Config) -> Iterator[None]:
     """Turn running out of memory into a :class:`CommandError` that names the settings that would help."""
     try:
         yield
-    except GaveUp:  # it has a status of its own, even if its environment ran out of memory
+    except GaveUp:  # has its own exit status, even if its environment ran out of memory
         raise
     except Exception as error:
         if not is_out_of_memory(error):

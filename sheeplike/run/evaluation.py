@@ -25,7 +25,7 @@ VIDEO_ENVS = 9  # most worlds in a video
 def play(
     agent: Agent, envs: VectorEnv, *, episodes: int, sample: bool = True, video: bool = True, seed: int = 0
 ) -> Evaluation:
-    """Evaluate ``agent`` in ``envs`` of its own; the same arguments give the same episodes.
+    """Evaluate ``agent`` in separate ``envs``; the same arguments give the same episodes.
 
     Args:
         episodes: at most :data:`MAX_EPISODES`.
@@ -92,7 +92,7 @@ def videos(result: Evaluation) -> dict[str, Tensor]:
 
 @dataclass
 class Evaluator:
-    """Evaluates an agent in environments of its own, built at the first evaluation."""
+    """Evaluates an agent in separate environments, built at the first evaluation."""
 
     config: Config
     agent: Agent

@@ -13,13 +13,13 @@ from sheeplike.run.storage import Storage
 
 
 class Halted(CommandError):
-    """Training cannot go on, or not be saved: numbers are not finite."""
+    """Numbers that are not finite, with which training can neither go on nor be saved."""
 
     status = FAILED
 
 
 class NonFiniteGuard:
-    """Halts the run when too many updates in a row were skipped, or its agent cannot be saved (``problem``)."""
+    """Halts the run after too many skipped updates in a row, or when its agent cannot be saved (``problem``)."""
 
     def __init__(self, config: Config, agent: Agent, recorder: Recorder, storage: Storage) -> None:
         self.config, self.agent, self.recorder, self.storage = config, agent, recorder, storage
@@ -47,7 +47,7 @@ class NonFiniteGuard:
             batch = f"cannot be saved: {error}"
         step = self.storage.newest_step()
         hint = "there is no checkpoint to go on from"
-        if step is not None:  # the same seed would come to the same place
+        if step is not None:  # the same seed would fail again
             again = shlex.join([f"resume={self.config.run_dir}", f"seed={self.config.seed + 1}"])
             hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
         raise Halted(f"{reason}, at policy step {policy_steps:,}; the batch of the last update {batch}; {hint}")

@@ -124,7 +124,7 @@ def take(
         "rng": random_state(),
     }
     if config.checkpoint.replay:
-        # The memory is a part of its own, which an evaluation need not read.
+        # The memory is a separate part, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space)

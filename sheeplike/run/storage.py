@@ -1,4 +1,4 @@
-"""The files of a run under way: lock, configuration, checkpoints, and the record of each start."""
+"""Files of a run in progress: lock, configuration, checkpoints, and the record of each start."""
 
 from __future__ import annotations
 

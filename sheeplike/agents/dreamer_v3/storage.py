@@ -1,7 +1,7 @@
 """Observations that the model sees and predicts, and one step of one world as the replay holds it.
 
 In the authors' code (``danijar/dreamerv3`` ``rssm.py``) all cameras must share one size. Here those of one size are
-channels of one image, and each size has an encoder and a decoder of its own.
+channels of one image, and each size has its own encoder and decoder.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class ControlSuite(gymnasium.Env):
         try:
             self._camera = Camera(physics, *size, camera_id=camera)
             self._camera.render()  # fails early if there is no OpenGL
-        except Exception as error:  # each backend raises errors of its own
+        except Exception as error:  # each backend raises its own errors
             raise Unusable(_cannot_render(error)) from error
 
 

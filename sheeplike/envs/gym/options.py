@@ -53,7 +53,7 @@ class CommonOptions(Options):
     )
     frame_stack: int = Field(1, ge=1, le=64, description="last frames in the channels of one image, oldest first")
     vectorization: Literal["sync", "async"] = Field(
-        "sync", description="sync: one world after another; async: each in a process of its own"
+        "sync", description="sync: one world after another; async: each in its own process"
     )
     max_restarts: int = Field(10, ge=0, description="failures in a row of a world after which the run ends")
 

@@ -1,4 +1,4 @@
-"""Every task of MuJoCo Playground, from pixels, with or without a vision mode of its own.
+"""Every task of MuJoCo Playground, from pixels, with or without their own vision mode.
 
 Playground's ``reset`` and ``step`` define the task; its wrappers, automatic reset and renderer are not used.
 

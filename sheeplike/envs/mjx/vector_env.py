@@ -237,7 +237,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         return {name: to_torch(array) for name, array in copies.items()}
 
     def _advance(self, actions: torch.Tensor, overrides: Overrides = NO_OVERRIDES) -> StepResult:
-        # Flat, because DLPack may give an array (N, 1) a layout of its own, for which JAX would compile once more.
+        # Flat, because DLPack may give an array (N, 1) another layout, for which JAX would compile once more.
         flat = actions.reshape(-1)
         variation, state, output = self.simulator.step(self._variation, self._state, to_jax(flat), overrides)
         self._variation, self._state = variation, state

@@ -58,7 +58,7 @@ class Inertia:
             ],
             axis=-1,
         )
-        # MuJoCo has a rule of its own for bodies that only slide along the axes of the world, armature or not.
+        # MuJoCo has a special rule for bodies that only slide along the axes of the world, armature or not.
         weights = jnp.where(self._slides[:, None], jnp.stack([1 / mass, jnp.zeros_like(mass)], -1), weights)
         derived["body_invweight0"] = jnp.where(self._moves[:, None], weights, 0.0)
         body = self._body_of
