@@ -85,15 +85,18 @@ def danger(root: str) -> str:
     if not hasattr(os, "geteuid"):  # Windows has other rules
         return ""
     mine = os.geteuid()
-    # What lies in a directory that no other user can enter is safe, however it was made.
-    entered = os.path.isdir(root) and os.stat(root).st_mode & (stat.S_IXGRP | stat.S_IXOTH)
-    own = [Path(root), *(Path(root, name) for name in ("warp", "inductor", "jax") if entered)]
+    # In a directory that no other user can enter, such as umask 0 makes, only its owner can write.
+    closed = os.path.isdir(root) and not os.stat(root).st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    inner = [Path(root, name) for name in ("warp", "inductor", "jax")]
+    own = [Path(root), *inner]
     for path in filter(os.path.lexists, [*own, *Path(root).parents]):
         about = path.lstat()
         trusted = {mine, _ROOT} if path in own else {mine, _ROOT, _UNMAPPED}
         if stat.S_ISLNK(about.st_mode) or about.st_uid not in trusted:
             return f"{path} belongs to user {about.st_uid}, and this is user {mine}"
         # In a directory with the sticky bit, such as /tmp, users cannot rename what belongs to others.
+        if closed and path in inner:
+            continue
         if (others := _writers(about)) and (path in own or not about.st_mode & stat.S_ISVTX):
             return f"{path} can be written by {others}"
     return ""

@@ -219,7 +219,8 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         if manifest.pop("sha256") != _digest_of(manifest):
             raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
         if manifest["format"] != FORMAT:
-            found = f"has format {manifest['format']}, written by sheeplike {manifest['versions']['sheeplike']}"
+            by = manifest.get("versions", {}).get("sheeplike", "of another version")
+            found = f"has format {manifest['format']}, written by sheeplike {by}"
             raise UnknownFormat(f"{path}: {found}; this is sheeplike {__version__}, which reads format {FORMAT}")
         # The digest detects damage, not forgery, so names of files and numbers are checked.
         kinds = {"step": int, "files": dict, "chunks": list, "versions": dict, "meta": dict, "config": dict}
@@ -564,6 +565,7 @@ class Writer:
             if plan:
                 plan.write()
             self._write_directory(saved, parts, meta, plan.chunks if plan else [])
+            self._check()
             self._prune(saved.step)
             self._remove_chunks(plan)
         except OSError:

@@ -110,6 +110,11 @@ def test_what_libraries_made_open_to_all_in_a_closed_directory_is_used(tmp_path:
         root.chmod(mode)
         (place, *_) = json.loads(run(NAMES, SHEEPLIKE_CACHE_DIR=str(root)))
         assert place.startswith(str(root)) is kept
+    if os.geteuid() == 0:  # only root can give a directory to another user
+        root.chmod(0o700)
+        os.chown(root / "jax", 12345, -1)
+        (place, *_) = json.loads(run(NAMES, SHEEPLIKE_CACHE_DIR=str(root)))
+        assert not place.startswith(str(root)), "another user's code"
 
 
 def test_a_directory_such_as_tmp_will_do_if_ours_is_the_one_in_it(tmp_path: Path) -> None:

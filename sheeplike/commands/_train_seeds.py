@@ -64,18 +64,28 @@ def main(request: Request) -> int:
 
 def call(command: list[str]) -> int:
     """Run a process to its end and pass signals on to it; returns its status."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    received: list[int] = []
+    children: list[subprocess.Popen] = []
 
     def forward(signum: int, frame: object) -> None:
-        child.send_signal(signum)  # a terminal sends Ctrl-C to the child too, which takes both for one request
+        # A terminal sends Ctrl-C to the child too, which takes both for one request.
+        received.append(signum)
+        for child in children:
+            child.send_signal(signum)
 
-    heard = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores some
-    before = {signum: signal.signal(signum, forward) for signum in heard}
+    before = {signum: signal.signal(signum, forward) for signum in SIGNALS if not _is_ignored(signum)}
     try:
-        return child.wait()
+        children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        if received:  # before there was a child
+            children[0].send_signal(received[-1])
+        return children[0].wait()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+def _is_ignored(signum: int) -> bool:
+    return signal.getsignal(signum) is signal.SIG_IGN  # as under nohup
 
 
 def list_seeds(asked: int | tuple[int, ...], first: int, *, given: bool) -> list[int]:

@@ -128,7 +128,7 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
 
 def _check_change(change: Override, known: Mapping[str, Key], agent: str, sources: Sources) -> None:
     """Raise for an unknown key, and for another agent by its name alone."""
-    if "wandb" in (*change.key_or_group.split("."), change.value()):
+    if change.key_or_group.startswith(("wandb", "logger.wandb")) or change.input_line == "logger=wandb":
         raise CommandError(f"{change.input_line}: W&B is not supported; nearest: logger.tensorboard=true")
     check_key(change, known)
     name = change.value()

@@ -100,7 +100,7 @@ def curves(numbers: Numbers) -> dict[str, list[float]]:
 def draw(numbers: Numbers) -> dict[str, bytes]:
     """Draw the figures, as PNG by name."""
     makers = [_open_loop, _surprise, _calibration, _groups, _effects]
-    makers += [_probes, _probe_groups] if "probes" in numbers else []
+    makers += [_probes, _probe_groups] if "probes" in numbers and _best_first(numbers) else []
     with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 11, "legend.frameon": False}):
         return {make.__name__.removeprefix("_"): encode(make(numbers), "png") for make in makers}
 

@@ -117,6 +117,8 @@ class Compilation:
             except Exception as error:  # the backward pass is compiled when it is first needed
                 if not self.fused or isinstance(error, CannotCompile) or is_out_of_memory(error):
                     raise
+                with self.paused():
+                    step()  # an error of the step's own is raised here
                 self._leave_out("fused", error)
                 done = 0
                 continue
@@ -206,6 +208,7 @@ class GraphedStep:
             self._try_capture(leaves, spec)
             # Not in an except block, which would keep the memory of the failed capture alive.
             if self._graph is None:
+                torch.cuda.empty_cache()  # a capture needs memory of its own; eager calls, which worked, may still fit
                 return self._on_side_stream(inputs)
         kinds = list(map(_kind, leaves))
         assert (spec, kinds) == (self._spec, list(map(_kind, self._inputs))), f"captured with others than {kinds}"
@@ -225,8 +228,6 @@ class GraphedStep:
             if self.owner is None:
                 raise
             end_capture(self.device, random, pool)
-            # A capture needs memory of its own; eager calls, which have worked before, may still fit.
-            torch.cuda.empty_cache()
             self.owner._leave_out("graphs", error)
 
     def _on_side_stream(self, inputs: tuple) -> Any:

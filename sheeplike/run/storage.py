@@ -78,13 +78,18 @@ class Storage:
         return start
 
     def newest_step(self) -> int | None:
-        """Return the policy step of the newest checkpoint, once it is written."""
+        """Return the policy step of the newest checkpoint, once it is written; None in a directory of another run."""
         with suppress(OSError):  # an older one is the newest then
             self.writer.wait()
+        try:
+            self._check_owner()
+        except OSError:
+            return None
         return max(checkpoint_steps(self.path), default=None)
 
     def save_batch(self, batch: dict[str, Tensor]) -> Path:
         """Write the batch of an update that was not finite; returns its file."""
+        self._check_owner()
         content = io.BytesIO()
         torch.save({name: value.cpu() for name, value in batch.items()}, content)
         write_atomically(self.path / LAST_BATCH, content.getvalue())
@@ -109,7 +114,7 @@ class Storage:
         with suppress(FileNotFoundError):
             there = (self.path / LOCK_FILE).lstat()
         if there is None or not os.path.samestat(held, there):
-            raise OSError(0, "was removed, moved or taken by another run: this one stops writing", str(self.path))
+            raise OSError(0, "was removed, moved or taken by another run", str(self.path))
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and unlock the directory."""

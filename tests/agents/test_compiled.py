@@ -296,7 +296,7 @@ def test_a_backward_pass_that_cannot_be_compiled_is_found_by_the_warm_up(
 
     with fresh_cache():
         compilation.warm_up(step)
-    assert calls == [True, False, False]
+    assert calls == [True, True, False, False]  # compiled, eagerly to see if the error is the step's own, and anew
     torch.testing.assert_close(weight.grad, 2 * (1 - torch.tanh(torch.ones(3)) ** 2))
     assert "kernels are not fused" in capsys.readouterr().err
 
@@ -392,6 +392,16 @@ def test_a_first_call_that_fails_in_any_way_goes_on_eagerly(
     assert double(torch.zeros(3)).tolist() == [0.0] * 3
     assert compilation.mode == "off"
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_error_of_a_step_itself_is_raised_by_the_warm_up() -> None:
+    compilation = Compilation("inductor", torch.device("cpu"))
+
+    def step() -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        compilation.warm_up(step)
 
 
 def test_errors_of_a_function_itself_and_of_later_calls_are_raised() -> None:

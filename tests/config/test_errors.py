@@ -337,3 +337,7 @@ def test_values_of_ppo(refused, override, parts):
 
 def test_a_text_that_the_locale_cannot_read(refused):
     assert refused(*JOB, "run_dir=\udcc3\udcbc").names("run_dir=", "PYTHONUTF8=1")
+
+
+def test_a_directory_may_have_the_name_of_a_logger(sheeplike):
+    assert sheeplike(*JOB, "run_dir=wandb").runs[0].run_dir.name == "wandb"

@@ -139,8 +139,9 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
 
 
 def test_files_of_a_resumed_run_come_later_by_name_although_the_clock_was_set_back(tmp_path, monkeypatch):
-    for now in (2_000_000_000.0, 1_000_000_000.0):
+    for now, process in ((2_000_000_000.0, 9876), (1_000_000_000.0, 10432)):
         monkeypatch.setattr("sheeplike.monitor.logger.time.time", lambda now=now: now)
+        monkeypatch.setattr("sheeplike.monitor.logger.os.getpid", lambda process=process: process)
         RunLogger(tmp_path).close()
     first, second = sorted(tmp_path.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
     assert first.name < second.name

@@ -95,8 +95,10 @@ class Places:
 
     def aim(self, name: str, key: str, x: float, y: float, near: np.ndarray) -> np.ndarray:
         """Return the position ``(3,)`` at a pixel, in the plane through ``near (3,)`` in which the thing moves most."""
-        _, low, high = self._directions[name]
-        return self._projections()[key].unproject(x, y, near, int((high - low).argmin()))
+        low, high = (limit.double().numpy() for limit in self._directions[name][1:])
+        place = self._projections()[key].unproject(x, y, near, int((high - low).argmin()))
+        beyond = (high - low).max()  # a pixel near the horizon is far away
+        return np.clip(place, low - beyond, high + beyond)
 
     def moved(self, state: Mapping[str, Tensor], placed: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Return an environment's state with bodies at rest in other positions, pushed out of what they would enter."""
@@ -179,12 +181,16 @@ class Projection:
         return (width / 2 - self.focal * x / z, height / 2 + self.focal * y / z) if z < 0 else None
 
     def unproject(self, x: float, y: float, near: np.ndarray, axis: int) -> np.ndarray:
-        """Return the position ``(3,)`` at a pixel, in the plane through ``near`` across an axis of the world."""
+        """Return the position ``(3,)`` at a pixel, in the plane through ``near`` across an axis of the world.
+
+        A ray that does not meet the plane in front of the camera leads to ``near``.
+        """
         height, width = self.size
         ray = self.rotation @ np.array([(x - width / 2) / self.focal, (height / 2 - y) / self.focal, -1.0])
         # A plane that is seen from its edge is replaced by the one that faces the camera.
         normal = np.eye(3)[axis] if abs(self.rotation[axis, 2]) > 0.2 else self.rotation[:, 2]
-        return self.centre + ray * (normal @ (near - self.centre)) / (normal @ ray)
+        depth, slope = normal @ (near - self.centre), normal @ ray
+        return self.centre + ray * depth / slope if depth * slope > 0 else near
 
 
 def projection(model: mujoco.MjModel, camera: str, size: tuple[int, int]) -> Projection | None:

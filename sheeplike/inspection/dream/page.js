@@ -55,7 +55,7 @@ function connect() {
     if (message.kind === "hello") begin(message);
     else if (message.kind === "recordings") fillRecordings(message.names);
     else if (message.kind === "line") {
-      play.asked = null; // it may have been refused
+      play.asked = grabbed = null; // it may have been refused
       say(message.line);
     }
     else if (message.kind === "refused") {
@@ -325,7 +325,8 @@ function measure(now) {
 
 function showLegend(foot, now) {
   const names = [...new Set(Object.values(now.panels[0].points).flat().map(([name]) => name))];
-  const key = JSON.stringify([names, now.handles.length]);
+  const grips = [...new Set(Object.values(now.handles).flat().map(([name]) => name))];
+  const key = JSON.stringify([names, grips]);
   if (foot.dataset.made === key) return;
   foot.dataset.made = key;
   const marks = names.map((name, n) => {
@@ -335,7 +336,6 @@ function showLegend(foot, now) {
     found.style.opacity = Math.max(trust ?? 1, 0.35);
     return found;
   });
-  const grips = [...new Set(Object.values(now.handles).flat().map(([name]) => name))];
   const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream` : "";
   foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint ? ` · ${hint}` : "");
 }

@@ -246,6 +246,8 @@ class Session:
         movable = places.movable if places and self.exact else []
         if name not in movable:
             raise InvalidOption("name", name, f"one of {', '.join(movable) or 'none'}")
+        if not panel and self.source == "recorded":
+            raise CommandError("a recorded episode is played as it was: choose another actor to move things")
         if panel > len(here.dreams):
             raise InvalidOption("panel", panel, f"at most {len(here.dreams)}", len(here.dreams))
         if not places.project(here.truth, [name])[0].get(camera):
