@@ -465,6 +465,15 @@ def test_a_body_is_dragged_in_the_simulator(grip, places, camera):
     assert all("qpos" in key or "qvel" in key for key in changed)
 
 
+@pytest.mark.parametrize("y", [0, -60, -150, -1e6])
+def test_a_drag_towards_the_horizon_does_not_throw_a_body_away(grip, places, y):
+    _, x, _ = grip.handles["scene"][0]
+    grip.drag(0, "box", "scene", x, y)
+    grip.tick()
+    place = grip.here.truth[0, places.positions["box"]]
+    assert (place - torch.tensor([0.5, 0.0, 0.0])).abs().max() < 1
+
+
 def test_a_body_is_not_put_into_the_floor(grip, places):
     ticks(grip, 2)
     _, x, y = grip.handles["pixels/front"][0]
