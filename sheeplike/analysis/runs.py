@@ -179,9 +179,9 @@ def _lacks(run: Run, metric: str) -> RunError:
     if metric in run.metrics:
         hint = f"none is finite and below {LARGEST:g}"
     elif waits and isinstance(run.first_evaluation, int):
-        hint = f"the first evaluation comes at policy step {run.first_evaluation:,}"
+        hint = f"it holds no evaluation (eval.every={run.first_evaluation})"
         if "rollout/return_mean" in others:
-            hint += "; meanwhile: metric=rollout/return_mean"
+            hint += "; nearest: metric=rollout/return_mean"
     else:
         match = nearest(metric, others, cutoff=0.6)
         there = f"nearest: metric={match}" if match else f"there are {', '.join(others) or 'no rows at all yet'}"
