@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from sheeplike import bridge
 from sheeplike.__main__ import main, parse
 from sheeplike.agents.dreamer_v3 import Size
 from sheeplike.commands import doctor
+from sheeplike.envs.mjx.patches import warp_captures
 from sheeplike.tools import checks
 from sheeplike.tools.checks import CHECKS, Failed, examine
 
@@ -362,13 +364,31 @@ def test_what_a_gpu_is_asked_for_can_be_asked_of_a_cpu(monkeypatch: pytest.Monke
     assert checks.gpu_learner("cpu", ("off", "off"), TINY).startswith("ten updates agree")
 
 
+def test_graphs_that_warp_captures_are_counted() -> None:
+    before = len(warp_captures())
+    with warp.ScopedCapture(device="cpu"):
+        pass
+    assert len(warp_captures()) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "found", "warned"),
+    [("10.0", "13.1.1.3", True), ("11.0", "13.1.1.3", True), ("10.3", "13.2.0.9", False), ("10.0", None, False)]
+    + [(capability, "13.1.1.3", False) for capability in ("9.0", "12.0")],
+)
+def test_a_cublas_that_is_unsafe_on_this_gpu(capability: str, found: str | None, warned: bool) -> None:
+    warning = checks.old_cublas(SimpleNamespace(compute_capability=capability), found)
+    assert bool(warning) == warned
+    assert not warned or {found, "13.2"} <= set(warning.split())
+
+
 def test_numbers_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHEEPLIKE_SYNC", "0")
     monkeypatch.setattr(checks, "handed_over", lambda device, size, steps, sync: torch.full((2,), float(sync)))
     with pytest.raises(Failed):
         checks.gpu_bridge("cpu")
     losses = {"off": torch.ones(10), "inductor": torch.full((10,), 1.001), "graph": torch.full((10,), 1.1)}
-    monkeypatch.setattr(checks, "ten_updates", lambda device, mode, size: losses[mode])
+    monkeypatch.setattr(checks, "ten_updates", lambda device, mode, size, precision: losses[mode])
     with pytest.raises(Failed, match=r"compile=graph.*0\.05.*compile=off"):
         checks.gpu_learner("cpu")
     monkeypatch.setitem(losses, "inductor", torch.full((10,), torch.nan))
@@ -380,7 +400,6 @@ def test_numbers_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_worlds_and_memory_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warp, "capture_begin", warp.capture_begin)  # put back afterwards
     assert checks.gpu_worlds("cpu", 4, 32).endswith("0 captures in the last 30")
     real = checks.cartpoles
 
