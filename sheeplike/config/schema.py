@@ -149,7 +149,7 @@ class Config(Options):
         10,
         ge=1,
         le=10**12,
-        description="skipped updates in a row, for a non-finite loss or gradient, after which the run stops",
+        description="updates skipped in a row, for a non-finite loss or gradient, before the run stops",
     )
     watchdog: Annotated[float | None, RESUMABLE, INCIDENTAL] = Field(
         600,

@@ -39,11 +39,11 @@ class LossScales(Options):
     """Weight of each loss; ``reconstruction`` weighs every observation, targets included."""
 
     reconstruction: float = Field(1.0, ge=0, le=1e6, description="reconstruction of each observation")
-    reward: float = Field(1.0, ge=0, le=1e6, description="reward")
-    continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="end of the episode")
+    reward: float = Field(1.0, ge=0, le=1e6, description="prediction of the reward")
+    continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="prediction of the end of an episode")
     dyn: float = Field(1.0, ge=0, le=1e6, description="KL divergence that moves the prior to the posterior")
     rep: float = Field(0.1, ge=0, le=1e6, description="KL divergence that moves the posterior to the prior")
-    policy: float = Field(1.0, ge=0, le=1e6, description="actor")
+    policy: float = Field(1.0, ge=0, le=1e6, description="loss of the actor")
     value: float = Field(1.0, ge=0, le=1e6, description="critic on imagined states")
     replay_value: float = Field(0.3, ge=0, le=1e6, description="critic on replayed states")
 

@@ -55,7 +55,7 @@ class CommonOptions(Options):
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="sync: one world after another; async: each in its own process"
     )
-    max_restarts: int = Field(10, ge=0, description="failures in a row of a world after which the run ends")
+    max_restarts: int = Field(10, ge=0, description="replacements in a row of a failing world before the run ends")
 
     pool_frames: ClassVar[bool] = False
     """Take the brighter pixels of the last two frames of a held action, since screens flicker."""
