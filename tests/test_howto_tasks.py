@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,8 +252,7 @@ def test_the_families_observations() -> None:
 @pytest.mark.slow
 def test_the_pictures_are_those_that_the_program_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    exec(compile(program, "tasks.md", "exec"), {})
+    runpy.run_path(str(Path(__file__).parent / "benchmarks" / "draw_tasks.py"), run_name="__main__")
     for name in SIMULATED:
         drawn, shown = (np.asarray(Image.open(place / f"task_{name}.png"), float) for place in (tmp_path, HOWTO))
         assert drawn.shape == shown.shape
