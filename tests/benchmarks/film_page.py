@@ -39,12 +39,25 @@ class Film:
                 self.page.wait_for_function(f"play.now.step === {step + 1}")
             self.take()
 
+    def drag(self, panel: int, start: tuple[float, float], pixels: int) -> None:
+        """Drag a thing sideways by pixels of the agent's picture."""
+        frame = self.page.locator(f'.frame[data-panel="{panel}"][data-camera="pixels/front"]').bounding_box()
+        scale = frame["width"] / 48
+        x, y = frame["x"] + start[0] * scale, frame["y"] + start[1] * scale
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        for part in range(1, 6):
+            self.page.mouse.move(x + part / 5 * pixels * scale, y)
+            self.until("!grabbed.moved && !grabbed.waiting")
+            self.take()
+        self.page.mouse.up()
+
     def until(self, condition: str) -> None:
         self.page.wait_for_function(condition)
 
 
 def shoot(page: Page) -> list[np.ndarray]:
-    """The policy picks the box, the dream with it; another future by chance; classes that are forced."""
+    """The policy picks the box, the dream with it; another future by chance; the box dragged on both sides."""
     film = Film(page)
     film.until("window.play && play.now")
     page.keyboard.press("Space")
@@ -60,18 +73,17 @@ def shoot(page: Page) -> list[np.ndarray]:
     page.keyboard.press("c")
     film.until("play.now.panels.length === 2")
     film.take(6)
-    box = page.locator("#grid").bounding_box()
-    groups, classes = page.evaluate("[play.hello.groups, play.hello.classes]")
-    for group in range(0, 20, 2):
-        one = (page.evaluate(f"play.now.drawn[{group}]") + 1) % classes
-        x, y = (group + 0.5) * box["width"] / groups, (one + 0.5) * box["height"] / classes
-        page.mouse.click(box["x"] + x, box["y"] + y)
-        film.until(f"play.now.forced.length === {group // 2 + 1}")
-        film.take(2)
+    # The box is dragged in the simulator, and the dream notices it after a look; then in the dream.
+    film.drag(0, page.evaluate("play.now.handles['pixels/front'][0]")[1:], 5)
+    film.step(4)
+    page.keyboard.press("c")
+    film.until("play.now.blind === 0")
     film.take(6)
-    page.keyboard.press("Escape")
-    film.until("!play.now.forced.length")
-    film.take(6)
+    film.drag(1, page.evaluate("play.now.panels[1].points['pixels/front'][1]")[1:], -5)
+    film.step(12)
+    page.keyboard.press("u")
+    film.until("document.querySelectorAll('#thumbs canvas').length === 8")
+    film.step(6)
     return film.frames
 
 
