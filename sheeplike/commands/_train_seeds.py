@@ -58,7 +58,8 @@ def main(request: Request) -> int:
             return status if status > 0 else 128 - status
     parent = plans[seed].run_dir.parent
     info(f"finished: {len(lines)} seeds in {parent}")
-    info(f"next: python -m sheeplike compare {shlex.quote(str(parent))}")
+    if config.eval.every is not None and config.eval.every <= config.total_steps:  # it compares evaluations
+        info(f"next: python -m sheeplike compare {shlex.quote(str(parent))}")
     return 0
 
 
