@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sheeplike.analysis.comparison import compact, number
+from sheeplike.analysis.comparison import READING, compact, number
 
 SUCCESS = "eval/success_rate"
 
@@ -174,8 +174,20 @@ def test_a_loss_is_higher_not_better(compared, two_agents):
 
 def test_one_experiment(compared, trained):
     result = compared(str(trained({0: [1, 2]})))
-    assert "One experiment: nothing to compare it with." in result.output
     assert "P(dreamer" not in result.output
+
+
+def test_notes_explain_only_what_is_shown(compared, trained):
+    trained({0: [1, 2]})
+
+    def explained(*options: str) -> list[str]:
+        output = compared("logs", *options).output
+        return [word for word, note in READING.items() if note in output]
+
+    assert explained() == ["final"]
+    assert explained("threshold=2") == ["final", "policy steps to"]
+    trained({seed: [1, 2] for seed in range(3)}, agent="ppo", success_rate=[0.5, 1])
+    assert explained() == ["final", "at equal budget", "P(", "success"]
 
 
 @pytest.mark.parametrize(
