@@ -35,8 +35,8 @@ GRID = 200  # maximum number of points of a group's curve
 AXES = {"steps": "policy steps", "time": "training time"}
 READING = {
     "final": "final: each seed's last evaluation, wherever its training ended; best or highest: its highest one. The "
-    "table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap intervals over "
-    "seeds, which are too narrow for 3 to 5 seeds].",
+    "table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap intervals "
+    "over seeds, which are too narrow for 3 to 5 seeds].",
     "at equal budget": "at equal budget: each seed's last evaluation until then; mean of the curve: its mean height.",
     "P(": "P(A > B): the probability that a seed of A is above a seed of B; p: how often groups formed at random would "
     "differ as much (never less than 0.1 with 3 against 3 seeds).",

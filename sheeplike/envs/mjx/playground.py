@@ -22,6 +22,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
+from sheeplike import host
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
 from sheeplike.envs.mjx.patches import start_warp
@@ -138,7 +139,7 @@ def _import() -> tuple[Any, Any]:
             from mujoco_playground import registry
             from mujoco_playground._src import mjx_env
     except ImportError as error:
-        repair = "pip install 'sheeplike[playground]' repairs that"
+        repair = f"{host.install('playground')} repairs that"
         raise Unusable(f"MuJoCo Playground cannot be imported ({error}): {repair}") from error
     return registry, mjx_env
 
