@@ -203,8 +203,8 @@ def validate(data: Mapping[str, Any]) -> Config:
             spec = registry.find(agent.get("name"))
         for name in agent:
             if name not in {field.alias or key for key, field in spec.config.model_fields.items()}:
-                others = any(name in options.model_fields for options in registry.built_in())
-                elsewhere = f"{agent['name']} has no such key" if others else ""
+                others = [o.model_fields["name"].default for o in registry.built_in() if name in o.model_fields]
+                elsewhere = f"{agent['name']} has no such key, it is one of {', '.join(others)}" if others else ""
                 raise UnknownKey(f"agent.{name}", list(keys_of(spec.config, "agent.")), elsewhere)
         data = {**data, "agent": validated(spec.config, agent, "agent.")}
     config = validated(Config, data)

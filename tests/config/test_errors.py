@@ -317,7 +317,7 @@ def test_nearest():
         ("total_steps=2048", ["total_steps=2048", "2112", "nearest: total_steps=2112"]),
         ("learning_starts=100", ["'learning_starts'", "nearest: agent.learning_starts"]),
         ("agent.learning_starts=100", ["agent.learning_starts", "ppo"]),
-        ("agent.replay_ratio=1", ["agent.replay_ratio", "ppo"]),
+        ("agent.replay_ratio=1", ["agent.replay_ratio", "ppo", "dreamer_v3"]),
         ("agent.gae_lamda=1", ["'agent.gae_lamda'", "nearest: agent.gae_lambda"]),
         ("agent.return_lambda=0.9", ["ppo", "nearest: agent.gae_lambda"]),
         ("agent.size=1m", ["agent.size", "ppo"]),
