@@ -275,6 +275,8 @@ def jax_device_of(device: torch.device) -> jax.Device:
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
         cuda = "expected a working CUDA plugin of JAX (see python -m sheeplike doctor), or 'cpu'"
+        if not platforms and jax.config.jax_platforms == "cpu":
+            cuda = "a run on the CPU has switched JAX's GPU off in this process: expected a new process, or 'cpu'"
         expected = cuda if device.type == "cuda" else "expected JAX_PLATFORMS unset, or with cpu in it"
         reason = f"{asked}{expected}; JAX says: {first_sentence(error)}"
         raise ValueError(f"device={str(device)!r}: JAX has no such device here; {reason}") from error
