@@ -75,12 +75,10 @@ class Places:
         return [name for name in self._joints if name in self._directions]
 
     def fit(self, features: Tensor, state: Tensor) -> None:
-        """Regress features ``(M, F)`` on each position in ``privileged_state (M, N)`` alone, by least squares."""
+        """Find the direction of each thing's position alone, in features ``(M, F)`` of ``privileged_state (M, N)``."""
         for name in self._joints:
             place = state[:, self.positions[name]]
-            centred = place - place.mean(0), features - features.mean(0)
-            slopes = torch.linalg.lstsq(*centred, driver="gelsd").solution  # of a coordinate that never changes: 0
-            self._directions[name] = slopes, place.amin(0), place.amax(0)
+            self._directions[name] = probes.directions(features, place), place.amin(0), place.amax(0)
 
     def project(self, state: Tensor, names: Sequence[str]) -> list[Points]:
         """Project named positions of ``privileged_state (n, N)`` into every camera that is fixed in the scene."""
