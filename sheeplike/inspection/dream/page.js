@@ -565,7 +565,7 @@ function pick(dimension) {
 /** Who chooses: as was asked for, until a picture says so too. */
 const source = () => play.asked ?? play.now.source;
 
-/** Whoever acts takes over, from no action. */
+/** Let the page choose the actions, beginning with the neutral one. */
 function takeOver() {
   if (source() !== "keys") choose("keys");
 }
