@@ -213,10 +213,14 @@ def validate(data: Mapping[str, Any]) -> Config:
         _check_env(config)
         _check_rendering(config)
         agent = config.agent.check(num_envs=env.num_envs, total_steps=config.total_steps)
+    episodes = config.eval.episodes
+    eval_envs = config.eval.num_envs or min(episodes, env.num_envs)
+    if eval_envs > episodes:
+        raise InvalidOption("eval.num_envs", eval_envs, f"at most eval.episodes={episodes}", episodes)
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     return config.replace(
         agent=agent,
-        eval=config.eval.replace(num_envs=_evaluation_envs(config)),
+        eval=config.eval.replace(num_envs=eval_envs),
         fabric=config.fabric.replace(accelerator=accelerator),
     )
 
@@ -283,12 +287,3 @@ def _check_rendering(config: Config) -> None:
             rest = [pattern for pattern in patterns if not pattern.startswith(IMAGES)]
             expected = "vectors alone, since env.renderer=none renders no images"
             raise InvalidOption(f"agent.{key}", patterns, expected, rest or ["state"])
-
-
-def _evaluation_envs(config: Config) -> int:
-    asked = config.eval
-    if asked.num_envs is None:
-        return min(asked.episodes, config.env.num_envs)
-    if asked.num_envs > asked.episodes:
-        raise InvalidOption("eval.num_envs", asked.num_envs, f"at most eval.episodes={asked.episodes}", asked.episodes)
-    return asked.num_envs
