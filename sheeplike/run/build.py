@@ -129,7 +129,10 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
         step_seconds = time_envs(train_envs)
     label = "first run of the policy" if config.compile == "off" else "compiling the policy"
     with phase(label), as_command_errors(CannotCompile):
-        compile_policy(agent, train_envs)
+        obs, player = train_envs.reset(seed=0)[0], agent.player(train_envs.num_envs)
+        step = first_step(obs, train_envs.num_envs)
+        for _ in range(EAGER_CALLS + 1):  # until acting is compiled, and captured on a GPU
+            player.act(step.obs, step.is_first)
     return step_seconds
 
 
@@ -147,13 +150,6 @@ def time_envs(envs: VectorEnv, steps: int = 4) -> float:
         _, reward, *_ = envs.step(action)
     reward.sum().item()
     return (time.perf_counter() - start) / steps
-
-
-def compile_policy(agent: Agent, envs: VectorEnv) -> None:
-    """Act with a fresh player until acting is compiled, and captured on a GPU."""
-    step, player = first_step(envs.reset(seed=0)[0], envs.num_envs), agent.player(envs.num_envs)
-    for _ in range(EAGER_CALLS + 1):
-        player.act(step.obs, step.is_first)
 
 
 def describe(
