@@ -104,6 +104,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.name, self.episode_length, self.single_action_space = task.name, task.episode_length, task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
         self.positions, self.action_names = getattr(task, "positions", {}), getattr(task, "action_names", ())
+        self.entries = getattr(task, "entries", {})
         shapes = self.simulator.vector_shapes
         vectors = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
         self.single_observation_space = spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))
