@@ -154,7 +154,7 @@ function makeActions({ width, classes, starts, names }) {
       const options = make("div", { className: "options" });
       for (let k = 0; k < classes[n]; k++) {
         const value = starts[n] + k;
-        options.append(make("button", { textContent: (alone && names[k]) || value, value, onclick: () => settle(n, value) }));
+        options.append(make("button", { textContent: alone && names[k] ? `${value} ${names[k]}` : value, value, onclick: () => settle(n, value) }));
       }
       row.append(options);
     } else {
