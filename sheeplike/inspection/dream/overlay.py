@@ -141,9 +141,13 @@ class Places:
         return {key: camera for key, camera in seen.items() if camera is not None}
 
 
-def learn(model: TrainedModel, envs: VectorEnv) -> Places:
-    """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy."""
-    played = play(model.networks, envs, episodes=EPISODES, keys=[*model.observations, PRIVILEGED_STATE], act="policy")
+def learn(model: TrainedModel, envs: VectorEnv, worlds: VectorEnv | None = None) -> Places:
+    """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy.
+
+    They are played in ``worlds``, several of the same task, or in ``envs``.
+    """
+    keys = [*model.observations, PRIVILEGED_STATE]
+    played = play(model.networks, worlds or envs, episodes=EPISODES, keys=keys, act="policy")
     states, steps = dissect.observe(model, played), played.valid
     features, truth = states.features[steps].cpu(), played.obs[PRIVILEGED_STATE][steps]
     number = torch.arange(EPISODES)[:, None].expand(steps.shape)[steps]
