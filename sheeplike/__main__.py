@@ -16,7 +16,7 @@ from sheeplike import commands
 from sheeplike.commands import Request
 from sheeplike.config.errors import UnknownName
 from sheeplike.config.sources import Sources
-from sheeplike.options import CommandError
+from sheeplike.options import CommandError, nearest
 from sheeplike.run import signals
 from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
 from sheeplike.terminal import echo, warn, warnings_as_lines
@@ -127,6 +127,9 @@ def parse(arguments: Iterable[str]) -> Request:
             config_dirs.append(directory)
         elif flag in ("-m", "--multirun"):
             raise CommandError(f"{flag}: expected one run for each command; nearest: seeds=3, or a loop in the shell")
+        elif value and not nearest(flag, FLAGS, cutoff=0.8):
+            key = flag.lstrip("-").replace("-", "_")
+            raise CommandError(f"{argument}: expected key=value, without dashes; nearest: {key}={value}")
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)

@@ -103,11 +103,11 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
 class Packed:
     """A tree of arrays (N,), float32, int32 and bool, as two arrays.
 
-    To hand an array over to torch costs the host some 15 µs, and to view a part of a tensor about two.
+    Passing an array to torch takes the host some 15 µs, viewing a part of a tensor about 2 µs.
     """
 
     words: jax.Array
-    """int32 (K, N), the bits of the numbers. As floats, NaNs might lose their payload on the way."""
+    """int32 (K, N), the bits of the numbers; as floats, NaNs might lose their payload on the way."""
     flags: jax.Array  # bool (L, N)
     structure: jax.tree_util.PyTreeDef = dataclasses.field(metadata={"static": True})
     places: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})

@@ -79,7 +79,7 @@ class NonFinite(ValueError):
 
 
 class NotWritten(OSError):
-    """A checkpoint could not be written, for a reason other than the disk: ``__cause__``."""
+    """A checkpoint could not be written; its ``__cause__`` is an error of another kind than OSError."""
 
 
 # --- which checkpoints there are ------------------------------------------------------------------------------------
@@ -525,7 +525,7 @@ class Writer:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
-        """Abandon checkpoints after ``step``: the next save removes their chunks before writing, directories after."""
+        """Abandon checkpoints after ``step``; the next save removes their chunks first and their directories last."""
         self._join()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state

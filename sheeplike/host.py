@@ -1,4 +1,4 @@
-"""GPUs and free memory of the machine, without importing torch or JAX."""
+"""GPUs and free memory of the machine, and the way to install more, without importing torch or JAX."""
 
 from __future__ import annotations
 
@@ -98,8 +98,14 @@ def gpu_problem() -> str | None:
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        return "the installed JAX has no CUDA plugin (pip install -e '.[cuda13]')"
+        return f"the installed JAX has no CUDA plugin ({install('cuda13')})"
     return None
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra of this package, in a clone or beside a wheel."""
+    in_clone = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
+    return f"pip install -e '.[{extra}]'" if in_clone else f"pip install 'sheeplike[{extra}]'"
 
 
 def free_memory(root: Path | str = "/") -> int | None:

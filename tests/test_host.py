@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sheeplike.host import free_memory
+import sheeplike.host
+from sheeplike.host import free_memory, install
 
 GIB = 2**30
 V2 = "0::/kubepods/pod7/main\n"
@@ -146,3 +147,12 @@ def test_what_is_said_of_a_driver(tmp_path, driver, settings, count, fact):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"{count} ")
     assert fact in done.stdout
+
+
+@pytest.mark.parametrize(("clone", "what"), [(True, "-e '.[dmc]'"), (False, "'sheeplike[dmc]'")])
+def test_an_extra_is_installed_from_the_clone_if_there_is_one(tmp_path, monkeypatch, clone, what):
+    """The package is on no index; beside a wheel pip reads the extra from what is installed."""
+    monkeypatch.setattr(sheeplike.host, "__file__", str(tmp_path / "sheeplike/host.py"))
+    if clone:
+        (tmp_path / "pyproject.toml").touch()
+    assert install("dmc") == f"pip install {what}"

@@ -33,17 +33,19 @@ from sheeplike.terminal import one_line
 MIN_SEEDS = 3  # fewer have no interval
 GRID = 200  # maximum number of points of a group's curve
 AXES = {"steps": "policy steps", "time": "training time"}
-READING = (
-    "final: each seed's last evaluation, wherever its training ended; best: its highest one; at equal budget: its last "
-    "one until then; mean of the curve: its mean height. The table shows interquartile means over seeds (means of "
-    "fewer than 4 seeds) [95 % percentile-bootstrap intervals over seeds, which are too narrow for 3 to 5 seeds].",
-    "P(A > B): the probability that a seed of A is above a seed of B; p: how often groups formed at random would "
+READING = {
+    "final": "final: each seed's last evaluation, wherever its training ended; best or highest: its highest one. The "
+    "table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap intervals "
+    "over seeds, which are too narrow for 3 to 5 seeds].",
+    "at equal budget": "at equal budget: each seed's last evaluation until then; mean of the curve: its mean height.",
+    "P(": "P(A > B): the probability that a seed of A is above a seed of B; p: how often groups formed at random would "
     "differ as much (never less than 0.1 with 3 against 3 seeds).",
-    "success rate: mean over seeds [95 % interval for the mean of all seeds, from how much these differ]; that of one "
-    "seed is over its episodes and says nothing of other seeds.",
-    "to a threshold: the first evaluation that reaches it, median over seeds; a seed that never does counts as later "
-    "than all others.",
-)
+    "success": "success rate: mean over seeds [95 % interval for the mean of all seeds, from how much these differ]; "
+    "that of one seed is over its episodes and says nothing of other seeds.",
+    "policy steps to": "to a threshold: the first evaluation that reaches it, median over seeds; a seed that never "
+    "does counts as later than all others.",
+}
+"""Notes by a word of the columns or verdicts that they explain."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ def to_markdown(comparison: Comparison) -> str:
     table = markdown_table([list(columns), *zip(*columns.values(), strict=True)])
     verdicts = comparison.verdicts or ["One experiment: nothing to compare it with."]
     paths = [f"{group.label}: {', '.join(str(run.path) for run in group.runs)}" for group in groups]
-    sections = verdicts, [*comparison.notes, *READING], paths
+    shown = " ".join([*columns, *verdicts])
+    reading = [note for word, note in READING.items() if word in shown]
+    sections = verdicts, [*comparison.notes, *reading], paths
     lists = ["\n".join(f"- {one_line(line)}" for line in lines) for lines in sections]
     return "\n\n".join([table, *lists]) + "\n"
 

@@ -58,7 +58,8 @@ def main(request: Request) -> int:
             return status if status > 0 else 128 - status
     parent = plans[seed].run_dir.parent
     info(f"finished: {len(lines)} seeds in {parent}")
-    info(f"next: python -m sheeplike compare {shlex.quote(str(parent))}")
+    if config.eval.every is not None and config.eval.every <= config.total_steps:  # it compares evaluations
+        info(f"next: python -m sheeplike compare {shlex.quote(str(parent))}")
     return 0
 
 
@@ -73,7 +74,8 @@ def call(command: list[str]) -> int:
         for child in children:
             child.send_signal(signum)
 
-    before = {signum: signal.signal(signum, forward) for signum in SIGNALS if not _is_ignored(signum)}
+    heard = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]  # nohup ignores one
+    before = {signum: signal.signal(signum, forward) for signum in heard}
     try:
         children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
         if received:  # before there was a child
@@ -82,10 +84,6 @@ def call(command: list[str]) -> int:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
-
-
-def _is_ignored(signum: int) -> bool:
-    return signal.getsignal(signum) is signal.SIG_IGN  # as under nohup
 
 
 def list_seeds(asked: int | tuple[int, ...], first: int, *, given: bool) -> list[int]:

@@ -65,7 +65,7 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
             played[act] = play(networks, made, episodes=asked.episodes, keys=keys, act=act, seed=asked.seed)
     made.close()
     with phase("analysing the model"), as_command_errors(*too_large):
-        found = dissect(model, played, positions=made.positions, seed=asked.seed)
+        found = dissect(model, played, positions=made.positions, entries=made.entries, seed=asked.seed)
     about = {"run": asked.run, "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
     banner(f"policy step {step:,} of {asked.run}", summarize(found.numbers))
     with as_command_errors(OSError):

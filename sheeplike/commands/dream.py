@@ -6,6 +6,7 @@ export, or ``demo:<name>``, which comes with the program.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from socket import socket
 
@@ -74,8 +75,10 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
             session = Session(world, model, seed=asked.seed)
             session.tick()
         if world.positions:
-            with phase(f"playing {overlay.EPISODES} episodes, to learn where the model believes things to be"):
-                session.places = overlay.learn(model, world)
+            worlds = build_envs(config, overlay.EPISODES, fabric.device)
+            label = f"playing {overlay.EPISODES} episodes, to learn where the model believes things to be"
+            with phase(label), closing(worlds):
+                session.places = overlay.learn(model, world, worlds)
         session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
         rate = min(world.metadata["render_fps"], MAX_RATE)

@@ -203,8 +203,8 @@ def validate(data: Mapping[str, Any]) -> Config:
             spec = registry.find(agent.get("name"))
         for name in agent:
             if name not in {field.alias or key for key, field in spec.config.model_fields.items()}:
-                others = any(name in options.model_fields for options in registry.built_in())
-                elsewhere = f"{agent['name']} has no such key" if others else ""
+                others = [o.model_fields["name"].default for o in registry.built_in() if name in o.model_fields]
+                elsewhere = f"{agent['name']} has no such key, it is one of {', '.join(others)}" if others else ""
                 raise UnknownKey(f"agent.{name}", list(keys_of(spec.config, "agent.")), elsewhere)
         data = {**data, "agent": validated(spec.config, agent, "agent.")}
     config = validated(Config, data)
@@ -213,10 +213,14 @@ def validate(data: Mapping[str, Any]) -> Config:
         _check_env(config)
         _check_rendering(config)
         agent = config.agent.check(num_envs=env.num_envs, total_steps=config.total_steps)
+    episodes = config.eval.episodes
+    eval_envs = config.eval.num_envs or min(episodes, env.num_envs)
+    if eval_envs > episodes:
+        raise InvalidOption("eval.num_envs", eval_envs, f"at most eval.episodes={episodes}", episodes)
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     return config.replace(
         agent=agent,
-        eval=config.eval.replace(num_envs=_evaluation_envs(config)),
+        eval=config.eval.replace(num_envs=eval_envs),
         fabric=config.fabric.replace(accelerator=accelerator),
     )
 
@@ -283,12 +287,3 @@ def _check_rendering(config: Config) -> None:
             rest = [pattern for pattern in patterns if not pattern.startswith(IMAGES)]
             expected = "vectors alone, since env.renderer=none renders no images"
             raise InvalidOption(f"agent.{key}", patterns, expected, rest or ["state"])
-
-
-def _evaluation_envs(config: Config) -> int:
-    asked = config.eval
-    if asked.num_envs is None:
-        return min(asked.episodes, config.env.num_envs)
-    if asked.num_envs > asked.episodes:
-        raise InvalidOption("eval.num_envs", asked.num_envs, f"at most eval.episodes={asked.episodes}", asked.episodes)
-    return asked.num_envs

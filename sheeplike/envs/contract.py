@@ -29,8 +29,8 @@ class OptionalMembers:
         counters: numbers of the run so far, by metric.
         variation: draws of each line of randomization for each world, (N, ...) tensors by name of line.
         simulator: the :class:`~sheeplike.envs.mjx.simulator.Simulator` of an environment that is simulated here.
-        positions: slices of ``privileged_state`` that are positions, by name.
-        action_names: one name for each entry of the action.
+        positions: slices of ``privileged_state`` that are positions, by name; ``entries``: names of other slices.
+        action_names: one name for each entry of the action, or for each choice of a single discrete one.
     """
 
     exact_resume: bool = True
@@ -38,6 +38,7 @@ class OptionalMembers:
     variation: Mapping[str, torch.Tensor] = MappingProxyType({})
     simulator: Any = None
     positions: Mapping[str, slice] = MappingProxyType({})
+    entries: Mapping[str, slice] = MappingProxyType({})
     action_names: Sequence[str] = ()
 
     def film(self) -> dict[str, torch.Tensor]:

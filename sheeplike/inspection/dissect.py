@@ -79,12 +79,17 @@ class OpenLoop:
 
 
 def dissect(
-    model: TrainedModel, played: Mapping[str, Episodes], *, positions: Mapping[str, slice] | None = None, seed: int = 0
+    model: TrainedModel,
+    played: Mapping[str, Episodes],
+    *,
+    positions: Mapping[str, slice] | None = None,
+    entries: Mapping[str, slice] | None = None,
+    seed: int = 0,
 ) -> Findings:
     """Measure the model on episodes of several kinds, such as ``policy`` and ``random``.
 
-    Film strips, and probes of single parts of the state, are made for the first kind alone. ``positions`` are those of
-    the environment: slices of ``privileged_state``, in metres, by name.
+    Film strips, and probes of single parts of the state, are made for the first kind alone. ``positions``, in metres,
+    and other ``entries`` are those of the environment: slices of ``privileged_state`` by name.
     """
     counts = {kind: len(episodes) for kind, episodes in played.items()}
     assert min(counts.values()) >= MIN_EPISODES, counts
@@ -106,10 +111,12 @@ def dissect(
         found.linear, found.numbers["probes"] = probe(model, played, states, ahead, seed=seed)
         found.numbers["probes"]["groups"] = probe_groups(model, played, states, seed=seed)
         names = [f"entry {entry}" for entry in range(len(found.linear.bias))]
-        places = {name: range(len(names))[where] for name, where in (positions or {}).items()}
-        for name, place in places.items():
-            for entry, axis in zip(place, "xyz", strict=False):
-                names[entry] = f"{name} {axis}"
+        places, others = (
+            {name: range(len(names))[where] for name, where in (named or {}).items()} for named in (positions, entries)
+        )
+        for name, place in (others | places).items():
+            for entry, axis in zip(place, "xyz" if name in places else range(1, len(place) + 1), strict=False):
+                names[entry] = f"{name} {axis}" if len(place) > 1 else name
         in_metres = sorted({entry for place in places.values() for entry in place})
         found.numbers["probes"] |= {"names": names, "positions": in_metres}
     found.numbers["notes"] = notes(model, played)

@@ -11,11 +11,9 @@ from pathlib import Path
 import jax
 import torch
 import warp
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
-from torch import Tensor
 
 from sheeplike import envs
 from sheeplike.agents import registry
@@ -131,14 +129,20 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
         step_seconds = time_envs(train_envs)
     label = "first run of the policy" if config.compile == "off" else "compiling the policy"
     with phase(label), as_command_errors(CannotCompile):
-        compile_policy(agent, train_envs)
+        obs, player = train_envs.reset(seed=0)[0], agent.player(train_envs.num_envs)
+        step = first_step(obs, train_envs.num_envs)
+        for _ in range(EAGER_CALLS + 1):  # until acting is compiled, and captured on a GPU
+            player.act(step.obs, step.is_first)
     return step_seconds
 
 
 def time_envs(envs: VectorEnv, steps: int = 4) -> float:
     """Step until the simulation's kernels are built; returns the seconds of one further step."""
     envs.reset(seed=0)
-    action = _some_action(envs)
+    single = envs.single_action_space
+    first = torch.as_tensor(getattr(single, "start", 0.0), device=envs.device)  # zero, or the first of the choices
+    first = first if first.is_floating_point() else first.long()
+    action = first.expand(envs.num_envs, *single.shape).contiguous()
     for _ in range(10 if envs.device.type == "cuda" else 1):  # Warp captures graphs in its first steps
         envs.step(action)[1].sum().item()  # the read waits for the device
     start = time.perf_counter()
@@ -146,22 +150,6 @@ def time_envs(envs: VectorEnv, steps: int = 4) -> float:
         _, reward, *_ = envs.step(action)
     reward.sum().item()
     return (time.perf_counter() - start) / steps
-
-
-def compile_policy(agent: Agent, envs: VectorEnv) -> None:
-    """Act with a fresh player until acting is compiled, and captured on a GPU."""
-    step, player = first_step(envs.reset(seed=0)[0], envs.num_envs), agent.player(envs.num_envs)
-    for _ in range(EAGER_CALLS + 1):
-        player.act(step.obs, step.is_first)
-
-
-def _some_action(envs: VectorEnv) -> Tensor:
-    """Return a valid action: zeros, or the first choice."""
-    single = envs.single_action_space
-    if isinstance(single, spaces.Discrete | spaces.MultiDiscrete):
-        first = torch.as_tensor(single.start, dtype=torch.int64, device=envs.device)
-        return first.expand(envs.num_envs, *single.shape).contiguous()
-    return torch.zeros(envs.num_envs, *single.shape, device=envs.device)
 
 
 def describe(

@@ -147,6 +147,8 @@ class Experiment:
             warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
         with snapshot.checkpoint_mismatch(self.run_dir):
             state = snapshot.restore(saved.parts, saved.step, self.config, self.agent, self.envs, self.recorder)
+        if "memory" not in saved.parts:
+            self.progress.stage(self.config.agent.collecting)
         saved.parts.clear()  # frees the second copy of the state
         if "seed" in saved.changed:
             snapshot.seed_everything(self.config.seed)
@@ -161,7 +163,7 @@ class Experiment:
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
         logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
         logger.log_hyperparameters(*headlines(config))
-        if step < self._first_update or not config.checkpoint.replay:
+        if step < self._first_update:
             self.progress.stage(config.agent.collecting)
 
     def _make_hooks(self, done: int) -> list[Every]:

@@ -325,7 +325,7 @@ def gpu_torch(device: str = "cuda") -> str:
     return fact
 
 
-@check("the plugin's own message is in the report; pip install '.[cuda13]'", seconds=180)
+@check(f"the plugin's own message is in the report; {host.install('cuda13')}", seconds=180)
 def gpu_jax(device: str = "cuda") -> str:
     """JAX on the GPU, with a client whose streams torch can wait for."""
     import jax

@@ -130,6 +130,7 @@ def main() -> None:
     for name in NAMES:
         pipes[name], end = context.Pipe()
         context.Process(target=serve, args=(name, threads, end), daemon=True).start()
+        end.close()  # the process holds its own: if it dies, recv fails instead of waiting
         parameters.add(pipes[name].recv())
     assert len(parameters) == 1, f"the networks differ: {parameters} parameters"
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in NAMES}

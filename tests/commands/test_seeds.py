@@ -82,6 +82,12 @@ def test_which_seeds(started, sheeplike, arguments, seeds):
     assert [line.partition(":")[0] for line in result.output.splitlines()] == [*titles, "finished", "next"]
 
 
+@pytest.mark.parametrize(("every", "named"), [("1000", True), ("1001", False), ("null", False)])
+def test_compare_is_named_only_after_evaluations(started, every, named):
+    _, result = started(*JOB, "seeds=2", "total_steps=1000", f"eval.every={every}")
+    assert ("compare" in result.output) == named
+
+
 def test_a_run_dir_is_the_parent_of_all(started, sheeplike, tmp_path):
     (tmp_path / "search/exp").mkdir(parents=True)
     (tmp_path / "search/exp/mine.yaml").write_text(f"{MINE}total_steps: 5_000")

@@ -93,7 +93,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(CommandError, match=rf"env={env}.*{package}.*'sheeplike\[{env}\]'"):
+    with pytest.raises(CommandError, match=rf"env={env}.*{package}.*\[{env}\]'"):
         compose("exp=ppo", f"env={env}")
 
 

@@ -34,6 +34,14 @@ def test_forward_kinematics_is_the_scenes(task):
         np.testing.assert_allclose(own_jacobian, jacobian[:, :7], atol=1e-5)
 
 
+def test_every_entry_of_the_privileged_state_has_one_name(task):
+    named = task.positions | task.entries
+    found = sorted(number for place in named.values() for number in range(place.start, place.stop))
+    assert found == list(range(TIME_LEFT + 1))
+    assert [named[name] for name in ("tip", "box", "best term")] == [TIP, BOX, BEST]
+    assert [named[name].start for name in ("reached", "begun", "time left")] == [REACHED, BEGUN, TIME_LEFT]
+
+
 def test_joint_limits_are_the_scenes(task):
     np.testing.assert_allclose(task.model.jnt_range[:7].T, [panda.JOINT_LOW, panda.JOINT_HIGH], atol=1e-6)
 

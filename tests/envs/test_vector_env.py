@@ -361,6 +361,20 @@ def test_a_gpu_whose_work_torch_cannot_wait_for_is_refused(monkeypatch: pytest.M
         jax_device_of(torch.device("cuda", 0))
 
 
+def test_a_gpu_that_a_run_on_the_cpu_has_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "devices", lambda platform: [])
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    before = jax.config.jax_platforms
+    messages = []
+    for platforms in ("cpu", None):
+        jax.config.update("jax_platforms", platforms)
+        with pytest.raises(ValueError, match="device='cuda:0'") as error:
+            jax_device_of(torch.device("cuda", 0))
+        messages.append(str(error.value))
+    jax.config.update("jax_platforms", before)
+    assert ["process" in message for message in messages] == [True, False]
+
+
 def test_what_variation_hands_out_lives_for_two_more_steps():
     line = {"field": "opt.gravity", "component": 2, "operation": "scale", "distribution": {"uniform": [0.5, 2.0]}}
     env = sheeplike.envs.make("cartpole_balance", num_envs=3, renderer="none", randomization={"gravity": line})

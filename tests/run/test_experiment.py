@@ -130,6 +130,18 @@ def test_a_resume_adds_nothing_to_training_time(
     assert "collecting" not in capsys.readouterr().out, "its rollout was saved"
 
 
+def test_a_resume_with_an_empty_memory_collects_first(
+    begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint has no rollout, although the resumed run is to save it."""
+    with begin(*PPO_JOB, *GYM, "checkpoint.replay=false") as run:
+        run.iterate(32)
+    capsys.readouterr()
+    with sheeplike.init(f"resume={run.run_dir}", "checkpoint.replay=true") as again:
+        again.iterate(64)
+    assert "collecting" in capsys.readouterr().out
+
+
 def test_the_banner_says_what_is_not_seen(begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]) -> None:
     begin(*PPO_JOB, *CARTPOLE).close()
     assert "privileged_state" in capsys.readouterr().out

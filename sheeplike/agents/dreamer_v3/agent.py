@@ -255,9 +255,9 @@ class DreamerV3(Agent):
             return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
 
     def dream(self) -> dict[str, Dream]:
-        """Imagine 50 steps under the policy from replayed sequences, by camera.
+        """Imagine 50 steps under the policy, after the :func:`frames_before` of replayed sequences; by camera.
 
-        Each dream begins at :func:`frames_before`. Traces: reward, value, probability that the episode goes on.
+        The traces are reward, value, and the probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
         if not self.replay.ready or not world.decoder.keys.images:
@@ -303,7 +303,7 @@ class DreamerV3(Agent):
     def last_batch(self) -> dict[str, Tensor]:
         """Return the sequences of the last update, ``(B, CONTEXT + T, ...)``, as the replay holds them now.
 
-        ``envs (B,)`` are their worlds, ``times (B, CONTEXT + T)`` the numbers of their steps in these.
+        ``envs (B,)`` are their worlds; ``times (B, CONTEXT + T)`` count the steps of a world from its first.
         """
         if self._last_draw is None:
             return {}
@@ -385,10 +385,10 @@ class DreamerV3(Agent):
 
 
 def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:
-    """Return the steps ``(B, SEEN)`` shown before a dream of each sequence ``(B, T)``.
+    """Return the steps ``(B, SEEN)`` that are shown before the dream of each sequence ``(B, T)``.
 
-    The last of them is the last step that does not end an episode; there the dream begins. All are of its episode; the
-    first one of that is repeated if there are too few.
+    The dream begins at the sequence's last step that ends no episode. Shown are that step and those before it in its
+    episode, whose first step is repeated if there are too few.
     """
     steps = torch.arange(is_first.shape[1], device=is_first.device)
     last = torch.where(is_last, 0, steps).amax(1, keepdim=True)

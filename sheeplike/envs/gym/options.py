@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from sheeplike import host
 from sheeplike.envs.contract import Unusable
 from sheeplike.options import InvalidOption, Options, nearest
 
@@ -123,7 +124,7 @@ class FamilyOptions(CommonOptions):
         """Read the ids from the files of the package; raise ``Unusable`` if it is not installed."""
         spec = find_module(cls.package)
         if spec is None or not spec.submodule_search_locations:
-            raise Unusable(f"env={cls.family} needs {cls.package}: pip install 'sheeplike[{cls.family}]'")
+            raise Unusable(f"env={cls.family} needs {cls.package}: {host.install(cls.family)}")
         return _read_ids(cls.family, Path(spec.submodule_search_locations[0]))
 
     def check(self) -> None:

@@ -88,7 +88,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.name, self.num_envs = options.id, check_positive("num_envs", num_envs, 16)
         self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = check_positive("action_repeat", action_repeat, 1)
-        self._make_world, fps = _inspect(make, options, resolve_image_size(image_size), repeat)
+        self._make_world, fps, self.action_names = _inspect(make, options, resolve_image_size(image_size), repeat)
         self._options = self._make_world.options
         self.episode_length = math.ceil(self._options.episode_length / repeat)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(fps / repeat, 6)}
@@ -277,10 +277,20 @@ def _frame_rate(metadata: Any) -> float:
     return rate if FRAME_RATES[0] <= rate <= FRAME_RATES[1] else UNKNOWN_FPS
 
 
+def _choices(env: gymnasium.Env) -> list[str]:
+    """Return the names of discrete actions, if the environment has them as ALE's or MiniGrid's do."""
+    with suppress(Exception):  # other environments may mean anything by these attributes
+        meanings = getattr(env.unwrapped, "get_action_meanings", None)
+        names = meanings() if meanings else [one.name for one in env.unwrapped.actions]
+        if len(names) == env.action_space.n and all(isinstance(name, str) for name in names):
+            return list(names)
+    return []
+
+
 def _inspect(
     make: MakeEnv, options: CommonOptions, image_size: tuple[int, int], action_repeat: int
-) -> tuple[MakeWorld, float]:
-    """Return the maker of worlds, and the frame rate, both read from one environment that is made here."""
+) -> tuple[MakeWorld, float, list[str]]:
+    """Return the maker of worlds, frame rate and names of actions, read from one environment that is made here."""
     with by_name(options.id):
         env = make(render_mode=None)
     try:
@@ -303,6 +313,6 @@ def _inspect(
             image_size=image_size,
             action_repeat=action_repeat,
         )
-        return made, _frame_rate(env.metadata)
+        return made, _frame_rate(env.metadata), _choices(env)
     finally:
         close(env, options.id)

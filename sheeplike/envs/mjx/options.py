@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from pydantic import Field
 
+from sheeplike import host
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
 from sheeplike.options import InvalidOption, Options, format_value, nearest
@@ -133,7 +134,7 @@ class PlaygroundOptions(TaskOptions):
     def check(self) -> None:
         """Raise ``Unusable`` where Playground is missing."""
         if importlib.util.find_spec("mujoco_playground") is None:
-            raise Unusable("env=playground needs MuJoCo Playground: pip install 'sheeplike[playground]'")
+            raise Unusable(f"env=playground needs MuJoCo Playground: {host.install('playground')}")
 
 
 TASKS: dict[str, type[TaskOptions]] = {

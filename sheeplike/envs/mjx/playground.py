@@ -12,7 +12,7 @@ Source: Zakka et al. 2025, "MuJoCo Playground".
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -22,6 +22,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
+from sheeplike import host
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, PlaygroundOptions
 from sheeplike.envs.mjx.patches import start_warp
@@ -94,7 +95,8 @@ class PlaygroundTask:
         self.constraints_per_world = max(config.get("njmax", 0), 2 * constraints)
         known = [self.model.camera(i).name for i in range(self.model.ncam)]
         self.default_cameras = (CAMERAS[id],) if id in CAMERAS else tuple(known[:1])
-        self.long_reset = _has_loop(self._env.reset)
+        traced = str(jax.make_jaxpr(self._env.reset)(jax.random.PRNGKey(0)))
+        self.long_reset = "scan[" in traced or "while[" in traced  # a reset loops only over physics steps
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
         with use_model(self._library, self._env, model, data):
@@ -138,7 +140,7 @@ def _import() -> tuple[Any, Any]:
             from mujoco_playground import registry
             from mujoco_playground._src import mjx_env
     except ImportError as error:
-        repair = "pip install 'sheeplike[playground]' repairs that"
+        repair = f"{host.install('playground')} repairs that"
         raise Unusable(f"MuJoCo Playground cannot be imported ({error}): {repair}") from error
     return registry, mjx_env
 
@@ -163,12 +165,6 @@ def _check_overrides(id: str, overrides: Mapping[str, Any], config: Mapping[str,
         if default is not None and not fits:
             expected = f"a value like Playground's own, {default!r}"
             raise ValueError(f"env.options.overrides: {key}={value!r}: expected {expected}")
-
-
-def _has_loop(function: Callable[[jax.Array], Any]) -> bool:
-    """Return True if a function of a PRNG key has a loop; a reset has one only if it steps the physics."""
-    traced = str(jax.make_jaxpr(function)(jax.random.PRNGKey(0)))
-    return "scan[" in traced or "while[" in traced
 
 
 def _memory(state: Any) -> Memory:

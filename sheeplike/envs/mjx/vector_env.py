@@ -104,6 +104,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.name, self.episode_length, self.single_action_space = task.name, task.episode_length, task.action_space
         self.action_space = batch_space(task.action_space, num_envs)
         self.positions, self.action_names = getattr(task, "positions", {}), getattr(task, "action_names", ())
+        self.entries = getattr(task, "entries", {})
         shapes = self.simulator.vector_shapes
         vectors = {name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
         self.single_observation_space = spaces.Dict(dict(sorted({**renderer.spaces, **vectors}.items())))
@@ -275,6 +276,8 @@ def jax_device_of(device: torch.device) -> jax.Device:
     except (RuntimeError, IndexError, AssertionError) as error:
         asked = f"JAX_PLATFORMS={platforms!r}; " if (platforms := os.environ.get("JAX_PLATFORMS")) else ""
         cuda = "expected a working CUDA plugin of JAX (see python -m sheeplike doctor), or 'cpu'"
+        if not platforms and jax.config.jax_platforms == "cpu":
+            cuda = "a run on the CPU has switched JAX's GPU off in this process: expected a new process, or 'cpu'"
         expected = cuda if device.type == "cuda" else "expected JAX_PLATFORMS unset, or with cpu in it"
         reason = f"{asked}{expected}; JAX says: {first_sentence(error)}"
         raise ValueError(f"device={str(device)!r}: JAX has no such device here; {reason}") from error

@@ -75,12 +75,10 @@ class Places:
         return [name for name in self._joints if name in self._directions]
 
     def fit(self, features: Tensor, state: Tensor) -> None:
-        """Regress features ``(M, F)`` on each position in ``privileged_state (M, N)`` alone, by least squares."""
+        """Find the direction of each thing's position alone, in features ``(M, F)`` of ``privileged_state (M, N)``."""
         for name in self._joints:
             place = state[:, self.positions[name]]
-            centred = place - place.mean(0), features - features.mean(0)
-            slopes = torch.linalg.lstsq(*centred, driver="gelsd").solution  # of a coordinate that never changes: 0
-            self._directions[name] = slopes, place.amin(0), place.amax(0)
+            self._directions[name] = probes.directions(features, place), place.amin(0), place.amax(0)
 
     def project(self, state: Tensor, names: Sequence[str]) -> list[Points]:
         """Project named positions of ``privileged_state (n, N)`` into every camera that is fixed in the scene."""
@@ -143,9 +141,13 @@ class Places:
         return {key: camera for key, camera in seen.items() if camera is not None}
 
 
-def learn(model: TrainedModel, envs: VectorEnv) -> Places:
-    """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy."""
-    played = play(model.networks, envs, episodes=EPISODES, keys=[*model.observations, PRIVILEGED_STATE], act="policy")
+def learn(model: TrainedModel, envs: VectorEnv, worlds: VectorEnv | None = None) -> Places:
+    """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy.
+
+    They are played in ``worlds``, several of the same task, or in ``envs``.
+    """
+    keys = [*model.observations, PRIVILEGED_STATE]
+    played = play(model.networks, worlds or envs, episodes=EPISODES, keys=keys, act="policy")
     states, steps = dissect.observe(model, played), played.valid
     features, truth = states.features[steps].cpu(), played.obs[PRIVILEGED_STATE][steps]
     number = torch.arange(EPISODES)[:, None].expand(steps.shape)[steps]

@@ -141,19 +141,20 @@ function fillRecordings(names) {
 
 function makeActions({ width, classes, starts, names }) {
   const discrete = classes.length > 0;
+  const alone = discrete && classes.length === 1; // then the names are those of its choices
   chosen = 0;
   held.clear();
   rest = discrete ? [...starts] : new Array(width).fill(0);
   const rows = rest.map((_, n) => {
     const row = make("div", { className: "action" });
-    if (rest.length > 1 || !discrete) {
+    if (!alone) {
       row.append(make("button", { textContent: names[n] ?? n + 1, title: `Arrow keys move this one (${n + 1})`, onclick: () => pick(n) }));
     } else row.classList.add("alone");
     if (discrete && classes[n] <= 24) {
       const options = make("div", { className: "options" });
       for (let k = 0; k < classes[n]; k++) {
         const value = starts[n] + k;
-        options.append(make("button", { textContent: value, value, onclick: () => settle(n, value) }));
+        options.append(make("button", { textContent: alone && names[k] ? `${value} ${names[k]}` : value, value, onclick: () => settle(n, value) }));
       }
       row.append(options);
     } else {
@@ -167,7 +168,7 @@ function makeActions({ width, classes, starts, names }) {
     return row;
   });
   $("actions").replaceChildren(...rows);
-  $("actions").classList.toggle("named", names.length > 0);
+  $("actions").classList.toggle("named", names.length > 0 && !alone);
   pick(0);
 }
 
@@ -565,7 +566,7 @@ function pick(dimension) {
 /** Who chooses: as was asked for, until a picture says so too. */
 const source = () => play.asked ?? play.now.source;
 
-/** Whoever acts takes over, from no action. */
+/** Let the page choose the actions, beginning with the neutral one. */
 function takeOver() {
   if (source() !== "keys") choose("keys");
 }

@@ -95,19 +95,19 @@ def film(
 
     A picture of the dream has a green border where it was shown the real one, and an orange one where it is imagined.
     """
-    columns = {"scene": scene} if any(frame is not None for frame in scene) else {}
+    columns = [("scene", scene)] if any(frame is not None for frame in scene) else []
     for side, title in (("real", "simulator, as the agent sees it"), ("dream", "dream, imagined")):
         found = [values for key, values in episode.items() if key.startswith(f"{side}/") and values.ndim == 4]
-        columns |= {title + n * " ": values for n, values in enumerate(found)}
+        columns += [(title, values) for values in found]
     frames = []
     for step in range(0, len(episode["reward"]), stride):
         blind = int(episode["dream/blind"][step])
-        pictures = {title: _enlarged(column[step]) for title, column in columns.items()}
-        width = sum(one.width + MARGIN for one in pictures.values()) + MARGIN
+        pictures = [(title, _enlarged(column[step])) for title, column in columns]
+        width = sum(one.width + MARGIN for _, one in pictures) + MARGIN
         image = Image.new("RGB", (width, SIDE + 2 * MARGIN + len(CURVES) * CURVE + 44), (255, 255, 255))
         draw, x = ImageDraw.Draw(image), MARGIN
         draw.font = ImageFont.load_default(12)
-        for title, one in pictures.items():
+        for title, one in pictures:
             draw.text((x, 6), title, INK)
             image.paste(one, (x, 24))
             if title.startswith("dream"):

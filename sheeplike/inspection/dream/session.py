@@ -66,7 +66,8 @@ class Moment:
         film: pictures of the real side that the agent does not see, as ``pictures``.
         truth: ``privileged_state (1, N)``; None if the environment has none.
         episode, age: number of the episode, and of the step in it.
-        blind, looks: steps since the dreams last saw, and the number of pictures that they had been given by then.
+        blind: steps since the dreams were last set to the posterior.
+        looks: pictures of the episode that this posterior had been given.
         crowd: ``(CROWD,)``, the first dream with other noise; None if it is not shown.
         twin: ``(1,)``, the first dream without forced classes and with the same noise; None where none is forced.
         action: ``(1, ...)`` as the environment takes it, chosen here; None if not chosen yet.
@@ -564,7 +565,7 @@ def repeat(states: States, count: int) -> States:
 
 
 def _awake(posterior: States, count: int, before: Moment | None) -> dict[str, States]:
-    """Return what the dreams of ``before`` are where they have just seen."""
+    """Return ``count`` dreams that begin at the posterior, and the crowd and the twin if ``before`` has them."""
     found = {"dreams": repeat(posterior, count)}
     if before and before.crowd:
         found["crowd"] = repeat(posterior, CROWD)

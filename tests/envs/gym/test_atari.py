@@ -26,6 +26,7 @@ def test_the_protocol() -> None:
     assert env.name == "ALE/Pong-v5"
     assert env.episode_length == 27_000  # 108,000 frames
     assert env.single_action_space == spaces.Discrete(6)  # those that the game uses
+    assert env.action_names == ["NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE"]
     assert {key: space.shape for key, space in env.single_observation_space.items()} == {
         "pixels/observation": (64, 64, 3)
     }

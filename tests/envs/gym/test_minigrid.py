@@ -98,6 +98,12 @@ def test_reaching_the_goal_is_a_success() -> None:
     assert reward.item() == pytest.approx(1 - 0.9 * 5 / 100)
 
 
+def test_actions_have_minigrids_names() -> None:
+    made = sheeplike.envs.make("minigrid", num_envs=1, id="MiniGrid-Empty-5x5-v0", image_size=56)
+    assert made.action_names == ["left", "right", "forward", "pickup", "drop", "toggle", "done"]
+    made.close()
+
+
 def test_an_unknown_id_gets_the_nearest() -> None:
     with pytest.raises(InvalidOption, match=r"id=MiniGrid-DoorKey-8x8.*nearest: .*MiniGrid-DoorKey-8x8-v0"):
         sheeplike.envs.make("minigrid", num_envs=1, id="MiniGrid-DoorKey-8x8")

@@ -68,6 +68,19 @@ class FrankaPick:
     default_cameras = ("front", "wrist")
     film_camera = "scene"
     positions: ClassVar[dict[str, slice]] = {"tip": slice(0, 3), "box": slice(7, 10)}
+    entries: ClassVar[dict[str, slice]] = {
+        "tip to its target": slice(3, 5),
+        "gripper": slice(5, 7),
+        "tip to box": slice(10, 13),
+        "box to goal": slice(13, 16),
+        "rotation of the box": slice(16, 22),
+        "arm joint": slice(22, 29),
+        "velocity": slice(29, 44),
+        "best term": slice(44, 49),
+        "reached": slice(49, 50),
+        "begun": slice(50, 51),
+        "time left": slice(51, 52),
+    }
     action_names: ClassVar[tuple[str, ...]] = ("sideways", "up", "gripper")
     # A grasp on the floor makes 12 contacts; each takes four rows beside the fingers' equality and the joint limits.
     contacts_per_world = 24
