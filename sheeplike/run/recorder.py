@@ -204,22 +204,17 @@ class Recorder:
 def gpu_memory(envs: VectorEnv) -> dict[str, float]:
     """Return MiB of GPU memory used by all programs, and held by torch, JAX and Warp; empty without a GPU.
 
-    Memory of CUDA graphs is in the first number alone. Graphs that Warp captures after the first row are counted: each
-    costs time and memory, and none should be needed.
+    Memory of CUDA graphs is in the first number alone.
     """
     if torch.device(envs.device).type != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info(envs.device)
     held = {"all": total - free, "torch": torch.cuda.memory_reserved(envs.device)}
-    captures = {}
     if envs.simulator is not None:
         import warp
 
-        from sheeplike.envs.mjx.patches import warp_captures
-
-        captures["health/warp_captures"] = float(len(warp_captures()))
         stats = envs.simulator.device.memory_stats() or {}  # None for allocators without statistics
         held["jax"] = stats.get("pool_bytes", stats.get("bytes_in_use", 0))
         if warp.get_device(str(envs.device)).is_mempool_supported:
             held["warp"] = warp.get_mempool_used_mem_current(str(envs.device))
-    return captures | {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}
+    return {f"gpu_mib/{name}": size / 2**20 for name, size in held.items()}

@@ -23,7 +23,6 @@ from sheeplike import bridge
 from sheeplike.__main__ import main, parse
 from sheeplike.agents.dreamer_v3 import Size
 from sheeplike.commands import doctor
-from sheeplike.envs.mjx.patches import warp_captures
 from sheeplike.tools import checks
 from sheeplike.tools.checks import CHECKS, Failed, examine
 
@@ -364,13 +363,6 @@ def test_what_a_gpu_is_asked_for_can_be_asked_of_a_cpu(monkeypatch: pytest.Monke
     assert checks.gpu_learner("cpu", ("off", "off"), TINY).startswith("ten updates agree")
 
 
-def test_graphs_that_warp_captures_are_counted() -> None:
-    before = len(warp_captures())
-    with warp.ScopedCapture(device="cpu"):
-        pass
-    assert len(warp_captures()) == before + 1
-
-
 @pytest.mark.parametrize(
     ("capability", "found", "warned"),
     [("10.0", "13.1.1.3", True), ("11.0", "13.1.1.3", True), ("10.3", "13.2.0.9", False), ("10.0", None, False)]
@@ -400,6 +392,7 @@ def test_numbers_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_worlds_and_memory_as_a_gpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp, "capture_begin", warp.capture_begin)  # put back afterwards
     assert checks.gpu_worlds("cpu", 4, 32).endswith("0 captures in the last 30")
     real = checks.cartpoles
 

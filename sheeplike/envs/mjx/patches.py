@@ -105,22 +105,6 @@ def start_warp() -> None:
         wp.init()
 
 
-@functools.cache
-def warp_captures() -> list[None]:
-    """Return a list that grows by one with each CUDA graph that Warp captures from the first call on.
-
-    Captures that JAX began are left out. Replaces ``warp.capture_begin``, which Warp looks up at each capture.
-    """
-    captures, begin = [], wp.capture_begin
-
-    def counted(*args: Any, external: bool = False, **options: Any) -> Any:
-        captures.extend([None] * (not external))
-        return begin(*args, external=external, **options)
-
-    wp.capture_begin = counted
-    return captures
-
-
 @contextmanager
 def _discard_stderr() -> Iterator[None]:
     """Discard all writes to the descriptor of stderr."""
