@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import torch
 import warp
 from gymnasium.vector import VectorEnv
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import LightningEnvironment
 
 from sheeplike import envs
 from sheeplike.agents import registry
@@ -29,6 +28,9 @@ from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.terminal import text_of, warn
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 
 def launch(config: Config) -> Fabric:
@@ -47,6 +49,9 @@ def launch(config: Config) -> Fabric:
     _make_deterministic(config.fabric)
     if config.fabric.precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")
+    from lightning.fabric import Fabric  # takes three seconds, and acting alone does not need it
+    from lightning.fabric.plugins.environments import LightningEnvironment
+
     fabric = Fabric(
         accelerator=config.fabric.accelerator,
         devices=1,

@@ -202,10 +202,7 @@ class Recorder:
 
 
 def gpu_memory(envs: VectorEnv) -> dict[str, float]:
-    """Return MiB of GPU memory used by all programs, and held by torch, JAX and Warp; empty without a GPU.
-
-    Memory of CUDA graphs is in the first number alone.
-    """
+    """Return MiB of GPU memory in use (``all``, CUDA graphs too), and held by torch, JAX and Warp; empty on a CPU."""
     if torch.device(envs.device).type != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info(envs.device)

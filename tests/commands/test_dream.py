@@ -105,11 +105,14 @@ def test_the_help_names_keys_and_the_tunnel(sheeplike: Callable) -> None:
         assert re.search(rf"^  {key} ", text, re.MULTILINE)
 
 
-def test_the_program_serves_its_page_until_it_is_interrupted(tmp_path: Path) -> None:
-    place = tmp_path / "empty"
-    place.mkdir()
+@pytest.mark.parametrize("run", [pytest.param(DEMO, marks=pytest.mark.slow), "run=mine"])
+def test_the_program_serves_its_page_until_it_is_interrupted(run: str) -> None:
+    place = Path.cwd()
+    if run == "run=mine":
+        make_run("exp=dreamer_v3", "env=cartpole_balance", "env.options.episode_length=9", "agent.targets=[]")
+    before = sorted(place.rglob("*"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sheeplike", "dream", DEMO, "port=0"]
+    command = [sys.executable, "-m", "sheeplike", "dream", run, "port=0"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=place, env=environment, **streams) as program:
         try:
@@ -128,4 +131,4 @@ def test_the_program_serves_its_page_until_it_is_interrupted(tmp_path: Path) -> 
             program.kill()
     assert program.returncode == 0, error
     assert "Traceback" not in error
-    assert list(place.iterdir()) == []
+    assert sorted(place.rglob("*")) == before

@@ -113,6 +113,7 @@ def test_the_ids_listed_are_those_that_need_no_meshes() -> None:
     assert sorted(PLAYGROUND_IDS) == sorted(registry.dm_control_suite.ALL_ENVS)
 
 
+@pytest.mark.slow
 def test_cartpole_is_playgrounds_step_for_step(balance: MjxVectorEnv) -> None:
     """Gravity differs between worlds: the model is the simulator's."""
     assert_same(balance, "CartpoleBalance")

@@ -16,6 +16,7 @@ from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.inspection import dissect as dissecting
 from sheeplike.inspection.dissect import (
     PRIVILEGED_STATE,
+    OpenLoop,
     calibration,
     dissect,
     film_strips,
@@ -39,8 +40,7 @@ SPACE = gymnasium.spaces.Dict(
 ACTIONS = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 
 
-@pytest.fixture
-def model() -> TrainedModel:
+def make_model() -> TrainedModel:
     config = DreamerV3Config(
         size=Size(deter=64, hidden=16, classes=4, depth=2, units=16),
         observations=("pixels/*", "state"),
@@ -57,6 +57,12 @@ def model() -> TrainedModel:
 
 
 @pytest.fixture
+def model() -> TrainedModel:
+    """A model of its own, which a test may change."""
+    return make_model()
+
+
+@pytest.fixture(scope="module")
 def episodes() -> Episodes:
     generator = torch.Generator().manual_seed(2)
     lengths = torch.tensor([STEPS, STEPS - 5, 20, STEPS] * (EPISODES // 4))
@@ -69,9 +75,15 @@ def episodes() -> Episodes:
     return Episodes({CAMERA: image, "state": state, PRIVILEGED_STATE: hidden}, action, reward, terminal, lengths)
 
 
-@pytest.fixture
-def states(model: TrainedModel, episodes: Episodes) -> States:
-    return observe(model, episodes)
+@pytest.fixture(scope="module")
+def states(episodes: Episodes) -> States:
+    return observe(make_model(), episodes)
+
+
+@pytest.fixture(scope="module")
+def ahead(episodes: Episodes, states: States) -> OpenLoop:
+    """Dreams from many steps of the episodes, which no test changes."""
+    return open_loop(make_model(), episodes, states)
 
 
 def test_everything_is_a_finite_number(model: TrainedModel, episodes: Episodes) -> None:
@@ -132,8 +144,7 @@ def test_open_loop_errors_are_those_of_dreams_with_the_recorded_actions(
     assert found.valid[0].tolist() == [True] * 27 + [False] * 23
 
 
-def test_means_by_steps_ahead(model: TrainedModel, episodes: Episodes, states: States) -> None:
-    ahead = open_loop(model, episodes, states)
+def test_means_by_steps_ahead(model: TrainedModel, episodes: Episodes, states: States, ahead: OpenLoop) -> None:
     assert int(ahead.times.min()) == 4
     assert len(set(zip(ahead.rows.tolist(), ahead.times.tolist(), strict=True))) == 256
     assert bool((ahead.times < episodes.lengths[ahead.rows] - 1).all())
@@ -155,9 +166,8 @@ def test_means_by_steps_ahead(model: TrainedModel, episodes: Episodes, states: S
     ("idle", "breaks"), [([9, 9, 9, 9], None), ([9, 1, 1, 1], 2), ([1, 9, 9, 1], 4), ([1, 1, 1, 1], 1)]
 )
 def test_where_a_dream_breaks(
-    model: TrainedModel, episodes: Episodes, states: States, idle: list[float], breaks: int | None
+    model: TrainedModel, episodes: Episodes, states: States, ahead: OpenLoop, idle: list[float], breaks: int | None
 ) -> None:
-    ahead = open_loop(model, episodes, states)
     still = torch.full_like(ahead.still["state"], 9.0)
     still[:, : len(idle)] = torch.tensor(idle, dtype=torch.float32)
     still[:, len(idle) :] = idle[-1]

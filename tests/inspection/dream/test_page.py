@@ -366,8 +366,8 @@ def test_a_rate_that_cannot_be_reached_is_told(dots, recordings, visit, monkeypa
         assert session.late
 
 
-def test_what_is_chosen_is_not_cut(demo, recordings, visit):
-    session = Session(*demo)
+def test_what_is_chosen_is_not_cut(dots, recordings, visit):
+    session = dots()
     session.branch()
     session.drive(1, "random")
     with serving(session, recordings) as url:
