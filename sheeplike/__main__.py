@@ -129,7 +129,7 @@ def parse(arguments: Iterable[str]) -> Request:
             raise CommandError(f"{flag}: expected one run for each command; nearest: seeds=3, or a loop in the shell")
         elif value and not nearest(flag, FLAGS, cutoff=0.8):
             key = flag.lstrip("-").replace("-", "_")
-            raise CommandError(f"{argument}: expected key=value, without dashes; nearest: {key}={value}")
+            raise CommandError(f"{argument}: expected key=value, without dashes: {key}={value}")
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)

@@ -79,7 +79,7 @@ class NonFinite(ValueError):
 
 
 class NotWritten(OSError):
-    """A checkpoint could not be written; its ``__cause__`` is an error of another kind than OSError."""
+    """A checkpoint could not be written because of an error that is no OSError, its ``__cause__``."""
 
 
 # --- which checkpoints there are ------------------------------------------------------------------------------------

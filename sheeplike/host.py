@@ -104,8 +104,9 @@ def gpu_problem() -> str | None:
 
 def install(extra: str) -> str:
     """Return the command that installs an extra of this package, in a clone or beside a wheel."""
-    in_clone = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
-    return f"pip install -e '.[{extra}]'" if in_clone else f"pip install 'sheeplike[{extra}]'"
+    clone = Path(__file__).resolve().parents[1]
+    source = f"-e '{clone}" if (clone / "pyproject.toml").is_file() else "'sheeplike"
+    return f"pip install {source}[{extra}]'"
 
 
 def free_memory(root: Path | str = "/") -> int | None:

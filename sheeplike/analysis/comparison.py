@@ -38,14 +38,14 @@ READING = {
     "table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap intervals "
     "over seeds, which are too narrow for 3 to 5 seeds].",
     "at equal budget": "at equal budget: each seed's last evaluation until then; mean of the curve: its mean height.",
-    "P(": "P(A > B): the probability that a seed of A is above a seed of B; p: how often groups formed at random would "
-    "differ as much (never less than 0.1 with 3 against 3 seeds).",
+    "P(": "P(A > B): the probability that a seed of A is above a seed of B.",
+    "permutation test": "p: how often groups formed at random would differ as much (at least 0.1, 3 against 3 seeds).",
     "success": "success rate: mean over seeds [95 % interval for the mean of all seeds, from how much these differ]; "
     "that of one seed is over its episodes and says nothing of other seeds.",
     "policy steps to": "to a threshold: the first evaluation that reaches it, median over seeds; a seed that never "
     "does counts as later than all others.",
 }
-"""Notes by a word of the columns or verdicts that they explain."""
+"""Notes by a word of the columns or verdicts that they explain; the label of a group may have it too."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ export, or ``demo:<name>``, which comes with the program.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from socket import socket
 
@@ -75,9 +75,10 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
             session = Session(world, model, seed=asked.seed)
             session.tick()
         if world.positions:
-            worlds = build_envs(config, overlay.EPISODES, fabric.device)
             label = f"playing {overlay.EPISODES} episodes, to learn where the model believes things to be"
-            with phase(label), closing(worlds):
+            several = envs.simulated(config.env.name)  # a world of another package may exist only once
+            opened = closing(build_envs(config, overlay.EPISODES, fabric.device)) if several else nullcontext(world)
+            with opened as worlds, phase(label):
                 session.places = overlay.learn(model, world, worlds)
         session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}

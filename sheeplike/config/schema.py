@@ -204,7 +204,7 @@ def validate(data: Mapping[str, Any]) -> Config:
         for name in agent:
             if name not in {field.alias or key for key, field in spec.config.model_fields.items()}:
                 others = [o.model_fields["name"].default for o in registry.built_in() if name in o.model_fields]
-                elsewhere = f"{agent['name']} has no such key, it is one of {', '.join(others)}" if others else ""
+                elsewhere = f"{agent['name']} has no such key; it is a key of {' and '.join(others)}" if others else ""
                 raise UnknownKey(f"agent.{name}", list(keys_of(spec.config, "agent.")), elsewhere)
         data = {**data, "agent": validated(spec.config, agent, "agent.")}
     config = validated(Config, data)

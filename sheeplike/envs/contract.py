@@ -29,7 +29,7 @@ class OptionalMembers:
         counters: numbers of the run so far, by metric.
         variation: draws of each line of randomization for each world, (N, ...) tensors by name of line.
         simulator: the :class:`~sheeplike.envs.mjx.simulator.Simulator` of an environment that is simulated here.
-        positions: slices of ``privileged_state`` that are positions, by name; ``entries``: names of other slices.
+        positions: slices of ``privileged_state`` that are positions in metres, by name; ``entries``: its other slices.
         action_names: one name for each entry of the action, or for each choice of a single discrete one.
     """
 

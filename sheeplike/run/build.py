@@ -49,7 +49,7 @@ def launch(config: Config) -> Fabric:
     _make_deterministic(config.fabric)
     if config.fabric.precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")
-    from lightning.fabric import Fabric  # takes three seconds, and acting alone does not need it
+    from lightning.fabric import Fabric  # slow to import, and not needed to play a loaded model
     from lightning.fabric.plugins.environments import LightningEnvironment
 
     fabric = Fabric(

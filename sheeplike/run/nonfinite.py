@@ -31,7 +31,7 @@ class NonFiniteGuard:
         return int(self.agent.skipped_in_a_row)
 
     def suspects(self) -> bool:
-        """Return True if the agent cannot be saved, or too many updates were skipped as of the last row."""
+        """Return True if the agent cannot be saved, or the last row counts too many skipped updates."""
         return bool(self.problem) or self.recorder.skipped >= self.config.max_skipped
 
     def halt_if_confirmed(self, policy_steps: int) -> None:

@@ -61,8 +61,8 @@ def read(run_dir: Path, config: Config) -> Saved:
             info(f"changed: {describe_changes(changed)}")
         if "memory" not in parts:
             warn(
-                "this resume is approximate: the checkpoint does not hold what the agent has seen "
-                "(checkpoint.replay=false), and it begins again with an empty memory"
+                "this resume is approximate: with checkpoint.replay=false, now or when the checkpoint was made, the "
+                "agent begins again with an empty memory"
             )
         here = checkpoint.versions() | {"device": numerics_device(config)}
         before = meta["versions"] | {"device": meta["device"]}

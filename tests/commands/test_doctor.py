@@ -380,8 +380,15 @@ def test_numbers_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failed):
         checks.gpu_bridge("cpu")
     losses = {"off": torch.ones(10), "inductor": torch.full((10,), 1.001), "graph": torch.full((10,), 1.1)}
-    monkeypatch.setattr(checks, "ten_updates", lambda device, mode, size, precision: losses[mode])
+    mixed = {"off": torch.ones(10), "inductor": torch.full((10,), 1.09), "graph": torch.ones(10)}
+    by_precision = {"32-true": losses, "bf16-mixed": mixed}
+    monkeypatch.setattr(checks, "ten_updates", lambda device, mode, size, precision: by_precision[precision][mode])
     with pytest.raises(Failed, match=r"compile=graph.*0\.05.*compile=off"):
+        checks.gpu_learner("cpu")
+    monkeypatch.setitem(losses, "graph", torch.ones(10))
+    assert "ten updates agree" in checks.gpu_learner("cpu")
+    monkeypatch.setitem(mixed, "inductor", torch.full((10,), 1.12))
+    with pytest.raises(Failed, match="compile=inductor, bf16-mixed"):
         checks.gpu_learner("cpu")
     monkeypatch.setitem(losses, "inductor", torch.full((10,), torch.nan))
     with pytest.raises(Failed, match="compile=inductor"):

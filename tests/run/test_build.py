@@ -276,6 +276,9 @@ def broken():
 xla_bridge.register_backend_factory("broken", broken, priority=500, fail_quietly=False)
 from sheeplike.config.compose import load
 from sheeplike.config.sources import Sources
+from sheeplike.commands import train
+from sheeplike.envs.mjx import vector_env
+from sheeplike.run import experiment
 from sheeplike.run.build import launch
 
 launch(load(["exp=ppo", "env=cartpole_balance", "profile=cpu"], Sources()).config)

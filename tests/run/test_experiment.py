@@ -18,7 +18,7 @@ import yaml
 
 import sheeplike
 from sheeplike import checkpoint
-from sheeplike.agents.ppo import PPO
+from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.commands import Request, train
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.memory import Rollout
@@ -119,7 +119,7 @@ def test_a_resume_adds_nothing_to_training_time(
 ) -> None:
     with begin(*PPO_JOB, *GYM) as run:
         run.iterate(32)
-    assert "collecting" in capsys.readouterr().out
+    assert PPOConfig.collecting in capsys.readouterr().out
     trained = run.recorder.seconds
     assert trained > 0
     with begin(*PPO_JOB, *GYM, "resume=auto") as again:
@@ -127,7 +127,7 @@ def test_a_resume_adds_nothing_to_training_time(
         assert again.recorder.pauses["start"] > run.recorder.pauses["start"] > 0
         again.iterate(64)
         assert again.recorder.seconds > trained
-    assert "collecting" not in capsys.readouterr().out, "its rollout was saved"
+    assert PPOConfig.collecting not in capsys.readouterr().out, "its rollout was saved"
 
 
 def test_a_resume_with_an_empty_memory_collects_first(
@@ -139,7 +139,7 @@ def test_a_resume_with_an_empty_memory_collects_first(
     capsys.readouterr()
     with sheeplike.init(f"resume={run.run_dir}", "checkpoint.replay=true") as again:
         again.iterate(64)
-    assert "collecting" in capsys.readouterr().out
+    assert PPOConfig.collecting in capsys.readouterr().out
 
 
 def test_the_banner_says_what_is_not_seen(begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]) -> None:

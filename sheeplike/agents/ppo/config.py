@@ -22,7 +22,7 @@ class Vision(Options):
 
     layout: Literal["max_pool", "nature"] = Field("max_pool", description="layout of the convolutions")
     head: Literal["flatten", "average", "max", "spatial_softmax"] = Field(
-        "flatten", description="reduction of the last feature map, by channel unless flatten"
+        "flatten", description="vector from the last feature map: flatten keeps all, the others reduce each channel"
     )
     activation: Activation = Field("elu", description="activation after each convolution")
     normalise_channels: bool = Field(False, description="whiten each channel of each image, without parameters")

@@ -69,7 +69,7 @@ class Task(World, Protocol):
     - ``film_camera``, a camera for videos alone, rendered larger and with shadows;
     - ``positions``, slices of ``privileged_state`` that are positions, such as ``{"box": slice(7, 10)}``, and
       ``action_names``, one for each entry of the action: ``dream`` shows both;
-    - ``entries``, names of other slices of ``privileged_state``, for the report of ``analyze``.
+    - ``entries``, other slices of ``privileged_state`` by name, for the report of ``analyze``.
     """
 
     def reset(self, key: jax.Array, data: mjx.Data) -> tuple[mjx.Data, Memory]:

@@ -75,7 +75,7 @@ class Places:
         return [name for name in self._joints if name in self._directions]
 
     def fit(self, features: Tensor, state: Tensor) -> None:
-        """Find the direction of each thing's position alone, in features ``(M, F)`` of ``privileged_state (M, N)``."""
+        """Regress features ``(M, F)`` on each position in ``privileged_state (M, N)``, one thing at a time."""
         for name in self._joints:
             place = state[:, self.positions[name]]
             self._directions[name] = probes.directions(features, place), place.amin(0), place.amax(0)
@@ -141,13 +141,10 @@ class Places:
         return {key: camera for key, camera in seen.items() if camera is not None}
 
 
-def learn(model: TrainedModel, envs: VectorEnv, worlds: VectorEnv | None = None) -> Places:
-    """Fit directions, a probe if the model was not taught, and measure the trust, in episodes of the agent's policy.
-
-    They are played in ``worlds``, several of the same task, or in ``envs``.
-    """
+def learn(model: TrainedModel, envs: VectorEnv, worlds: VectorEnv) -> Places:
+    """Fit directions, a probe if the model was not taught, and the trust, in episodes of the policy in ``worlds``."""
     keys = [*model.observations, PRIVILEGED_STATE]
-    played = play(model.networks, worlds or envs, episodes=EPISODES, keys=keys, act="policy")
+    played = play(model.networks, worlds, episodes=EPISODES, keys=keys, act="policy")
     states, steps = dissect.observe(model, played), played.valid
     features, truth = states.features[steps].cpu(), played.obs[PRIVILEGED_STATE][steps]
     number = torch.arange(EPISODES)[:, None].expand(steps.shape)[steps]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.config.compose import load_saved
-from sheeplike.inspection.dream.overlay import Places, learn
+from sheeplike.inspection.dream.overlay import EPISODES, Places, learn
 from sheeplike.inspection.dream.session import Session
 from sheeplike.inspection.model import TrainedModel, load
 from sheeplike.run.build import make_envs
@@ -114,7 +115,9 @@ def demo() -> Iterator[tuple[VectorEnv, TrainedModel]]:
 def places(demo: tuple[VectorEnv, TrainedModel]) -> Places:
     """Positions of the demo's world, as it believes them, and directions to move them."""
     simulator, model = demo
-    return learn(model, simulator)
+    worlds = make_envs(load_saved(DEMOS / "franka_pick" / "config.yaml").config, EPISODES, torch.device("cpu"))
+    with closing(worlds):
+        return learn(model, simulator, worlds)
 
 
 @pytest.fixture
