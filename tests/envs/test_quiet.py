@@ -21,7 +21,7 @@ def test_the_last_to_leave_restores_what_was_there_before():
     assert mujoco.get_mju_user_warning() == before
 
 
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("closed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_warp_says_nothing_on_a_machine_without_a_gpu(closed: bool):
     code = "import os, sys; from sheeplike.envs.mjx import patches; "
     code += "os.close(2); patches.start_warp()" if closed else "patches.start_warp(); print('heard', file=sys.stderr)"

@@ -47,9 +47,8 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cartpole_swingup")) for name in TASKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
 def test_states_are_those_of_single_steps_bit_by_bit(name, monkeypatch):
     """Over the ends of episodes, with fields of the model that vary."""
 
