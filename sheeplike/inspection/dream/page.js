@@ -252,7 +252,7 @@ function show(now, buffer, at) {
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
     const [foot, select] = [".foot", "select"].map((name) => element.querySelector(name));
-    if (n) foot.textContent = `${blindness(now)} · ${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB`;
+    if (n) foot.textContent = `${blindness(now)} · PSNR ${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB`;
     else {
       element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
       showLegend(foot, now);
@@ -337,7 +337,7 @@ function showLegend(foot, now) {
     found.style.opacity = Math.max(trust ?? 1, 0.35);
     return found;
   });
-  const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream` : "";
+  const hint = grips.length ? `drag the ringed ${grips.join(", ")}, here or in the dream` : "";
   foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint ? ` · ${hint}` : "");
 }
 

@@ -556,7 +556,7 @@ def ending(moment: Moment) -> str:
     if not moment.is_last:
         return ""
     how = "success" if moment.success else "the episode has ended" if moment.is_terminal else "time is up"
-    return f"{how} after {moment.age} steps"
+    return f"episode {moment.episode}: {how} after {moment.age} steps"
 
 
 def repeat(states: States, count: int) -> States:

@@ -116,6 +116,7 @@ def places(demo: tuple[VectorEnv, TrainedModel]) -> Places:
     """Positions of the demo's world, as it believes them, and directions to move them."""
     simulator, model = demo
     worlds = make_envs(load_saved(DEMOS / "franka_pick" / "config.yaml").config, EPISODES, torch.device("cpu"))
+    simulator.reset(seed=0)
     with closing(worlds):
         return learn(model, simulator, worlds)
 
