@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 LONGEST = 10_000  # characters of a line of untrusted text
-_CLEAR = "\r\x1b[2K"
+_CLEAR, _COLOUR = "\r\x1b[2K", re.compile(r"\x1b\[[0-9;]*m")
 # Control characters except tab and line feed, direction marks, and lone surrogates.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -66,7 +66,9 @@ def warn(text: str) -> None:
 def warnings_as_lines() -> Iterator[None]:
     """Show each of Python's warnings as one line, without its place in the code."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: info(one_line(message), file=sys.stderr)
+        warnings.showwarning = lambda message, *_, **__: info(
+            one_line(_COLOUR.sub("", text_of(message))), file=sys.stderr
+        )
         yield
 
 

@@ -58,7 +58,9 @@ def test_agents_that_see_vectors_alone_need_no_renderer(
     for renderer, hinted in (("warp", True), ("none", False)):
         run_dir = tmp_path / renderer
         main([*job, f"env.renderer={renderer}", f"run_dir={run_dir}"])
-        assert ("env.renderer=none saves rendering" in capfd.readouterr().err) == hinted
+        printed = capfd.readouterr()
+        assert ("env.renderer=none saves rendering" in printed.err) == hinted
+        assert not re.search(rf"sheeplike dream .*{renderer}", printed.out), "it would be refused"
     events = EventAccumulator(str(run_dir), size_guidance={"images": 0}).Reload()
     assert events.Tags()["images"] == []
     assert any("eval/return_mean" in row for row in rows(run_dir))

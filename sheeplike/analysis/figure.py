@@ -74,5 +74,5 @@ def encode(figure: Figure, kind: str) -> bytes:
 
 
 def plain(text: str) -> str:
-    """Escape signs that would begin a formula."""
-    return text.replace("$", "\\$")
+    """Escape signs that would begin a formula, and a first ``_``, which would hide a label from the legend."""
+    return f" {text}".replace("$", "\\$") if text.startswith("_") else text.replace("$", "\\$")

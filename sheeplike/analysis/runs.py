@@ -23,7 +23,7 @@ from sheeplike.config.saved import flat
 from sheeplike.config.schema import all_keys
 from sheeplike.files import EVENTS, open_regular, read_yaml
 from sheeplike.options import CommandError, is_within, marked, nearest
-from sheeplike.terminal import one_line
+from sheeplike.terminal import first_sentence, one_line
 
 CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"
 LARGEST = 1e100  # limit of values, so that their sums of squares are finite too
@@ -256,17 +256,24 @@ def _rows(path: Path) -> Rows:
 
 def _events(path: Path) -> Rows:
     """Yield the values in TensorBoard's event files; seconds count from the first event."""
+    from google.protobuf.message import DecodeError
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
     for file in path.glob(f"{EVENTS}*"):  # TensorBoard's reader opens them without checks
         if file.is_symlink() or not file.is_file():
             raise RunError(f"{file}: cannot be read: is no regular file")
-    reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
-    found = [(event, tag, event.value) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
-    for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools store scalars so
-        if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
-            found += [(event, tag, make_ndarray(event.tensor_proto).item()) for event in reader.Tensors(tag)]
+    try:
+        reader = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all of them
+        found = [(event, tag, event.value) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["tensors"]:  # TensorFlow 2 and JAX tools store scalars so
+            if reader.SummaryMetadata(tag).plugin_data.plugin_name == "scalars":
+                for event in reader.Tensors(tag):
+                    if any(side.size != 1 for side in event.tensor_proto.tensor_shape.dim):  # before it is expanded
+                        raise ValueError(f"{tag} is no scalar")
+                    found.append((event, tag, make_ndarray(event.tensor_proto).item()))
+    except (DecodeError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: cannot be read: {first_sentence(error)}") from None
     if found:
         # The first event has the time at which the file was made: for a converted log, after all other events.
         start = min(reader.FirstEventTimestamp(), *(event.wall_time for event, *_ in found))

@@ -39,7 +39,9 @@ def run(planned: Plan) -> int:
         info(f"finished before: {planned.run_dir}")
         return 0
     if not experiment.status:
-        looks = ("eval", "dream", "analyze") if planned.config.agent.has_world_model else ("eval",)
+        sees = any(len(space.shape) == 3 for space in experiment.agent.networks.observations.values())
+        inside = ("dream", "analyze") if sees else ("analyze",)
+        looks = ("eval", *(inside if planned.config.agent.has_world_model else ()))
         info(f"finished: {planned.run_dir}")
         info(*(f"next: python -m sheeplike {shlex.join([command, f'run={planned.run_dir}'])}" for command in looks))
     return experiment.status

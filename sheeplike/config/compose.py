@@ -114,7 +114,7 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
             raise CommandError(f"{group}: expected one name, such as '- override /{group}: <name>' in a recipe")
         merged.set(f"{group}.name", choices[group], f"{group}={choices[group]}")
     # Sections of agent X also apply to agents derived from X, by `defaults` or by subclassing its options.
-    agents = {name for file in files if (name := file.content.get("agent", {}).get("name"))}
+    agents = {name for file in files if isinstance(name := file.content.get("agent", {}).get("name"), str)}
     with as_command_errors(ValueError):
         agents |= {base for name in agents & set(registry.list_agents()) for base in registry.lineage(name)}
     chosen = {file.choice for file in files} | {f"agent/{name}" for name in agents}

@@ -52,7 +52,7 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
     resumes it if ``run_dir`` holds that run.
     """
     start, overrides = start_of(arguments)
-    with as_command_errors(OSError):  # a path may be too long, or forbidden
+    with as_command_errors(OSError, ValueError):  # a path may be too long, forbidden, or hold a NUL
         if start.resume not in (None, "auto"):
             planned = _resumed(expand(start.resume), overrides)
         else:
@@ -128,20 +128,15 @@ def claim(run_dir: Path, config: Config) -> BinaryIO:
             raise CommandError(f"run_dir={run_dir} was taken by another run just now: expected another one")
         elif (run_dir / CONFIG_FILE).exists():
             info(f"{run_dir} has no checkpoint: it begins again")
-            _begin_again(run_dir)
+            metrics = run_dir / METRICS
+            if metrics.is_file() and metrics.stat().st_size:  # a user may have removed the checkpoints
+                aside = next(path for n in itertools.count(1) if not (path := run_dir / ASIDE.format(n)).exists())
+                metrics.rename(aside)
+                info(f"its metrics are kept in {aside}")
+            _clear(run_dir, only={METRICS})
         write_atomically(run_dir / CONFIG_FILE, to_yaml(config))  # checkpoints are useless without it
         stack.pop_all()
     return held
-
-
-def _begin_again(run_dir: Path) -> None:
-    """Rename the metrics, since a user may have removed the checkpoints; then remove what is left of the attempt."""
-    metrics = run_dir / METRICS
-    if metrics.is_file() and metrics.stat().st_size:
-        aside = next(path for n in itertools.count(1) if not (path := run_dir / ASIDE.format(n)).exists())
-        metrics.rename(aside)
-        info(f"its metrics are kept in {aside}")
-    _clear(run_dir, only={METRICS})
 
 
 def _clear(run_dir: Path, only: Iterable[str] = frozenset(OURS - {LOCK_FILE})) -> None:

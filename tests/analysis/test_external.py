@@ -4,7 +4,11 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from sheeplike.analysis.runs import read_run
@@ -23,6 +27,31 @@ def test_events_that_are_no_file_are_not_read(refused, kind):
     else:
         os.mkfifo(odd)
     assert str(odd) in refused("runs")
+
+
+def huge() -> TensorProto:
+    tensor = make_tensor_proto(np.float32(1))
+    tensor.tensor_shape.dim.add(size=10**12)
+    return tensor
+
+
+@pytest.mark.parametrize("tensor", [make_tensor_proto(np.arange(3.0)), TensorProto(dtype=999), huge(), None])
+def test_a_run_with_an_odd_record_is_left_out(compared, tensor):
+    """Values of another shape than a scalar's, of no type, of a size that is claimed; and bytes that are no event."""
+    for seed in (0, 1):
+        with SummaryWriter(f"runs/ppo/seed_{seed}") as writer:
+            writer.add_scalar(RETURN, 3.0, 1000)
+            if seed and tensor is None:
+                writer._get_file_writer().event_writer._async_writer.write(b"\xff\xff\xff")
+            elif seed:
+                summary = Summary()
+                value = summary.value.add(tag=RETURN, tensor=tensor)
+                value.metadata.plugin_data.plugin_name = "scalars"
+                writer._get_file_writer().add_summary(summary, 1000)
+    result = compared("runs")
+    (row,) = result.rows.values()
+    assert row["seeds"] == "1"
+    assert any("seed_1" in line and "Left out" in line for line in result.output.splitlines())
 
 
 def test_another_tools_name_of_the_metric(compared, trained):

@@ -79,7 +79,7 @@ class DreamerV3Config(AgentConfig):
     warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the average squared gradient")
-    eps: float = Field(1e-20, gt=0, le=1, description="added to the root of the average squared gradient")
+    eps: float = Field(1e-20, ge=1e-30, le=1, description="added to the root of the average squared gradient")
     agc: float = Field(0.3, gt=0, le=1e6, description="maximum gradient norm, relative to the parameter's norm")
     unimix: float = Field(0.01, ge=0, lt=1, description="share of a uniform distribution in the latents")
     policy_unimix: float = Field(

@@ -67,7 +67,7 @@ class PPOConfig(AgentConfig):
     gae_lambda: Annotated[float, HEADLINE] = Field(0.95, ge=0, le=1, description="lambda of the advantage estimates")
     reward_scaling: float = Field(1.0, gt=0, le=1e6, description="factor of all rewards")
     learning_rate: Annotated[float, HEADLINE] = Field(1e-3, gt=0, le=1, description="step size of Adam")
-    adam_eps: float = Field(1e-5, gt=0, le=1, description="epsilon of Adam")
+    adam_eps: float = Field(1e-5, ge=1e-30, le=1, description="epsilon of Adam")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="maximum norm of all gradients together")
     clip: Annotated[float, HEADLINE] = Field(
         0.3, gt=0, le=1e6, description="clipping range of the ratio of probabilities, around 1"

@@ -166,8 +166,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             odd = sorted(set(state) ^ set(STATE))[0]
             raise ValueError(f"state has {len(state)} entries, this environment {len(STATE)}: {odd!r} is in one only")
         self._seed, self._generation, self._restarts = (int(state[name]) for name in STATE)
-        if min(self._seed, self._generation, self._restarts) < 0:
-            raise ValueError("state has a negative number")
+        if not all(0 <= number < 2**62 for number in (self._seed, self._generation, self._restarts)):
+            raise ValueError("state has a negative or too large a number")
         self._generation += 1
         self._running = self._anew = True
 

@@ -171,15 +171,15 @@ class World(gymnasium.Env):
         """Close the environment that raised ``error``, so that a reset makes a new one; may raise ``GaveUp``."""
         if isinstance(error, KeyboardInterrupt):
             raise error
-        # A missing package or a wrong option fails the next time as well.
-        if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption):
+        # At the first observation a missing package or a wrong option fails the next time as well.
+        lasting = ImportError | gymnasium.error.DependencyNotInstalled | Unusable | InvalidOption
+        if not self._last and isinstance(error, lasting):
             raise Unusable(first_line(error)) from error
         self._in_a_row += 1
         self._failures.append(f"{type(error).__name__}: {first_line(error)}")
         if self._in_a_row > self._options.max_restarts:
             # Other types may not survive pickling, and an OSError would mean that a process has died.
-            row = f"the environment failed {self._in_a_row} times in a row (max_restarts)"
-            raise GaveUp(f"{self._failures[-1]}; {row}") from error
+            raise GaveUp(f"{self._failures[-1]}; it failed {self._in_a_row} times in a row (max_restarts)") from error
         self.close()
         self._unseeded, self._restarts = True, self._restarts + 1
 

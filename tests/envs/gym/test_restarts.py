@@ -177,6 +177,15 @@ def test_what_is_not_installed_is_no_accident(worlds: Make, failing: type) -> No
     assert failing.made == before + 2  # one to look at, one to use
 
 
+@pytest.mark.parametrize("error", [ImportError("lazy"), gymnasium.error.DependencyNotInstalled("late"), Unusable("so")])
+def test_an_import_that_fails_in_the_middle_of_a_run_is_an_accident(worlds: Make, error: Exception) -> None:
+    env = worlds(once("step", 3, error), frames="none")
+    env.reset(seed=1)
+    ends = [bool(env.step(torch.zeros(1, dtype=torch.int64))[3]) for _ in range(4)]
+    assert ends == [False, False, True, False]
+    assert env.counters["env/restarts"] == 1
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_picture_that_does_not_fit_is_no_accident(worlds: Make, failing: type, vectorization: str) -> None:
     before = failing.made
