@@ -163,6 +163,7 @@ def describe(
     """Return the lines of the banner, name to text; ``start`` counts the policy steps made before."""
     updates = config.agent.updates(start, config.total_steps, config.env.num_envs)
     updating = "" if updates is None else f", {updates:,} gradient steps"
+    evaluated = "" if config.eval.every is None else f", evaluated every {config.eval.every:,}"
     continued = f"continued from policy step {start:,}: " if start else ""
     lines = {
         "task": f"{config.env.task}: {envs.num_envs} worlds, episodes of {envs.episode_length} steps",
@@ -170,7 +171,7 @@ def describe(
         "device": describe_device(config, envs.device),
         **agent.describe(),
         "configs": ", ".join(files),
-        "run": f"{continued}{config.total_steps - start:,} policy steps{updating}, in {run_dir}",
+        "run": f"{continued}{config.total_steps - start:,} policy steps{updating}{evaluated}, in {run_dir}",
         "simulation": f"{envs.num_envs / step_seconds:,.0f} policy steps/s alone",
     }
     return {name: text for name, text in lines.items() if text}

@@ -2,12 +2,9 @@
 
 ::
 
-    import sheeplike
-
     with sheeplike.init("exp=ppo", "env=cartpole_balance", "total_steps=200_000", "resume=auto") as run:
         while not run.over:
-            metrics = run.iterate(20_000)
-            print(run.policy_steps, metrics.get("rollout/return_mean"), run.evaluate()["eval/return_mean"])
+            print(run.iterate(20_000).get("rollout/return_mean"), run.evaluate()["eval/return_mean"])
 """
 
 from __future__ import annotations

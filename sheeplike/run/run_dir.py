@@ -88,10 +88,13 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     if saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
         changed = changes(to_data(load_saved(saved).config), config)
         refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
+        if resume and (steps := changed.get("total_steps", (0, 0)))[1] < steps[0]:  # a longer run is none of a series
+            refused["total_steps"] = steps
         if refused:
             raise CommandError(
                 f"run_dir={run_dir} holds another run: {describe_changes(refused)}; expected the command line that "
-                f"began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ), or another run_dir"
+                f"began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ, total_steps upwards), or "
+                "another run_dir"
             )
     if not resume:
         return Plan(config, check(config, run_dir), files=composed.files)

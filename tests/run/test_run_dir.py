@@ -203,10 +203,11 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     )
     assert line.names(f"run_dir={DEFAULT}", "agent.batch_size 16 -> 8")
     assert "-> 3" in line.partition("env.num_envs")[2]
-    assert "total_steps 1000000" not in line
     assert "max_skipped, total_steps, video_every, watchdog" in line, "and the seed may not"
     line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
     assert "exp dreamer_v3 -> ppo" in line
+    # As one of a series it would be a longer run than the others.
+    assert "total_steps 100000 -> 9999" in refused(*JOB, "resume=auto", "total_steps=9999")
 
 
 @pytest.mark.parametrize(
