@@ -51,6 +51,7 @@ def main(request: Request) -> int:
     out = None if asked.out is None else expand(asked.out)
     if out is not None:
         require_writable("out", out.parent, out.name, nearest="out=null")
+        out.parent.mkdir(parents=True, exist_ok=True)
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(signum, signal.default_int_handler)  # its KeyboardInterrupt ends the present check too
     width = max(map(len, asked.checks))

@@ -172,6 +172,9 @@ def build(
     networks_class = registry.find(config.name).load().networks_class
     networks = networks_class(space, actions, config, device=device, autocast=autocast)
     try:
+        for name, own in networks.state_dict().items():
+            if name in weights and weights[name].dtype != own.dtype:  # it would be cast in silence
+                raise TypeError(f"{name} is {weights[name].dtype}, expected {own.dtype}")
         networks.load_state_dict(weights)
         check_finite("agent", networks.state_dict())
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:

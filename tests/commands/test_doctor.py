@@ -374,6 +374,11 @@ def test_a_cublas_that_is_unsafe_on_this_gpu(capability: str, found: str | None,
     assert not warned or {found, "13.2"} <= set(warning.split())
 
 
+def test_the_report_goes_into_a_directory_that_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "python", "out=new/place/doctor.json"])
+    assert json.loads(Path("new/place/doctor.json").read_text())["checks"].keys() == {"python"}
+
+
 def test_numbers_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHEEPLIKE_SYNC", "0")
     monkeypatch.setattr(checks, "handed_over", lambda device, size, steps, sync: torch.full((2,), float(sync)))

@@ -222,3 +222,5 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     tensors = load_file(weights)
     save_file(dict(list(tensors.items())[:-1]), weights)
     assert "weights.safetensors" in problem()
+    save_file({name: value.bool() for name, value in tensors.items()}, weights)
+    assert "weights.safetensors" in problem()

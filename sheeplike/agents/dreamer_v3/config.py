@@ -66,7 +66,7 @@ class DreamerV3Config(AgentConfig):
         "12m", description="preset, or the widths of the model"
     )  # the authors' default is 200m
     replay_ratio: Annotated[float, HEADLINE] = Field(
-        0.0625, gt=0, le=1000, description="gradient steps per policy step after learning_starts"
+        0.0625, gt=1e-9, le=1000, description="gradient steps per policy step after learning_starts"
     )
     # 0.0625 x 16 x 64: each step is trained on 64 times. The authors' default is 32 times, for 5 million steps.
     learning_starts: int | None = Field(
@@ -76,7 +76,7 @@ class DreamerV3Config(AgentConfig):
     batch_size: Annotated[int, HEADLINE] = Field(16, ge=1, le=2**16, description="sequences per gradient step")
     batch_length: Annotated[int, HEADLINE] = Field(64, ge=2, le=2**16, description="time steps per sequence")
     learning_rate: Annotated[float, HEADLINE] = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
-    warmup: int = Field(1000, ge=0, description="gradient steps over which the learning rate rises from 0")
+    warmup: int = Field(1000, ge=0, le=10**12, description="gradient steps over which the learning rate rises from 0")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the momentum")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the average squared gradient")
     eps: float = Field(1e-20, ge=1e-30, le=1, description="added to the root of the average squared gradient")

@@ -153,4 +153,4 @@ def _curve(
 
 def list_names(place: Path) -> list[str]:
     """Return the names of the episodes recorded in a directory."""
-    return sorted(file.stem for file in place.glob("*.npz")) if place.is_dir() else []
+    return sorted(file.stem for file in place.glob("[!.]*.npz")) if place.is_dir() else []

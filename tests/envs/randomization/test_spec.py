@@ -55,6 +55,7 @@ def test_order_of_lines_is_kept():
         ({"distribution": {"uniform": [1, 0]}}, r"distribution.uniform=\[1,0\]: .*ascending"),
         ({"distribution": {"uniform": [0]}}, r"distribution.uniform=\[0\].*\[low, high\]"),
         ({"distribution": {"uniform": [0, float("nan")]}}, r"distribution.uniform=nan"),
+        ({"distribution": {"normal": [-1, 1e39]}}, r"distribution.normal"),
         ({"distribution": {"uniform": [0, True]}}, r"distribution.uniform=true"),
         ({"distribution": {"uniform": [0, "1"]}}, r"distribution.uniform=1"),
         ({"distribution": {"uniform": [[0, 0], [1, 1, 1]]}}, r"length"),

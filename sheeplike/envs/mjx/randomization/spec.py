@@ -11,7 +11,6 @@
 Lines take effect in their order, so that a line can scale values that an earlier one has set.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -145,4 +144,4 @@ def _numbers(name: str, key: str, value: Any, expected: str, *, choice: bool) ->
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e30  # as float32 too
