@@ -77,7 +77,7 @@ class Observer:
             options.frames
         ]
         self._makers = {camera: Images(options, image_size) for camera in self._cameras}
-        self._vectors = {part.name or "state": part for part in sorted(vectors)}
+        self._vectors = {part.name or "state": part for part in sorted(vectors, key=lambda part: str(part.name))}
         self._joined = bool(vectors) and "state" not in self._vectors
         entries: dict[str, spaces.Space] = {}
         for camera, part in self._cameras.items():
@@ -86,8 +86,11 @@ class Observer:
         widths = {name: flatdim(part.space) for name, part in self._vectors.items()}
         widths |= {"state": sum(widths.values())} if self._joined else {}
         entries |= {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()}
-        if not entries:
-            raise ValueError(f"observation space {space}: expected an image or a vector in it, or frames=render")
+        taken = any(str(name).startswith(("pixels/", ":")) for name in self._vectors)
+        if not entries or taken or len(observed) + len(self._vectors) < len(images) + len(vectors):
+            raise ValueError(
+                f"observation space {space}: expected images or vectors, all named apart, or frames=render"
+            )
         self.space = spaces.Dict(dict(sorted(entries.items())))
 
     def __call__(

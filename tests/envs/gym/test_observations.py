@@ -13,7 +13,7 @@ from PIL import Image
 
 from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.envs import InvalidOption
-from sheeplike.envs.gym.observations import Images, choose_frames, parts_of, translate
+from sheeplike.envs.gym.observations import Images, Observer, choose_frames, parts_of, translate
 from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.options import build
@@ -292,3 +292,17 @@ def test_stacks() -> None:
     ]
     expected = [[10, 10, 10], [10, 10, 20], [40, 40, 40], [40, 40, 50]]
     assert np.abs(np.array(grey) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a/b": spaces.Box(0, 1, (2,)), "a": spaces.Dict({"b": spaces.Box(0, 1, (2,))})},
+        {"pixels/cam": spaces.Box(0, 1, (2,)), "cam": spaces.Box(0, 255, (32, 32, 3), np.uint8)},
+        {":reward": spaces.Box(0, 1, (1,))},
+    ],
+)
+def test_names_that_would_hide_one_another_are_refused(entries) -> None:
+    options = GymOptions(id="e", frames="observation" if "cam" in entries else "none")
+    with pytest.raises(ValueError, match="observation space"):
+        Observer(spaces.Dict(entries), options, (48, 48))
