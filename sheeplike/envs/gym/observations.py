@@ -88,9 +88,7 @@ class Observer:
         entries |= {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()}
         taken = any(str(name).startswith(("pixels/", ":")) for name in self._vectors)
         if not entries or taken or len(observed) + len(self._vectors) < len(images) + len(vectors):
-            raise ValueError(
-                f"observation space {space}: expected images or vectors, all named apart, or frames=render"
-            )
+            raise ValueError(f"observation space {space}: expected images or vectors, named apart, or frames=render")
         self.space = spaces.Dict(dict(sorted(entries.items())))
 
     def __call__(
