@@ -313,7 +313,7 @@ class Experiment:
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
             kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
-            raise kind(f"{self.run_dir} could not be saved, {newest}: {getattr(error, 'strerror', error)}") from error
+            raise kind(f"{self.run_dir} could not be saved, {newest}: {error}") from error
 
     # --- training ---------------------------------------------------------------------------------------------------
 

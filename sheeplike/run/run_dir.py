@@ -52,7 +52,7 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
     resumes it if ``run_dir`` holds that run.
     """
     start, overrides = start_of(arguments)
-    with as_command_errors(OSError, ValueError):  # a path may be too long, forbidden, or hold a NUL
+    with as_command_errors(OSError):  # a path may be too long, or forbidden
         if start.resume not in (None, "auto"):
             planned = _resumed(expand(start.resume), overrides)
         else:

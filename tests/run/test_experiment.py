@@ -250,6 +250,19 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     assert unsaved.value.status == 74
 
 
+def test_the_reason_is_told_if_the_last_checkpoint_cannot_be_written(
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any) -> None:
+        raise RuntimeError("a short write")
+
+    run = begin(*PPO_JOB, *GYM)
+    run.iterate(32)
+    monkeypatch.setattr(checkpoint.Writer, "_write_directory", short)
+    with pytest.raises(Unsaved, match="a short write"), run:
+        pass
+
+
 @pytest.mark.parametrize("how", ["removed", "moved"])
 def test_a_run_whose_directory_was_begun_anew_leaves_the_other_run_alone(
     how: str, begin: Callable[..., Experiment], tmp_path: Path, capsys: pytest.CaptureFixture[str]

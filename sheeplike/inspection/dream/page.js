@@ -252,7 +252,7 @@ function show(now, buffer, at) {
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
     const [foot, select] = [".foot", "select"].map((name) => element.querySelector(name));
-    if (n) foot.textContent = `${blindness(now)} · PSNR ${(now.psnr[n - 1] ?? NaN).toFixed(1)} dB`;
+    if (n) foot.textContent = `${blindness(now)} · PSNR\u00a0${(now.psnr[n - 1] ?? NaN).toFixed(1)}\u00a0dB`;
     else {
       element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
       showLegend(foot, now);
