@@ -21,7 +21,7 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import expand, require_writable
 from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import phase
-from sheeplike.options import CommandError, Options, explain_keys, keys_of
+from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
 from sheeplike.terminal import echo, one_line
 from sheeplike.tools.checks import CHECKS, examine
 
@@ -50,6 +50,8 @@ def main(request: Request) -> int:
     asked = parse(request)
     out = None if asked.out is None else expand(asked.out)
     if out is not None:
+        if out.suffix != ".json":  # it may be another file, such as a run's config.yaml
+            raise InvalidOption("out", asked.out, "a name that ends in .json, or null", out.with_suffix(".json"))
         require_writable("out", out.parent, out.name, nearest="out=null")
         out.parent.mkdir(parents=True, exist_ok=True)
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):

@@ -54,6 +54,8 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 def expand(path: str) -> Path:
     """Return a typed path with ``~`` and ``~<user>`` replaced by home directories."""
+    if "\0" in path:
+        raise CommandError(f"{path}: expected a path without the character NUL")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from sheeplike.envs.gym.options import CommonOptions
 from sheeplike.options import InvalidOption
+from sheeplike.terminal import one_line
 
 FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -162,6 +163,9 @@ def _vector(space: spaces.Space, value: Any) -> np.ndarray:
         if value.shape != space.shape or value.dtype.kind not in "biuf":
             raise ValueError(f"a vector {value.dtype} {value.shape}: expected {space.dtype} {space.shape}")
         return value.astype(np.float32).reshape(-1)
+    value = np.asarray(value).astype(space.dtype)  # a flag for Discrete(2), say
+    if not space.contains(value):  # a number out of range would be encoded as another
+        raise ValueError(f"a vector {one_line(repr(value))}: expected one of {space}")
     return np.asarray(flatten(space, value), np.float32)
 
 

@@ -155,8 +155,8 @@ class World(gymnasium.Env):
         if options.clip_rewards:
             reward = float(np.sign(reward))
         own, said = {}, [np.asarray(info[name]) for name in ("is_success", "success") if name in info]
-        if said and said[0].dtype.kind in "biuf":  # texts and objects say nothing
-            own["success"] = bool(said[0].all() and not np.isnan(said[0]).any())  # NaN would count as true
+        if said and said[0].dtype.kind in "biuf" and said[0].size:  # texts and objects say nothing
+            own["success"] = bool((said[0] > 0.5).all())  # False for NaN
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:

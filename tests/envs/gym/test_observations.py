@@ -111,6 +111,18 @@ def test_values_arrive_where_they_belong() -> None:
     assert torch.equal(obs["state"], torch.cat([obs["a/0"], obs["a/1"], obs["z"]], -1))
 
 
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [(spaces.Discrete(5), -1), (spaces.MultiDiscrete([2, 3]), [0, 3]), (spaces.MultiBinary(2), [1, 2])],
+    ids=str,
+)
+def test_numbers_outside_their_space_are_refused(space: spaces.Space, value: Any) -> None:
+    observe = Observer(space, GymOptions(id="t", frames="none"), (32, 32))
+    assert observe(space.sample(), lambda: None, first=True)
+    with pytest.raises(ValueError, match=r"expected"):
+        observe(value, lambda: None, first=True)
+
+
 def test_a_channels_first_image_is_turned() -> None:
     env, made = make(box(3, 32, 32, dtype=np.uint8))
     obs, _ = env.reset(seed=0)

@@ -286,7 +286,18 @@ def test_worlds_in_processes_of_their_own_do_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("told", "success"),
-    [(True, 1), (1.0, 1), (np.array([1, 2]), 1), (np.nan, 0), (0, 0), (None, None), ("no", None), ({"a": 1}, None)],
+    [
+        (True, 1),
+        (1.0, 1),
+        (np.array([1, 2]), 1),
+        (0.3, 0),
+        (np.nan, 0),
+        (0, 0),
+        (np.array([]), None),
+        (None, None),
+        ("no", None),
+        ({"a": 1}, None),
+    ],
     ids=str,
 )
 def test_what_counts_as_a_success(told: Any, success: float | None) -> None:
