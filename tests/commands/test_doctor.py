@@ -140,7 +140,7 @@ def test_what_is_asked_for(capfd: pytest.CaptureFixture[str], refusal: Callable[
     assert "--config-dir" in refusal("doctor --config-dir .")
     Path("file").touch()
     assert "nearest: out=null" in refusal("doctor quick out=file/doctor.json")
-    assert "nearest: run/config.json" in refusal("doctor quick out=run/config.yaml")
+    assert "nearest: out=run/config.json" in refusal("doctor quick out=run/config.yaml")
     assert [path.name for path in Path().iterdir()] == ["file"]
     main(["doctor", "--help"])
     output = capfd.readouterr().out
