@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from sheeplike.ranks import ALONE, Ranks
+
 
 class PercentileScale(nn.Module):
     """Exponential average of the range between two percentiles of batches.
@@ -46,16 +48,24 @@ class RunningNorm(nn.Module):
         self.register_buffer("square", torch.zeros(size, dtype=torch.float64))  # sum of squared deviations
 
     @torch.no_grad()
-    def update(self, x: Tensor) -> None:
-        """Add vectors ``(B, D)``, except those with a non-finite number, which would stay in the averages for ever."""
+    def update(self, x: Tensor, ranks: Ranks = ALONE) -> None:
+        """Add vectors ``(B, D)`` of all ranks, except those with a non-finite number, which would stay for ever."""
         finite = x.isfinite().all(-1, keepdim=True)
         count = finite.sum(dtype=torch.float64)
         # A product with zero would keep a NaN.
         x = torch.where(finite, x.double(), 0.0)
         mean = x.sum(0) / count.clamp_min(1.0)
+        spread = torch.where(finite, x - mean, 0.0).square().sum(0)
+        if ranks.size > 1:
+            # Only what is new is merged: totals would be counted once for each rank.
+            counts, means, spreads = ranks.gather(torch.cat([count[None], mean, spread])).split(
+                [1, len(mean), len(mean)], 1
+            )
+            count = counts.sum()
+            mean = (counts * means).sum(0) / count.clamp_min(1.0)
+            spread = (spreads + counts * (means - mean).square()).sum(0)
         total = (self.count + count).clamp_min(1.0)
         gap = mean - self.mean
-        spread = torch.where(finite, x - mean, 0.0).square().sum(0)
         self.square += spread + gap.square() * self.count * count / total
         self.mean += gap * count / total
         self.count += count

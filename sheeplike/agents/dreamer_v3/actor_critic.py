@@ -108,11 +108,12 @@ def imagination_loss(
     policy: ActionDistribution,
     value: TwoHot,
     slow_value: TwoHot,
-    scale: PercentileScale,
+    scale: PercentileScale | None,
     *,
     return_lambda: float,
     entropy_scale: float,
     slow_scale: float = 1.0,
+    reinforced: ActionDistribution | None = None,
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
     """Return actor and critic losses on imagined rollouts.
 
@@ -121,34 +122,51 @@ def imagination_loss(
         reward, cont: ``(B, I + 1)`` predictions for every state, the first included: mean reward, and probability that
             the episode goes on times the discount of the horizon, so the discount here is 1.
         policy, value, slow_value: distributions over the ``(B, I + 1)`` states.
-        scale: range of returns; updated here.
+        scale: range of returns; updated here. None: the range will be that of all ranks, and is not known yet.
+        reinforced: without a scale, ``policy`` from a copy of its parameters, which takes the gradient of REINFORCE.
 
     Returns:
-        Losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics.
+        Losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics. Without a scale there is a
+        loss ``reinforce``, to be divided by it, and ``policy`` has the entropy alone; in place of the
+        :func:`return_metrics` stand their arguments, ``returns`` ``(2, B, I)``.
     """
     val, slow = value.pred(), slow_value.pred().detach()
     weight = torch.cumprod(cont, 1).detach()
     # Targets bootstrap the fast value; the slow one only regularises.
     ret = lambda_return(torch.zeros_like(cont), 1 - cont, reward, val, 1.0, return_lambda).detach()
-    spread = scale.update(ret)
-    advantage = (ret - val[:, :-1].detach()) / spread
-    log_prob, entropy = policy.log_prob(action.detach())[:, :-1], policy.entropy()[:, :-1]
+    error, entropy = ret - val[:, :-1].detach(), policy.entropy()[:, :-1]
+    losses, acted, weight = {}, action.detach(), weight[:, :-1]
     # REINFORCE for discrete and continuous actions alike.
-    policy_loss = -weight[:, :-1] * (log_prob * advantage + entropy_scale * entropy)
+    if scale is None:
+        # The gradient is linear in the scale, so it can be divided once the returns of all ranks are known.
+        losses["reinforce"] = -weight * (reinforced.log_prob(acted)[:, :-1] * error)
+        losses["policy"] = -weight * (entropy_scale * entropy)
+        about_returns = {"returns": torch.stack([ret, error])}
+    else:
+        spread = scale.update(ret)
+        log_prob = policy.log_prob(acted)[:, :-1]
+        losses["policy"] = -weight * (log_prob * (error / spread) + entropy_scale * entropy)
+        about_returns = return_metrics(ret, error, spread)
     padded = torch.cat([ret, torch.zeros_like(ret[:, -1:])], 1)
-    value_loss = weight[:, :-1] * (value.loss(padded) + slow_scale * value.loss(slow))[:, :-1]
-    metrics = {
+    losses["value"] = weight * (value.loss(padded) + slow_scale * value.loss(slow))[:, :-1]
+    metrics = about_returns | {
         "actor/entropy": entropy.mean(),
-        "actor/advantage_std": advantage.std(),
-        "actor/return_scale": spread,
-        "actor/imagined_return": ret.mean(),
         "critic/value": val.mean(),
         "critic/slow_value": slow.mean(),
-        "critic/explained_variance": 1 - (ret - val[:, :-1]).var() / ret.var().clamp_min(1e-8),
         "wm/imagined_reward": reward.mean(),
         "wm/imagined_continue": cont.mean(),
     }
-    return {"policy": policy_loss, "value": value_loss}, ret, {k: v.detach() for k, v in metrics.items()}
+    return losses, ret, {k: v.detach() for k, v in metrics.items()}
+
+
+def return_metrics(returns: Tensor, error: Tensor, spread: Tensor) -> dict[str, Tensor]:
+    """Return 0-dim metrics of imagined ``returns``, what the critic missed of them, and their scale."""
+    return {
+        "actor/advantage_std": (error / spread).std(),
+        "actor/return_scale": spread,
+        "actor/imagined_return": returns.mean(),
+        "critic/explained_variance": 1 - error.var() / returns.var().clamp_min(1e-8),
+    }
 
 
 def replay_value_loss(

@@ -7,8 +7,10 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -25,7 +27,7 @@ from sheeplike.agents.agent import (
     describe_sight,
     own_randomness,
 )
-from sheeplike.agents.dreamer_v3.actor_critic import imagination_loss, replay_value_loss
+from sheeplike.agents.dreamer_v3.actor_critic import imagination_loss, replay_value_loss, return_metrics
 from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.agents.dreamer_v3.probes import Probes
@@ -44,6 +46,7 @@ from sheeplike.memory import SequenceReplay
 from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
+from sheeplike.ranks import ALONE, Ranks
 
 FILMED = 6  # most sequences in a video
 DREAMT, SEEN = 50, 5  # imagined steps of a dream, and real steps shown before it
@@ -57,6 +60,7 @@ class DreamerV3(Agent):
         compile: mode of :class:`~sheeplike.nn.compilation.Compilation`.
         autocast: maker of the context of mixed precision, such as ``fabric.autocast``.
         seed: seed of parameters and replay sampling.
+        ranks: processes that learn together, each from ``batch_size`` sequences of its own worlds.
 
     Raises:
         ValueError: the options do not suit the spaces.
@@ -76,8 +80,10 @@ class DreamerV3(Agent):
         compile: str = "off",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
+        self.ranks = ranks
         self.networks = self.networks_class(
             observation_space, action_space, config, device=device, autocast=autocast, seed=seed
         )
@@ -97,7 +103,7 @@ class DreamerV3(Agent):
             size=config.replay_size,
             sequence=config.batch_length + CONTEXT,
             device=self.device,
-            seed=seed,
+            seed=ranks.seed(seed),
             refreshed=LATENTS,
         )
         self.generator = self.replay.generator
@@ -105,6 +111,8 @@ class DreamerV3(Agent):
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
         self._last_draw: tuple[Tensor, Tensor] | None = None
+        # Takes the gradient of REINFORCE, which can be scaled only after that of the entropy is computed.
+        self.reinforced = copy.deepcopy(self.actor_critic.policy) if ranks.size > 1 else None
         self._compile(compile)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -125,15 +133,19 @@ class DreamerV3(Agent):
         if self.device.type != "cpu":
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
-        self._learn = self.compiled.step(self._learn)
+        if self.ranks.size == 1:
+            self._learn = self.compiled.step(self._learn)
+        else:
+            self._differentiate_share = self.compiled.step(self._differentiate_share)
+            self._apply_sum = self.compiled.step(self._apply_sum)
 
     # --- collecting -------------------------------------------------------------------------------------------------
 
     def add(self, step: Step) -> None:
         self.replay.add(encode_step(step, self.stored, self.codec))
-        self.world_model.update_norms(step.obs)
+        self.world_model.update_norms(step.obs, self.ranks)
         if self.probes is not None:
-            self.probes.update_norms(step.obs)
+            self.probes.update_norms(step.obs, self.ranks)
 
     def updates_due(self, policy_steps: int) -> int:
         """Return the gradient steps due; before the replay holds a batch, none accrue."""
@@ -147,38 +159,130 @@ class DreamerV3(Agent):
     def update(self) -> dict[str, Tensor]:
         """Make one gradient step; static shapes, one backward pass, no host synchronisation."""
         self._last_draw = self.replay.draw(self.config.batch_size)
-        return self._learn(*self._last_draw)
+        return (self._learn if self.ranks.size == 1 else self._learn_together)(*self._last_draw)
 
     def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
         """Learn from the replayed sequences of worlds ``envs`` from times ``starts``, ``(B,)`` int64 each."""
+        before = self.actor_critic.return_scale.range.clone()
         data, _, times = self.replay.gather(envs, starts)
-        returns = self.actor_critic.return_scale.range
-        returns_before = returns.clone()
+        means, metrics, fresh = self._differentiate(data)
+        # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
+        finite = data["reward"].isfinite().all()
+        stored = {name: data[name][:, CONTEXT:] for name in fresh}
+        return self._apply(envs, times, stored, fresh, means, metrics, finite, before)
+
+    def _differentiate(
+        self, data: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Compute the gradients of all losses; return means of the losses, metrics, and new latents to store."""
         with self.autocast():
             losses, metrics, posterior = self.losses(data)
+        reinforce = losses.pop("reinforce", None)
         means, total = self.total(losses)
+        if reinforce is not None:
+            means["reinforce"] = reinforce.mean()
+            total = total + self.scales["policy"] * means["reinforce"]
         self.optimizer.zero_grad()
         total.backward()
-        norms = self._gradient_norms()
+        if self.probes is not None:
+            batch = {key: data[key][:, CONTEXT:] for key in self.probes.names}
+            metrics |= self.probes.differentiate(posterior.features, batch)
         means = {name: mean.detach() for name, mean in (means | {"total": total}).items()}
-        finite = torch.stack([means["total"], *norms.values()]).isfinite().all()
-        # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
-        finite &= data["reward"].isfinite().all()
+        return means, metrics, pack_latent(posterior.detach())
+
+    def _apply(
+        self,
+        envs: Tensor,
+        times: Tensor,
+        stored: dict[str, Tensor],
+        fresh: dict[str, Tensor],
+        means: dict[str, Tensor],
+        metrics: dict[str, Tensor],
+        finite: Tensor,
+        returns_before: Tensor,
+    ) -> dict[str, Tensor]:
+        """Make the step that the gradients ask for, or skip it if a number was not finite; return all metrics."""
+        norms = self._gradient_norms()
+        finite = finite & torch.stack([means["total"], *norms.values()]).isfinite().all()
         skip = self.skips.count(finite)
         metrics |= {f"loss/{name}": mean for name, mean in means.items()} | norms | health(means["total"], skip)
         metrics["opt/learning_rate"] = self.optimizer.learning_rate()
         self.optimizer.found_inf = skip
         self.optimizer.step()
         update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.config.slow_critic_rate, skip)
+        returns = self.actor_critic.return_scale.range
         returns.copy_(torch.where(finite, returns, returns_before))
         # These latents are one update old, but newer than those stored.
-        fresh = pack_latent(posterior.detach())
-        fresh = {name: torch.where(finite, value, data[name][:, CONTEXT:]) for name, value in fresh.items()}
+        fresh = {name: torch.where(finite, value, stored[name]) for name, value in fresh.items()}
         self.replay.write_back(envs, times[:, CONTEXT:], fresh)
         if self.probes is not None:
-            batch = {key: data[key][:, CONTEXT:] for key in self.probes.names}
-            metrics |= self.probes.update(posterior.features, batch, skip)
+            self.probes.step(metrics.pop("probe/loss"), skip)
         return metrics
+
+    # --- learning with other ranks ----------------------------------------------------------------------------------
+
+    def _learn_together(self, envs: Tensor, starts: Tensor, *, exchange: bool = True) -> dict[str, Tensor]:
+        """Make the step that one rank would make with the sequences of all: a collective of sums, and one of returns.
+
+        Collectives are eager, between two halves that may be captured. Without ``exchange`` all ranks are like this.
+        """
+        flat, returns, *rest = self._differentiate_share(envs, starts)
+        if exchange:
+            flat, returns = self.ranks.sum(flat), self.ranks.gather(returns)
+        else:
+            returns = returns.repeat(self.ranks.size, 1, 1, 1)
+        return self._apply_sum(flat, returns, envs, *rest)
+
+    def _differentiate_share(self, envs: Tensor, starts: Tensor) -> tuple[Any, ...]:
+        """Return what all ranks add up: gradients, sums and counts of the metrics, and 1 if a number is not finite.
+
+        The gradient of REINFORCE, not yet scaled, stands behind the others. Also returned are the imagined returns,
+        and times, stored and new latents of the sequences.
+        """
+        torch._foreach_copy_(list(self.reinforced.parameters()), list(self.actor_critic.policy.parameters()))
+        self.reinforced.zero_grad()
+        data, _, times = self.replay.gather(envs, starts)
+        means, metrics, fresh = self._differentiate(data)
+        finite = means["total"].isfinite() & data["reward"].isfinite().all()
+        returns = metrics.pop("returns")
+        learners = [self.networks] if self.probes is None else [self.networks, self.probes.heads]
+        self._shared = [p for learner in learners for p in learner.parameters() if p.grad is not None]
+        gradients = [p.grad for p in (*self._shared, *self.reinforced.parameters())]
+        self._names = list(means), list(metrics)
+        values = torch.stack([*means.values(), *metrics.values()])
+        known = ~values.isnan()
+        tail = [torch.where(known, values, 0.0), known, ~finite[None]]
+        flat = torch.cat([part.flatten().to(values.dtype) for part in (*gradients, *tail)])
+        return flat, returns, times, {name: data[name][:, CONTEXT:] for name in fresh}, fresh
+
+    def _apply_sum(
+        self,
+        flat: Tensor,
+        returns: Tensor,
+        envs: Tensor,
+        times: Tensor,
+        stored: dict[str, Tensor],
+        fresh: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Make the step from the sum of all ranks' ``flat``, and their ``returns (ranks, 2, B, I)``."""
+        policy, scaling = list(self.actor_critic.policy.parameters()), self.actor_critic.return_scale
+        before, (ret, error) = scaling.range.clone(), returns.transpose(0, 1).flatten(1)
+        spread = scaling.update(ret)
+        owners, number = [*self._shared, *policy], sum(map(len, self._names))
+        *gradients, sums, counts, nonfinite = flat.split([*(p.numel() for p in owners), number, number, 1])
+        gradients = torch._foreach_div(gradients, float(self.ranks.size))
+        for p, gradient in zip(self._shared, gradients, strict=False):
+            p.grad = gradient.view_as(p)
+        for p, gradient in zip(policy, gradients[len(self._shared) :], strict=True):
+            p.grad += gradient.view_as(p) / spread
+        values = torch.where(counts > 0, sums / counts, torch.nan).unbind()
+        means = dict(zip(self._names[0], values, strict=False))
+        metrics = dict(zip(self._names[1], values[len(means) :], strict=True)) | return_metrics(ret, error, spread)
+        reinforce = means.pop("reinforce")
+        means["policy"] = means["policy"] + reinforce / spread
+        total = means["total"] + self.scales["policy"] * (reinforce / spread - reinforce)
+        means["total"] = torch.where(nonfinite[0] > 0, torch.nan, total)
+        return self._apply(envs, times, stored, fresh, means, metrics, nonfinite[0] == 0, before)
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return means of the losses by name, and their weighted sum."""
@@ -225,9 +329,10 @@ class DreamerV3(Agent):
             critic.policy(features),
             critic.value(features),
             slow,
-            critic.return_scale,
+            critic.return_scale if self.reinforced is None else None,
             return_lambda=self.config.return_lambda,
             entropy_scale=self.config.entropy_scale,
+            reinforced=None if self.reinforced is None else self.reinforced(features),
         )
         losses["replay_value"] = replay_value_loss(
             batch["is_last"],
@@ -333,6 +438,8 @@ class DreamerV3(Agent):
         }
 
     def warm_up(self) -> None:
+        # Ranks may need different numbers of calls, so they exchange nothing here.
+        step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
         none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
         data, envs, times = self.replay.gather(none[:1], none[:1])
         latents = {name: data[name].clone() for name in LATENTS}
@@ -342,7 +449,7 @@ class DreamerV3(Agent):
             with ExitStack() as stack:
                 for networks, optimizer in learners:
                     stack.enter_context(preserve_state(networks, optimizer, self.skips, self.device))
-                self.compiled.warm_up(lambda: self._learn(none, none))
+                self.compiled.warm_up(lambda: step(none, none))
         finally:
             self.replay.write_back(envs, times, latents)
 

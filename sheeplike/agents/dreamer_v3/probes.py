@@ -18,6 +18,7 @@ from sheeplike.agents.dreamer_v3.storage import ModelKeys
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import RunningNorm
 from sheeplike.nn.optimizers import adam
+from sheeplike.ranks import ALONE, Ranks
 
 RATE, EPS = 1e-3, 1e-8  # Adam
 HEADS = ("linear", "mlp")
@@ -45,19 +46,16 @@ class Probes:
             ).to(device)
         self.optimizer = adam(self.heads.parameters(), RATE, eps=EPS)
 
-    def update_norms(self, obs: Mapping[str, Tensor]) -> None:
-        """Update the whitening with ``obs (N, ...)``."""
+    def update_norms(self, obs: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
+        """Update the whitening with ``obs (N, ...)`` of all ranks."""
         for key, norm in zip(self.names, self.heads["norms"], strict=True):
-            norm.update(obs[key])
+            norm.update(obs[key], ranks)
 
-    def update(self, features: Tensor, batch: Mapping[str, Tensor], skip: Tensor) -> dict[str, Tensor]:
-        """Make one gradient step on features ``(B, T, F)`` and the observations of the same steps.
-
-        Args:
-            skip: 0-dim float32; 1 leaves all parameters as they are, as a non-finite number does.
+    def differentiate(self, features: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute gradients from features ``(B, T, F)`` and the observations of the same steps.
 
         Returns:
-            ``probe/r2/<observation>/<head>``, 0-dim: explained variance in the batch, before the step.
+            ``probe/r2/<observation>/<head>``, 0-dim: explained variance in the batch; ``probe/loss``, 0-dim.
         """
         features, metrics, losses = features.detach().float(), {}, []
         for index, (key, norm) in enumerate(zip(self.names, self.heads["norms"], strict=True)):
@@ -71,11 +69,14 @@ class Probes:
         total = torch.stack(losses).sum()
         self.optimizer.zero_grad()
         total.backward()
+        return metrics | {"probe/loss": total.detach()}
+
+    def step(self, loss: Tensor, skip: Tensor) -> None:
+        """Make a gradient step, unless ``skip``, 0-dim float32, is 1, or the loss or a gradient is not finite."""
         norm = nn.utils.get_total_norm([p.grad for p in self.heads.parameters()])
-        finite = torch.stack([total.detach(), norm]).isfinite().all()
+        finite = torch.stack([loss, norm]).isfinite().all()
         self.optimizer.found_inf = torch.maximum(skip, (~finite).float())
         self.optimizer.step()
-        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         return {"heads": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}

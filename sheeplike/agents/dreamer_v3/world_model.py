@@ -22,6 +22,7 @@ from sheeplike.nn.distributions import Bernoulli, TwoHot, TwoHotBins, categorica
 from sheeplike.nn.layers import MLP, Linear
 from sheeplike.nn.normalizers import RunningNorm
 from sheeplike.nn.vision import ImageDecoder, ImageEncoder
+from sheeplike.ranks import ALONE, Ranks
 
 
 class Encoder(nn.Module):
@@ -160,10 +161,10 @@ class WorldModel(nn.Module):
         """Return the probability ``(...)`` that the episode goes on, without the horizon."""
         return (self.cont(features).prob() / (1 - 1 / self.horizon)).clamp(max=1)
 
-    def update_norms(self, obs: Mapping[str, Tensor]) -> None:
-        """Update the whitening of targets with ``obs (N, ...)``."""
+    def update_norms(self, obs: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
+        """Update the whitening of targets with ``obs (N, ...)`` of all ranks."""
         for key, norm in zip(self.whitened, self.norms, strict=True):
-            norm.update(obs[key])
+            norm.update(obs[key], ranks)
 
     def losses(
         self, posterior: Latent, logits: Tensor, batch: Mapping[str, Tensor]

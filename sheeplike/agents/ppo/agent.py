@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from sheeplike.agents.agent import Agent, Step, describe_sight
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.agents.ppo.config import PPOConfig
-from sheeplike.agents.ppo.losses import COMPUTED, STORED, compute_advantages, objective
+from sheeplike.agents.ppo.losses import COMPUTED, STORED, Totals, compute_advantages, objective, sums, totals_of
 from sheeplike.agents.ppo.networks import PPONetworks
 from sheeplike.agents.spaces import ActionCodec, ObservationKeys
 from sheeplike.memory import Rollout
 from sheeplike.memory.replay import Spec, load_generator
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import adam
+from sheeplike.ranks import ALONE, Ranks
 
 # Factor by which adaptive_lr moves the learning rate, and its limits, as in Brax.
 LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)
@@ -59,11 +60,13 @@ class PPO(Agent):
         compile: str = "off",
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         length, minibatches = config.rollout_length, config.minibatches
         if num_envs * length % minibatches:
             raise ValueError(f"{num_envs} worlds x {length} steps do not divide into {minibatches} minibatches")
         self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
+        self.ranks = ranks
         self.networks = self.networks_class(
             observation_space, action_space, config, device=device, autocast=autocast, seed=seed
         )
@@ -78,12 +81,13 @@ class PPO(Agent):
             device=self.device,
             history=config.frame_stack - 1,
         )
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(ranks.seed(seed))
         self.shift = draw_shift(num_envs, len(self.keys.images), self.generator)
         # Shared by the updates on one rollout, and changed in place: a captured update reads these addresses.
         self.advantage, self.target, self.mask = torch.zeros(3, num_envs * length, device=self.device)
         self.stopped = torch.zeros((), device=self.device)
         self.order = torch.arange(num_envs * length, device=self.device)  # the steps as an epoch takes them
+        self.sums: Tensor | None = None  # of this epoch's minibatches over all ranks; None: not yet known
         self.updates = 0  # made on the current rollout
         self.unknown = config.frame_stack - 1  # steps to come whose stacked frames the rollout lacks
         self.skips = SkipCounter(self.device)
@@ -97,7 +101,11 @@ class PPO(Agent):
         self.compiled.methods(self.networks, "forward")
         self.compute_advantages = self.compiled.kernels(compute_advantages)
         self.objective = self.compiled.kernels(objective)
-        self._learn = self.compiled.step(self._learn)
+        if self.ranks.size == 1:
+            self._learn = self.compiled.step(self._learn)
+        else:
+            self._differentiate_share = self.compiled.step(self._differentiate_share)
+            self._apply_sum = self.compiled.step(self._apply_sum)
         self._prepare = self.compiled.step(self._prepare)
 
     # --- collecting -------------------------------------------------------------------------------------------------
@@ -142,8 +150,9 @@ class PPO(Agent):
         turn = self.updates % minibatches
         if turn == 0:
             self.order.copy_(torch.randperm(self.mask.numel(), generator=self.generator, device=self.device))
+            self.sums = None
         self._last_index = self.order.view(minibatches, -1)[turn]
-        metrics = self._learn(self._last_index)
+        metrics = self._learn(self._last_index) if self.ranks.size == 1 else self._learn_together(turn)
         self.updates += 1
         if self.updates == self.config.epochs * minibatches:
             self._finish()
@@ -162,7 +171,7 @@ class PPO(Agent):
         self._last_batch = self.last_batch()
         # Not before, or the ratio would compare probabilities under two different normalisations.
         steps = {key: self.rollout.trajectory(key)[:-1].flatten(0, 1) for key in self.keys.vectors}
-        self.networks.update_norms(steps)
+        self.networks.update_norms(steps, self.ranks)
         self.rollout.restart()
         # Both rollouts share the newest step; its action was chosen before the updates, and stays.
         self._evaluate_newest()
@@ -171,12 +180,22 @@ class PPO(Agent):
 
     def _learn(self, index: Tensor) -> dict[str, Tensor]:
         """Learn from the steps ``index (B,)`` of the flattened rollout."""
-        losses, metrics = self.losses(self.minibatch(index))
+        losses, metrics = self._differentiate(index)
+        return self._apply(losses, metrics)
+
+    def _differentiate(
+        self, index: Tensor, totals: Totals | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compute gradients; return losses and metrics."""
+        losses, metrics = self.losses(self.minibatch(index), *(() if totals is None else (totals,)))
         total = self.total(losses)
         self.optimizer.zero_grad()
         total.backward()
+        return {name: loss.detach() for name, loss in (losses | {"total": total}).items()}, metrics
+
+    def _apply(self, losses: dict[str, Tensor], metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Make the step that the gradients ask for, or skip it; return all metrics."""
         norm = nn.utils.clip_grad_norm_(self.networks.parameters(), self.config.max_grad_norm)
-        losses = {name: loss.detach() for name, loss in (losses | {"total": total}).items()}
         finite = losses["total"].isfinite() & norm.isfinite()
         skip = self.skips.count(finite)
         rate, kl = self.optimizer.param_groups[0]["lr"], metrics["ppo/approx_kl"]
@@ -188,12 +207,51 @@ class PPO(Agent):
         metrics |= {"grad_norm/total": norm, "opt/learning_rate": self.optimizer.learning_rate()}
         return metrics | {"ppo/skipped": self.optimizer.found_inf}
 
-    def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _learn_together(self, turn: int, *, exchange: bool = True) -> dict[str, Tensor]:
+        """Make the step that one rank would make with the minibatches of all: a collective of sums.
+
+        Moments of advantages and valid steps are known at the beginning of an epoch, and summed there for all of its
+        minibatches. Without ``exchange`` nothing is summed.
+        """
+        index = self.order.view(self.config.minibatches, -1)
+        if self.sums is None or not exchange:
+            own = sums(*(getattr(self, name)[index] for name in COMPUTED))
+            self.sums = self.ranks.sum(own) if exchange else own
+        flat = self._differentiate_share(index[turn], self.sums[turn])
+        return self._apply_sum(self.ranks.sum(flat) if exchange else flat, self.sums[turn])
+
+    def _differentiate_share(self, index: Tensor, row: Tensor) -> Tensor:
+        """Return what all ranks add up: gradients, losses and metrics."""
+        losses, metrics = self._differentiate(index, totals_of(row, self.mask.dtype))
+        metrics["ppo/valid_fraction"] = metrics["ppo/valid_fraction"] / self.ranks.size
+        self._names = list(losses), list(metrics)
+        self._shared = [p for p in self.networks.parameters() if p.grad is not None]
+        gradients = (p.grad.flatten() for p in self._shared)
+        return torch.cat([*gradients, torch.stack([*losses.values(), *metrics.values()])])
+
+    def _apply_sum(self, flat: Tensor, row: Tensor) -> dict[str, Tensor]:
+        """Make the step from the sum of all ranks' ``flat``."""
+        names, metric_names = self._names
+        *gradients, values = flat.split([*(p.numel() for p in self._shared), len(names) + len(metric_names)])
+        for p, gradient in zip(self._shared, gradients, strict=True):
+            p.grad = gradient.view_as(p)
+        values = values.clone().unbind()
+        losses, metrics = (
+            dict(zip(names, values, strict=False)),
+            dict(zip(metric_names, values[len(names) :], strict=True)),
+        )
+        unexplained = metrics.pop("error/2") - metrics.pop("error/1").square()
+        spread = totals_of(row, flat.dtype).target_variance.clamp_min(1e-8)
+        return self._apply(losses, metrics | {"critic/explained_variance": 1 - unexplained / spread})
+
+    def losses(
+        self, data: Mapping[str, Tensor], totals: Totals | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return losses and metrics of a :meth:`minibatch`, 0-dim each, over the steps where ``mask`` is 1."""
         with self.autocast():
             policy, value = self.networks({key: data[key] for key in self.keys.spaces})
         options = {name: getattr(self.config, name) for name in ("clip", "value_clip", "normalise_advantage")}
-        return self.objective(policy, value, *(data[key] for key in (*STORED, *COMPUTED)), **options)
+        return self.objective(policy, value, *(data[key] for key in (*STORED, *COMPUTED)), **options, totals=totals)
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         value_scale, entropy_scale = self.config.value_scale, self.config.entropy_scale
@@ -233,7 +291,10 @@ class PPO(Agent):
         before = {name: getattr(self, name).clone() for name in LEARNING}  # a run may go on between two updates
         with preserve_state(self.networks, self.optimizer, self.skips, self.device):
             self.compiled.warm_up(self._prepare)
-            self.compiled.warm_up(lambda: self._learn(index))
+            # Ranks may need different numbers of calls, so they exchange nothing here.
+            alone = self.ranks.size == 1
+            self.compiled.warm_up(lambda: self._learn(index) if alone else self._learn_together(0, exchange=False))
+        self.sums = None
         for name, value in before.items():
             getattr(self, name).copy_(value)
 

@@ -8,6 +8,8 @@ Shape letters: ``T`` steps of a trajectory, ``N`` worlds, ``B`` batch.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -55,9 +57,37 @@ def compute_advantages(
     return advantage, target, (~is_last[:-1]).float()
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``x (B,)`` where ``mask (B,)``; 0 where there is nothing."""
-    return (x * mask).sum() / mask.sum().clamp_min(1)
+class Totals(NamedTuple):
+    """Moments of a minibatch over the valid steps of all ranks, 0-dim each."""
+
+    count: Tensor
+    advantage_mean: Tensor
+    advantage_variance: Tensor
+    target_variance: Tensor
+
+
+def sums(advantage: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Return count, sums and sums of squares of advantages and targets ``(M, B)`` where ``mask``: ``(M, 5)`` float64.
+
+    They add up over ranks; :func:`totals_of` a row makes :class:`Totals`.
+    """
+    mask, advantage, target = mask.double(), advantage.double(), target.double()
+    parts = [mask, advantage * mask, advantage.square() * mask, target * mask, target.square() * mask]
+    return torch.stack(parts, -1).sum(1)
+
+
+def totals_of(row: Tensor, dtype: torch.dtype) -> Totals:
+    """Return the moments that a row ``(5,)`` of :func:`sums` describes."""
+    count, advantage, advantage_square, target, target_square = row.unbind()
+    most = count.clamp_min(1)
+    mean, target_mean = advantage / most, target / most
+    variances = (advantage_square / most - mean.square(), target_square / most - target_mean.square())
+    return Totals(*(x.to(dtype) for x in (most, mean, *(variance.clamp_min(0) for variance in variances))))
+
+
+def masked_mean(x: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+    """Return the mean of ``x (B,)`` where ``mask (B,)``, 0 where there is nothing; or the sum over ``count`` steps."""
+    return (x * mask).sum() / (mask.sum().clamp_min(1) if count is None else count)
 
 
 def masked_variance(x: Tensor, mask: Tensor) -> Tensor:
@@ -104,8 +134,11 @@ def objective(
     clip: float,
     value_clip: float | None,
     normalise_advantage: bool,
+    totals: Totals | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return losses ``policy``, ``value`` and ``entropy``, and metrics, 0-dim, over the steps where ``mask`` is 1.
+
+    With ``totals``, these are the shares of one rank, which add up to those of all.
 
     Args:
         policy, value: outputs of the networks now, for ``B`` steps.
@@ -115,24 +148,30 @@ def objective(
     """
     # The ratio of an ignored step is set to 1: if it overflowed, the masked sum would be NaN.
     log_prob = torch.where(mask.bool(), policy.log_prob(raw_action), old_log_prob)
-    if normalise_advantage:
+    count = None if totals is None else totals.count
+    if normalise_advantage and totals is None:
         advantage = normalise(advantage, mask)
+    elif normalise_advantage:
+        advantage = (advantage - totals.advantage_mean) * torch.rsqrt(totals.advantage_variance + 1e-8)
     losses = {
         "policy": policy_loss(log_prob, old_log_prob, advantage, clip),
         "value": value_loss(value, old_value, target, value_clip),
         "entropy": policy.entropy(),
     }
     with torch.no_grad():
-        ratio = (log_prob - old_log_prob).exp()
-        unexplained, spread = masked_variance(target - value, mask), masked_variance(target, mask)
+        ratio, error = (log_prob - old_log_prob).exp(), target - value
         metrics = {
-            "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), mask),
-            "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), mask),
+            "ppo/approx_kl": masked_mean(approximate_kl(log_prob, old_log_prob), mask, count),
+            "ppo/clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), mask, count),
             "ppo/valid_fraction": mask.mean(),
-            "actor/entropy": masked_mean(losses["entropy"], mask),
-            "critic/value": masked_mean(value, mask),
-            "critic/explained_variance": 1 - unexplained / spread.clamp_min(1e-8),
+            "actor/entropy": masked_mean(losses["entropy"], mask, count),
+            "critic/value": masked_mean(value, mask, count),
         }
+        if totals is None:
+            unexplained, spread = masked_variance(error, mask), masked_variance(target, mask)
+            metrics["critic/explained_variance"] = 1 - unexplained / spread.clamp_min(1e-8)
+        else:
+            metrics |= {f"error/{power}": masked_mean(error**power, mask, count) for power in (1, 2)}
         if isinstance(policy, Normal):
-            metrics["actor/std"] = masked_mean(policy.std.mean(-1), mask)
-    return {name: masked_mean(loss, mask) for name, loss in losses.items()}, metrics
+            metrics["actor/std"] = masked_mean(policy.std.mean(-1), mask, count)
+    return {name: masked_mean(loss, mask, count) for name, loss in losses.items()}, metrics

@@ -19,6 +19,7 @@ from sheeplike.nn.cnn import ACTIVATIONS, CNN, orthogonal_
 from sheeplike.nn.distributions import JointCategorical, Normal, OneHotCategorical, TanhNormal, categorical
 from sheeplike.nn.linear import Linear
 from sheeplike.nn.normalizers import RunningNorm
+from sheeplike.ranks import ALONE, Ranks
 
 Distribution = Normal | OneHotCategorical | JointCategorical
 
@@ -50,10 +51,10 @@ class Trunk(nn.Module):
         parts += [self.norms[_module_name(key)](obs[key]) for key in self.keys.vectors]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)  # cat copies even one part
 
-    def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
-        """Update the whitening with vectors ``(B, D)`` that were seen."""
+    def update_norms(self, vectors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
+        """Update the whitening with vectors ``(B, D)`` that all ranks have seen."""
         for key in self.keys.vectors:
-            self.norms[_module_name(key)].update(vectors[key])
+            self.norms[_module_name(key)].update(vectors[key], ranks)
 
 
 def _module_name(key: str) -> str:
@@ -185,10 +186,10 @@ class PPONetworks(PolicyNetworks):
             return action.tanh()
         return self.codec.to_env(action if self.distribution == "categorical" else action.clamp(-1, 1))
 
-    def update_norms(self, vectors: Mapping[str, Tensor]) -> None:
-        self.policy_trunk.update_norms(vectors)
+    def update_norms(self, vectors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
+        self.policy_trunk.update_norms(vectors, ranks)
         if self.value_trunk is not self.policy_trunk:
-            self.value_trunk.update_norms(vectors)
+            self.value_trunk.update_norms(vectors, ranks)
 
 
 def push_frame(frames: Tensor, frame: Tensor, is_first: Tensor) -> Tensor:

@@ -1,0 +1,119 @@
+"""Processes that train together, one for each device, and all that they exchange.
+
+Gradients, returns and moments travel between the devices (NCCL, or gloo on CPUs), decisions between the hosts (gloo).
+Every collective is called eagerly, by all ranks in the same order; none is captured in a CUDA graph, where it may hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sheeplike.options import CommandError
+from sheeplike.terminal import first_sentence
+
+
+class LostRank(CommandError):
+    """Another rank has ended, or did not answer in time."""
+
+    status = 1
+
+
+class Ranks:
+    """The rank of this process among ``size``; with one rank each method returns its argument, and nothing is sent.
+
+    Attributes:
+        collectives, bytes: device collectives called so far, and the bytes that this rank has put into them.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, hosts: dist.ProcessGroup | None = None) -> None:
+        assert 0 <= rank < size, (rank, size)
+        self.rank, self.size, self._hosts = rank, size, hosts
+        self.collectives = self.bytes = 0
+
+    @property
+    def first(self) -> bool:
+        """True for the rank that writes logs and checkpoints' manifests, and films."""
+        return self.rank == 0
+
+    def seed(self, seed: int) -> int:
+        """Return a seed of this rank's own, below 2**31; ``seed`` for the first rank."""
+        return seed if self.first else int(np.random.SeedSequence([seed, self.rank]).generate_state(1)[0] >> 1)
+
+    # --- between devices --------------------------------------------------------------------------------------------
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Add ``x`` of all ranks, in place; returns it."""
+        if self.size > 1:
+            with self._counted(x):
+                dist.all_reduce(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return ``x`` of all ranks, ``(size, *x.shape)``."""
+        if self.size == 1:
+            return x[None]
+        found = x.new_empty((self.size, *x.shape))
+        with self._counted(x):
+            dist.all_gather_into_tensor(found.flatten(0, min(1, x.dim())), x.contiguous())
+        return found
+
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors with those of the first rank."""
+        for tensor in tensors if self.size > 1 else ():
+            with self._counted(tensor):
+                dist.broadcast(tensor, 0)
+
+    @contextmanager
+    def _counted(self, x: Tensor) -> Iterator[None]:
+        self.collectives += 1
+        self.bytes += x.nbytes
+        with self._others():
+            yield
+
+    # --- between hosts ----------------------------------------------------------------------------------------------
+
+    def most(self, *numbers: int) -> list[int]:
+        """Return the largest of each number over all ranks."""
+        found = torch.tensor(numbers)
+        if self.size > 1:
+            with self._others():
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=self._hosts)
+        return found.tolist()
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return ``value`` of all ranks, in their order."""
+        found = [value] * self.size
+        if self.size > 1:
+            with self._others():
+                dist.all_gather_object(found, value, group=self._hosts)
+        return found
+
+    def check_equal(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Raise :class:`CommandError` naming a rank whose tensors differ from those of the first in any bit."""
+        if self.size == 1:
+            return
+        sums = {}
+        for name, tensor in tensors:
+            words = tensor.detach().flatten().view(torch.int32).long()
+            sums[name] = int((words * torch.arange(1, len(words) + 1, device=words.device)).sum())
+        first, *others = self.collect(sums)
+        for rank, theirs in enumerate(others, 1):
+            if odd := next((name for name in first if first[name] != theirs.get(name)), None):
+                raise CommandError(f"rank {rank} has other numbers than rank 0 in {odd}: expected the same everywhere")
+
+    @contextmanager
+    def _others(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise LostRank(f"rank {self.rank}: another rank has ended or hangs: {first_sentence(error)}") from error
+
+
+ALONE = Ranks()
