@@ -337,8 +337,11 @@ class Stored(NamedTuple):
     tail_start: int
     tail: Mapping[str, Tensor]
 
-    def copy_to(self, history: History) -> None:
-        """Restore a history, one chunk in memory at a time; Corrupt or ValueError if a file was altered meanwhile."""
+    def copy_to(self, history: History, columns: slice | None = None) -> None:
+        """Restore a history, one chunk in memory at a time; Corrupt or ValueError if a file was altered meanwhile.
+
+        With ``columns``, the second axis of all steps is cut, and no file will be reused.
+        """
         for chunk in self.chunks:
             path = self.place / chunk.name
             with _corrupt_if_unreadable(path), files.open_regular(path) as file:
@@ -346,10 +349,14 @@ class Stored(NamedTuple):
             # The range in the manifest decides later whether the file is reused.
             if any(len(value) != chunk.stop - chunk.start for value in steps.values()):
                 raise ValueError(f"{path} does not hold the steps [{chunk.start}, {chunk.stop})")
-            history.write_steps(chunk.start, steps)
+            history.write_steps(chunk.start, _cut(steps, columns))
         if any(len(value) for value in self.tail.values()):
-            history.write_steps(self.tail_start, self.tail)
-        history.chunks = list(self.chunks)
+            history.write_steps(self.tail_start, _cut(self.tail, columns))
+        history.chunks = list(self.chunks) if columns is None else []
+
+
+def _cut(steps: Mapping[str, Tensor], columns: slice | None) -> Mapping[str, Tensor]:
+    return steps if columns is None else {key: value[:, columns] for key, value in steps.items()}
 
 
 class _Plan:

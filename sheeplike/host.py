@@ -63,6 +63,28 @@ def _driver() -> Driver:
     return Driver(count.value, version.value, (major.value, minor.value))
 
 
+def rank_here() -> int:
+    """Return the number of this process among those that a launcher started on this machine; 0 without a launcher."""
+    number = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
+    return int(number) if number.isdecimal() else 0
+
+
+def choose_gpu() -> None:
+    """Let this process see the GPU of its rank alone, within ``CUDA_VISIBLE_DEVICES``; before a library starts CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None and rank_here():
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank_here())
+    elif visible is not None and len(shown := visible.split(",")) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown[min(rank_here(), len(shown) - 1)]
+
+
+def choose_cores(ranks: int) -> None:
+    """Give this process its part of the cores, if there are enough for all ranks of this machine."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if ranks > 1 and (share := len(cores) // ranks):
+        os.sched_setaffinity(0, cores[rank_here() * share :][:share])
+
+
 def cpu_cores() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

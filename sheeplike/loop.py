@@ -70,8 +70,11 @@ def train(
     observer: Observer,
     hooks: Iterable[Every] = (),
     stop: Callable[[], bool] = lambda: False,
+    ranks: int = 1,
 ) -> LoopState:
     """Interact and learn up to ``total_steps``, or until ``stop()``, called before every iteration and every update.
+
+    With ``ranks``, processes that run this loop side by side, policy steps count over the worlds of all of them.
 
     No device tensor is read on the host: between two hooks the loop only issues work.
     """
@@ -83,7 +86,7 @@ def train(
             step.action = state.player.act(step.obs, step.is_first)
             step.extras = state.player.extras
             agent.add(step)
-            state.policy_steps += envs.num_envs
+            state.policy_steps += envs.num_envs * ranks
 
             # Worlds whose episode has ended (is_last) ignore the action and begin a new one.
             obs, reward, terminated, truncated, info = envs.step(step.action)

@@ -61,7 +61,7 @@ class Ranks:
             return x[None]
         found = x.new_empty((self.size, *x.shape))
         with self._counted(x):
-            dist.all_gather_into_tensor(found.flatten(0, min(1, x.dim())), x.contiguous())
+            dist.all_gather(list(found), x.contiguous())
         return found
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
@@ -94,6 +94,10 @@ class Ranks:
             with self._others():
                 dist.all_gather_object(found, value, group=self._hosts)
         return found
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.most(0)
 
     def check_equal(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Raise :class:`CommandError` naming a rank whose tensors differ from those of the first in any bit."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 LONGEST = 10_000  # characters of a line of untrusted text
+rank = 0  # of this process, in a run on several devices: only rank 0 writes to standard output
 _CLEAR, _COLOUR = "\r\x1b[2K", re.compile(r"\x1b\[[0-9;]*m")
 # Control characters except tab and line feed, direction marks, and lone surrogates.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -59,7 +60,8 @@ def info(*lines: object, file: TextIO | None = None) -> None:
 
 def warn(text: str) -> None:
     """Print a warning or an error to stderr, as one line."""
-    info(f"sheeplike: {one_line(text)}", file=sys.stderr)
+    who = f"sheeplike, rank {rank}" if rank else "sheeplike"
+    info(f"{who}: {one_line(text)}", file=sys.stderr)
 
 
 @contextmanager
@@ -89,8 +91,8 @@ def write(text: str, file: TextIO | None = None, *, in_place: bool = False) -> N
     Raises:
         OSError: the text cannot be written. A closed pipe is no error.
     """
-    file = file or sys.stdout
-    if file is None:  # under pythonw, or with standard output closed
+    file = file or (None if rank else sys.stdout)
+    if file is None:  # another rank writes, or standard output is closed, as under pythonw
         return
     encoding = getattr(file, "encoding", None) or "utf-8"
     try:

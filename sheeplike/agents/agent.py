@@ -94,6 +94,7 @@ class Agent(Protocol):
     Attributes:
         networks_class: builds ``networks``; a trained agent needs nothing else to act. Called as
             ``networks_class(observation_space, action_space, config, *, device, autocast, seed)``.
+        shared_state: entries of ``state_dict`` that are the same on all ranks, and stored once.
         networks: a :class:`~sheeplike.agents.policy.PolicyNetworks`.
         skipped_in_a_row, skipped_total: 0-dim int64 device tensors, updated in place: updates skipped since the last
             finite one, and ever; saved by ``state_dict``.
@@ -101,6 +102,7 @@ class Agent(Protocol):
     """
 
     networks_class: ClassVar[Callable[..., nn.Module]]
+    shared_state: ClassVar[tuple[str, ...]] = ("modules", "optimizer", "probes")
     networks: nn.Module
     skipped_in_a_row: Tensor
     skipped_total: Tensor

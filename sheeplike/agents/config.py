@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
-from sheeplike.options import CONDITION, Options
+from sheeplike.options import CONDITION, InvalidOption, Options
 
 
 class AgentConfig(Options):
@@ -35,6 +35,18 @@ class AgentConfig(Options):
         Raises:
             InvalidOption: an option does not suit the run; the key is a full path, such as ``agent.batch_length``.
         """
+        return self
+
+    def divide(self, ranks: int, num_envs: int) -> Self:
+        """Return the options of one of several ranks, which has ``num_envs`` of the worlds.
+
+        Raises:
+            InvalidOption: an option cannot be divided, or the agent learns on one device only.
+        """
+        raise InvalidOption("fabric.devices", ranks, f"1, since {self.name} learns on one device", 1)
+
+    def multiply(self, ranks: int) -> Self:
+        """Return the options of all ranks together, if each does what these ask of one."""
         return self
 
     def first_update(self, num_envs: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from sheeplike import host, terminal
 from sheeplike.commands import Request
 from sheeplike.monitor.progress import phase
 from sheeplike.run.run_dir import Plan, plan
@@ -19,25 +20,31 @@ def main(request: Request) -> int:
     Returns:
         The exit status: 0, or once the run is saved 130 after Ctrl-C and 75 after another signal.
     """
+    host.choose_gpu()  # before anything asks the driver
     # Compose and check the run: what needs neither torch nor JAX is refused here.
     return run(plan(request.arguments, request.config_dirs))
 
 
 def run(planned: Plan) -> int:
     """Build, learn, and save; returns the exit status."""
+    terminal.rank = host.rank_here() if planned.config.ranks > 1 else 0
     with phase("loading torch and JAX", after=0.0):
-        from sheeplike.run.experiment import Experiment, Finished
+        from sheeplike.run.experiment import Experiment, Finished, Halted, Unsaved
     try:
         # Build device, worlds and agent; restore a resumed run.
         with Experiment(planned) as experiment:
             # Loop: act in all worlds, store the step, make the updates that are due; log, evaluate, save at intervals.
             experiment.iterate()
             # Leaving the block saves the run and closes everything.
-    except Finished:
-        if not planned.auto:
+    except (Finished, Halted, Unsaved) as error:
+        if terminal.rank:
+            return 0  # all ranks end so; the first tells why
+        if not (planned.auto and isinstance(error, Finished)):
             raise
         info(f"finished before: {planned.run_dir}")
         return 0
+    if experiment.ranks.rank:
+        return 0  # the first rank has told the rest
     if not experiment.status:
         sees = any(len(space.shape) == 3 for space in experiment.agent.networks.observations.values())
         inside = ("dream", "analyze") if sees else ("analyze",)

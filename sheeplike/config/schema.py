@@ -6,7 +6,7 @@ An agent's options stand beside the agent; ``configs/`` holds what differs from 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny
 
@@ -102,6 +102,13 @@ class Fabric(Options):
         "32-true", description="floating-point precision of training"
     )
     threads: int | None = Field(None, ge=1, le=2**12, description="threads of torch on a CPU; null: one per core")
+    devices: Annotated[int, RESUMABLE] = Field(
+        1, ge=1, le=2**10, description="devices of each node; one process, a rank, trains on each"
+    )
+    num_nodes: Annotated[int, RESUMABLE] = Field(1, ge=1, le=2**12, description="nodes, each with as many devices")
+    timeout: Annotated[float, RESUMABLE] = Field(
+        600, ge=10, le=86_400, description="seconds that a rank waits for another before the run ends"
+    )
     deterministic: bool = Field(
         False,
         description="bit-identical results of torch and JAX on a GPU too, at some cost; on a CPU they always are",
@@ -132,6 +139,11 @@ class Config(Options):
         None,
         min_length=1,
         description="directory of the run; null: logs/<env>[/<id>][/<randomization>]/<agent>[/<exp>]/seed_<seed>",
+    )
+    scale: Literal["strong", "weak"] = Field(
+        "strong",
+        description="what several ranks share. strong: worlds, batch, replay and steps as they stand here; weak: as many "
+        "times more, so that each rank does what one alone would",
     )
     compile: Annotated[Literal["auto", "off", "inductor", "graph"], RESUMABLE, INCIDENTAL] = Field(
         "auto",
@@ -166,6 +178,28 @@ class Config(Options):
     checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
     logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(Logger(), description="loggers beside metrics.jsonl")
+
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together."""
+        return self.fabric.devices * self.fabric.num_nodes
+
+    def whole(self) -> Self:
+        """Return the configuration of all ranks together: ``scale=weak`` multiplies what stands here."""
+        if self.scale == "strong" or self.ranks == 1:
+            return self
+        env = self.env.replace(num_envs=self.env.num_envs * self.ranks)
+        return self.replace(env=env, agent=self.agent.multiply(self.ranks), total_steps=self.total_steps * self.ranks)
+
+    def share(self) -> Self:
+        """Return the configuration of one rank: its worlds, and its part of batch, replay and evaluation."""
+        if self.ranks == 1:
+            return self
+        num_envs, asked = self.env.num_envs // self.ranks, self.eval
+        asked = asked.replace(episodes=asked.episodes // self.ranks, num_envs=(asked.num_envs or 0) // self.ranks)
+        agent = self.agent.divide(self.ranks, num_envs)
+        return self.replace(env=self.env.replace(num_envs=num_envs), agent=agent, eval=asked)
 
 
 class Start(Options):
@@ -217,6 +251,7 @@ def validate(data: Mapping[str, Any]) -> Config:
     eval_envs = config.eval.num_envs or min(episodes, env.num_envs)
     if eval_envs > episodes:
         raise InvalidOption("eval.num_envs", eval_envs, f"at most eval.episodes={episodes}", episodes)
+    _check_ranks(config, eval_envs)
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     return config.replace(
         agent=agent,
@@ -270,6 +305,22 @@ def _check_env(config: Config) -> None:
         path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
         raise InvalidOption(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
     parse(config.randomization)
+
+
+def _check_ranks(config: Config, eval_envs: int) -> None:
+    """Raise for numbers that cannot be divided by the ranks."""
+    ranks, whole = config.ranks, config.whole()
+    if ranks == 1:
+        return
+    numbers = {"env.num_envs": whole.env.num_envs}
+    if config.eval.every is not None:
+        numbers |= {"eval.episodes": config.eval.episodes, "eval.num_envs": eval_envs}
+    for key, number in numbers.items():
+        if number % ranks:
+            expected = f"a multiple of the {ranks} ranks (fabric.devices x fabric.num_nodes)"
+            raise InvalidOption(key, number, expected, max(round(number / ranks), 1) * ranks)
+    with as_command_errors(ValueError):
+        whole.agent.divide(ranks, whole.env.num_envs // ranks)
 
 
 def _check_rendering(config: Config) -> None:

@@ -128,6 +128,7 @@ def make(
     image_size: ImageSize | Mapping[str, ImageSize] = 64,
     action_repeat: int = 1,
     seed: int = 0,
+    first_env: int = 0,
     stagger: bool = False,
     randomization: Mapping[str, Mapping[str, Any]] | None = None,
     randomize: bool = True,
@@ -137,7 +138,8 @@ def make(
     """Build the vector environment ``name``.
 
     For ``stagger`` to ``simulation`` see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`. ``options`` are the
-    environment's own, with the ``id`` of a family. Those of ``simulation`` may be given one by one as well, such as
+    environment's own, with the ``id`` of a family. ``first_env`` is the number of the first world among those of all
+    ranks: a world of ours draws from ``seed`` and its number, however they are divided. Those of ``simulation`` may be given one by one as well, such as
     ``cameras=["front"]``.
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
@@ -154,8 +156,9 @@ def make(
         from sheeplike.envs.gym.vector_env import GymVectorEnv
 
         make_env, own = checked.recipe(resolve_image_size(image_size))
-        return GymVectorEnv(make_env, own, action_repeat=action_repeat, **common)
+        return GymVectorEnv(make_env, own, action_repeat=action_repeat, first_env=first_env, **common)
     if not simulated(name):
+        common["seed"] = seed + first_env  # other worlds for each rank
         env = builder(**common, action_repeat=action_repeat, **options)
         try:
             check_vector_env(env, num_envs=num_envs)
@@ -167,7 +170,7 @@ def make(
 
     task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
     task = repeat_actions(task, action_repeat)
-    return MjxVectorEnv(task, **common, **varied, stagger=stagger)
+    return MjxVectorEnv(task, **common, **varied, stagger=stagger, first_env=first_env)
 
 
 def _find(name: str) -> Any:

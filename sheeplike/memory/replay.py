@@ -83,6 +83,7 @@ class SequenceReplay:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.refreshed = frozenset(refreshed)
         self.expected: int | None = None  # time of the next step that write_steps has to restore; None: complete
+        self.columns = slice(None)  # worlds of which write_steps restores the steps
         # Files of checkpoints that hold some of these steps. Replaced by a new list with the content, so that no stale
         # file is reused.
         self.chunks: list[Any] = []
@@ -221,12 +222,12 @@ class SequenceReplay:
         for key in self.fixed:
             ring, value = self.storage[key], steps.get(key)
             found = None if value is None else (value.dtype, tuple(value.shape))
-            needed = (ring.dtype, (stop - start, *ring.shape[1:]))
+            needed = (ring.dtype, (stop - start, *ring[0, self.columns].shape))
             if found != needed:
                 raise ValueError(f"replay key {key!r}: stored {found}, expected {needed}")
         for key in self.fixed:
             for place, slots in self._pieces(expected, stop):
-                self.storage[key][slots].copy_(steps[key][expected - start :][place])
+                self.storage[key][slots, self.columns].copy_(steps[key][expected - start :][place])
         self.expected = None if stop == self.added else stop
 
     def _pieces(self, start: int, stop: int) -> list[tuple[slice, slice]]:

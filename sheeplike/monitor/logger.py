@@ -40,6 +40,13 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+class NoLogger:
+    """Logger of a rank that writes nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
 class RunLogger:
     """Writer of a run's metrics, videos and texts into ``run_dir``, which it makes.
 

@@ -113,8 +113,8 @@ class EpisodeStatistics:
         episodes = torch.where(ended, torch.stack(episodes).double(), 0.0)
         self._sums = self._sums + torch.cat([steps.sum(1), episodes.sum(1)])
 
-    def take(self) -> PendingMetrics:
-        """Return means over the steps and the episodes since the last call.
+    def take(self, add_up: Callable[[Tensor], Tensor] = lambda sums: sums) -> PendingMetrics:
+        """Return means over the steps and the episodes since the last call; ``add_up`` adds the sums of other ranks.
 
         ``health/nonfinite_worlds`` counts worlds that were reset for a non-finite number, ``rollout/reward_mean`` is
         per step and world, ``rollout/length_mean`` in control steps, and ``reward_terms/<name>`` a mean of episode
@@ -123,7 +123,7 @@ class EpisodeStatistics:
         terms, sums, self._sums = self._terms, self._sums, None
         if sums is None:
             terms, sums = (), torch.zeros(7)
-        return PendingMetrics(sums, lambda values: _episode_means(terms, values))
+        return PendingMetrics(add_up(sums), lambda values: _episode_means(terms, values))
 
     def state_dict(self) -> dict[str, Any]:
         return {"terms": list(self._terms), "sums": None if self._sums is None else self._sums.clone()}

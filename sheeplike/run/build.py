@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
+import torch.distributed as dist
 import warp
 from gymnasium.vector import VectorEnv
 
@@ -21,20 +24,60 @@ from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.config.schema import Fabric as FabricOptions
 from sheeplike.envs.contract import GaveUp
-from sheeplike.host import cpu_cores
+from sheeplike.host import choose_cores, cpu_cores
 from sheeplike.loop import first_step
 from sheeplike.memory.replay import TooLarge
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError, InvalidOption
+from sheeplike.ranks import ALONE, Ranks
 from sheeplike.terminal import text_of, warn
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-def launch(config: Config) -> Fabric:
-    """Set up device, precision and threads as the configuration asks."""
+def launch_ranks(config: Config) -> tuple[Fabric, Ranks]:
+    """Do as :func:`launch`, with as many ranks as the configuration asks for; each gets a part of the cores."""
+    asked = config.fabric
+    if config.ranks == 1:
+        return launch(config), ALONE
+    limit = timedelta(seconds=asked.timeout)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    with phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
+        fabric = launch(config, strategy=_one_device_per_rank(asked.devices, limit), num_nodes=asked.num_nodes)
+        hosts = dist.new_group(backend="gloo", timeout=limit)
+    return fabric, Ranks(fabric.global_rank, fabric.world_size, hosts)
+
+
+def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
+    """Wait for the ranks that this process started, or end them after an error: they would wait for it."""
+    for process in getattr(fabric.strategy.launcher, "procs", ()):
+        if kind is not None:
+            process.kill()
+        process.wait()
+
+
+def _one_device_per_rank(devices: int, timeout: timedelta) -> Any:
+    """Return Fabric's DDP, which starts and connects the ranks, for processes that see one device each."""
+    from lightning.fabric.strategies import DDPStrategy
+
+    class OneDevicePerRank(DDPStrategy):
+        num_processes = devices  # of this node; DDP takes what this process sees
+
+        @property
+        def root_device(self) -> torch.device:
+            return self.parallel_devices[0]
+
+    return OneDevicePerRank(timeout=timeout)
+
+
+def launch(config: Config, **places: Any) -> Fabric:
+    """Set up device, precision and threads as the configuration asks; ``places`` are Fabric's, by default one process.
+
+    Raises:
+        CommandError: there is no such device.
+    """
     if config.fabric.accelerator == "cuda" and not torch.cuda.is_available():
         raise CommandError(
             "fabric.accelerator=cuda: torch cannot use the GPU; python -m sheeplike doctor says why; nearest: cpu"
@@ -52,16 +95,15 @@ def launch(config: Config) -> Fabric:
     from lightning.fabric import Fabric  # slow to import, and not needed to play a loaded model
     from lightning.fabric.plugins.environments import LightningEnvironment
 
-    fabric = Fabric(
-        accelerator=config.fabric.accelerator,
-        devices=1,
-        precision=config.fabric.precision,
-        plugins=LightningEnvironment(),  # ignores the variables of a cluster: there is one process
-    )
+    # Without a cluster there is one process, and the variables of a cluster are ignored.
+    places = places or {"plugins": LightningEnvironment()}
+    asked = config.fabric
+    fabric = Fabric(accelerator=asked.accelerator, devices=1, precision=asked.precision, **places)
     fabric.launch()
+    choose_cores(asked.devices if "strategy" in places else 1)
     if fabric.device.type == "cpu":
         # Simulation and learning take turns, so each may use all cores; more threads would spin and wait.
-        torch.set_num_threads(config.fabric.threads or min(torch.get_num_threads(), cpu_cores()))
+        torch.set_num_threads(asked.threads or min(torch.get_num_threads(), cpu_cores()))
     return fabric
 
 
@@ -79,7 +121,7 @@ def _make_deterministic(asked: FabricOptions) -> None:
         warp.config.deterministic = warp.config.DeterministicMode.RUN_TO_RUN
 
 
-def build_envs(config: Config, num_envs: int, device: torch.device, **options: bool) -> VectorEnv:
+def build_envs(config: Config, num_envs: int, device: torch.device, **options: Any) -> VectorEnv:
     """Call :func:`make_envs`; an error of another package's environment becomes one line."""
     refused = (ValueError, TypeError) if envs.simulated(config.env.name) else (Exception,)
     with phase("building worlds"), as_command_errors(*refused):
@@ -87,9 +129,15 @@ def build_envs(config: Config, num_envs: int, device: torch.device, **options: b
 
 
 def make_envs(
-    config: Config, num_envs: int, device: torch.device, *, randomize: bool = True, stagger: bool = False
+    config: Config,
+    num_envs: int,
+    device: torch.device,
+    *,
+    randomize: bool = True,
+    stagger: bool = False,
+    rank: int = 0,
 ) -> VectorEnv:
-    """Return the environments that the configuration describes."""
+    """Return the environments that the configuration describes; those of a ``rank`` among others follow each other."""
     env = config.env
     return envs.make(
         env.name,
@@ -98,6 +146,7 @@ def make_envs(
         image_size=env.image_size,
         action_repeat=env.action_repeat,
         seed=config.seed,
+        first_env=rank * num_envs,
         randomization=config.randomization,
         randomize=randomize,
         stagger=stagger,
@@ -107,8 +156,9 @@ def make_envs(
     )
 
 
-def make_agent(config: Config, envs: VectorEnv, fabric: Fabric) -> Agent:
+def make_agent(config: Config, envs: VectorEnv, fabric: Fabric, ranks: Ranks = ALONE) -> Agent:
     """Return the agent that the configuration describes, built to learn in ``env.num_envs`` of these worlds."""
+    others = {} if ranks.size == 1 else {"ranks": ranks}
     with as_command_errors(ValueError, TypeError):
         return registry.find(config.agent.name).load()(
             envs.single_observation_space,
@@ -119,6 +169,7 @@ def make_agent(config: Config, envs: VectorEnv, fabric: Fabric) -> Agent:
             compile=config.compile,
             autocast=fabric.autocast,
             seed=config.seed,
+            **others,
         )
 
 
@@ -166,15 +217,31 @@ def describe(
     evaluated = "" if config.eval.every is None else f", evaluated every {config.eval.every:,}"
     continued = f"continued from policy step {start:,}: " if start else ""
     lines = {
-        "task": f"{config.env.task}: {envs.num_envs} worlds, episodes of {envs.episode_length} steps",
+        "task": f"{config.env.task}: {config.env.num_envs} worlds, episodes of {envs.episode_length} steps",
         "randomized": ", ".join(config.randomization),
         "device": describe_device(config, envs.device),
+        "ranks": describe_ranks(config),
         **agent.describe(),
         "configs": ", ".join(files),
         "run": f"{continued}{config.total_steps - start:,} policy steps{updating}{evaluated}, in {run_dir}",
-        "simulation": f"{envs.num_envs / step_seconds:,.0f} policy steps/s alone",
+        "simulation": f"{config.env.num_envs / step_seconds:,.0f} policy steps/s alone",
     }
     return {name: text for name, text in lines.items() if text}
+
+
+def describe_ranks(config: Config) -> str:
+    """Return what all ranks share, and the part of each, as text; empty if there is one."""
+    if config.ranks == 1:
+        return ""
+    own, whole, part = config.share(), config.agent.model_dump(), config.share().agent.model_dump()
+    numbers = {"worlds": (config.env.num_envs, own.env.num_envs)}
+    numbers |= {name: (whole[name], part[name]) for name in whole if name in ("batch_size", "replay_size")}
+    shares = ", ".join(f"{name} {all_:,} ({each:,} each)" for name, (all_, each) in numbers.items())
+    nodes = f"{config.fabric.devices} on each of {config.fabric.num_nodes} node(s)"
+    return (
+        f"{config.ranks}, {nodes}, scale={config.scale}: {shares}\n"
+        "simulation gets faster with every rank; an update only if the share of its batch still fills a device"
+    )
 
 
 def describe_device(config: Config, device: torch.device) -> str:

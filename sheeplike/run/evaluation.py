@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sheeplike.agents.agent import Agent, own_randomness
 from sheeplike.config.schema import Config
 from sheeplike.loop import Evaluation, evaluate
 from sheeplike.monitor.video import enlarge, tile_envs
+from sheeplike.ranks import ALONE, Ranks
 from sheeplike.run.build import make_envs
 
 EVALUATION_SEED = 2**31  # above every seed of a run: evaluation worlds are never training worlds
@@ -23,7 +25,14 @@ VIDEO_ENVS = 9  # most worlds in a video
 
 
 def play(
-    agent: Agent, envs: VectorEnv, *, episodes: int, sample: bool = True, video: bool = True, seed: int = 0
+    agent: Agent,
+    envs: VectorEnv,
+    *,
+    episodes: int,
+    sample: bool = True,
+    video: bool = True,
+    seed: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Evaluate ``agent`` in separate ``envs``; the same arguments give the same episodes.
 
@@ -36,7 +45,7 @@ def play(
     seed = EVALUATION_SEED + seed * MAX_EPISODES
     # Evaluation must not change the random numbers of training.
     with own_randomness(envs.device):
-        torch.manual_seed(seed)
+        torch.manual_seed(ranks.seed(seed))
         video_envs = min(envs.num_envs, VIDEO_ENVS) if video else 0
         return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, video_envs=video_envs)
 
@@ -97,16 +106,25 @@ class Evaluator:
     config: Config
     agent: Agent
     device: torch.device
+    ranks: Ranks = ALONE
     envs: VectorEnv | None = None
 
     def __call__(self) -> Evaluation:
-        """Run the evaluation that the configuration asks for."""
+        """Run the evaluation that the configuration asks for; the episodes of all ranks count, the first is filmed."""
         asked = self.config.eval
         if self.envs is None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # shown when the training environments were built
-                self.envs = make_envs(self.config, asked.num_envs, self.device, randomize=asked.randomize)
-        return play(self.agent, self.envs, episodes=asked.episodes, sample=asked.sample, video=asked.video)
+                self.envs = make_envs(
+                    self.config, asked.num_envs, self.device, randomize=asked.randomize, rank=self.ranks.rank
+                )
+        video, ranks = asked.video and self.ranks.first, self.ranks
+        own = play(self.agent, self.envs, episodes=asked.episodes, sample=asked.sample, video=video, ranks=ranks)
+        if ranks.size == 1:
+            return own
+        results = ranks.collect(own._replace(frames={}))
+        joined = pytree.tree_map(lambda *parts: torch.cat(parts), *(tuple(result) for result in results))
+        return Evaluation(*joined)._replace(frames=own.frames)
 
     def close(self) -> None:
         if self.envs is not None:

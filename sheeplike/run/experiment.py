@@ -14,23 +14,24 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 
 import torch
 
-from sheeplike import checkpoint
+from sheeplike import checkpoint, terminal
 from sheeplike.config.compose import start_of
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import headlines
 from sheeplike.loop import Every, LoopState, train
-from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.logger import NoLogger, RunLogger
 from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
 from sheeplike.run import snapshot
-from sheeplike.run.build import build_envs, describe, explain_oom, launch, make_agent, warm_up
+from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
@@ -83,19 +84,22 @@ class Experiment:
     """
 
     def __init__(self, planned: Plan, *, in_program: bool = False) -> None:
-        config, self.run_dir = planned.config, planned.run_dir
-        self.config = config
+        self._asked, self.run_dir = planned.config, planned.run_dir
+        self.config = config = self._asked.whole()  # numbers of all ranks together
         begun = time.monotonic()
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop_requested: StopRequest = stack.enter_context(stoppable(ready=in_program))
-            self.storage = stack.enter_context(closing(Storage(planned)))
             with explain_oom(config):
-                # Device and threads.
-                fabric = launch(config)
-                torch.manual_seed(config.seed)
+                # Device, threads and the other ranks.
+                fabric, self.ranks = launch_ranks(config)
+                stack.push(partial(end_ranks, fabric))
+                terminal.rank = self.ranks.rank
+                own = config.share()  # of this rank
+                torch.manual_seed(self.ranks.seed(config.seed))
 
                 # The lock and the newest checkpoint of a run that goes on.
-                saved = self.storage.resume(config) if planned.resume else None
+                self.storage = stack.enter_context(closing(Storage(planned, self.ranks)))
+                saved = self.storage.resume(self._asked) if planned.resume else None
                 if saved and saved.is_finished(config) and not in_program:
                     raise Finished(
                         f"resume={self.run_dir}: its {saved.step:,} policy steps have reached "
@@ -103,58 +107,65 @@ class Experiment:
                     )
 
                 # Worlds and agent, and their first steps.
-                self.envs = build_envs(config, config.env.num_envs, fabric.device, stagger=config.env.stagger)
+                places = {"stagger": config.env.stagger, "rank": self.ranks.rank}
+                self.envs = build_envs(own, own.env.num_envs, fabric.device, **places)
                 stack.callback(self.envs.close)
-                self.agent = make_agent(config, self.envs, fabric)
-                step_seconds = warm_up(config, self.envs, self.agent)
-                self.evaluator = Evaluator(config, self.agent, fabric.device)
+                self.agent = make_agent(own, self.envs, fabric, self.ranks)
+                step_seconds = warm_up(own, self.envs, self.agent)
+                self.evaluator = Evaluator(own, self.agent, fabric.device, self.ranks)
                 stack.callback(self.evaluator.close)
 
             # The directory of a new run, now that everything could be built.
             self.stop_requested.ready = True
             if saved is None:
-                self.storage.create(config)
+                self.storage.create(self._asked)
 
             # The state: reset worlds, or those of the checkpoint.
             self.progress = Progress(config.total_steps, initial_steps=saved.step if saved else 0)
             stack.callback(self.progress.close)
-            self.recorder = Recorder(self.agent, self.envs, self.progress)
+            self.recorder = Recorder(self.agent, self.envs, self.progress, ranks=self.ranks)
             self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
-            snapshot.seed_everything(config.seed)
+            snapshot.seed_everything(self.ranks.seed(config.seed))
             self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
 
             # Logs and banner. A stop between two updates left the hooks of its step uncalled: its rows are dropped, and
             # its hooks are still to come.
             behind = self.state.due > 0
             purge_step = saved.step - behind if saved else None
-            logger = RunLogger(self.storage.path, tensorboard=config.logger.tensorboard, purge_step=purge_step)
+            logger = NoLogger()
+            if self.ranks.first:
+                logger = RunLogger(self.storage.path, tensorboard=config.logger.tensorboard, purge_step=purge_step)
             self.recorder.logger = logger
             stack.callback(logger.close)
             stack.callback(self.recorder.flush_quietly)
             self._introduce(planned.files, step_seconds)
-            self._hooks = self._make_hooks(self.policy_steps - behind * self.envs.num_envs)
+            self._hooks = self._make_hooks(self.policy_steps - behind * config.env.num_envs)
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
-        self._compiled = self._unsaved = self._unsavable = False
+        self._compiled = self._unsaved = self._unsavable = self._stopping = False
         self._run_ahead = RunAheadLimit(self.envs.device)
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
             warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
         with snapshot.checkpoint_mismatch(self.run_dir):
-            state = snapshot.restore(saved.parts, saved.step, self.config, self.agent, self.envs, self.recorder)
+            run = self.config, self.agent, self.envs, self.recorder, self.ranks
+            state = snapshot.restore(saved.parts, saved.step, *run)
         if "memory" not in saved.parts:
             self.progress.stage(self.config.agent.collecting)
         saved.parts.clear()  # frees the second copy of the state
         if "seed" in saved.changed:
-            snapshot.seed_everything(self.config.seed)
-            self.agent.generator.manual_seed(self.config.seed)
-        self.storage.update(self.config)
+            snapshot.seed_everything(self.ranks.seed(self.config.seed))
+            self.agent.generator.manual_seed(self.ranks.seed(self.config.seed))
+        if self.ranks.first:
+            self.storage.update(self._asked)
         return state
 
     def _introduce(self, files: Sequence[str], step_seconds: float) -> None:
         """Print the banner, and log configuration and provenance."""
+        if not self.ranks.first:
+            return
         config, step, logger = self.config, self.policy_steps, self.recorder.logger
         banner("sheeplike", describe(config, self.envs, self.agent, step, self.run_dir, files, step_seconds))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
@@ -168,8 +179,8 @@ class Experiment:
         config = self.config
         hooks = [
             (config.log_every, self.recorder.log),
-            (self.envs.num_envs, self._iterated),
-            (config.video_every, self._patiently(self.recorder.report)),
+            (config.env.num_envs, self._iterated),
+            (config.video_every if self.ranks.first else None, self._patiently(self.recorder.report)),
             (config.eval.every, self._patiently(lambda state: self.evaluate())),
             (config.checkpoint.every, self._patiently(lambda state: self._save_if_finite())),
         ]
@@ -185,7 +196,7 @@ class Experiment:
     @property
     def over(self) -> bool:
         """True if ``total_steps`` are made, or the run was asked to stop."""
-        return self.finished or self.stop_requested()
+        return self.finished or self._stopping or (self.ranks.size == 1 and self.stop_requested())
 
     @property
     def finished(self) -> bool:
@@ -232,12 +243,12 @@ class Experiment:
     @property
     def _first_update(self) -> int:
         """Policy steps before the iteration in which the first update can come."""
-        first, num_envs = self.config.agent.first_update(self.config.env.num_envs), self.envs.num_envs
-        return first // num_envs * num_envs
+        num_envs = self.config.env.num_envs
+        return self.config.agent.first_update(num_envs) // num_envs * num_envs
 
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
-        while (self.policy_steps < target or self.state.due) and not self.stop_requested():
+        while (self.policy_steps < target or self.state.due) and not self._must_stop():
             if self._compiled or self.policy_steps < self._first_update:
                 train(
                     self.agent,
@@ -248,6 +259,7 @@ class Experiment:
                     observer=self.recorder,
                     hooks=self._hooks,
                     stop=self._must_stop,
+                    ranks=self.ranks.size,
                 )
             else:
                 with self.watchdog.patient():
@@ -256,9 +268,14 @@ class Experiment:
                 self._nonfinite.halt_if_confirmed(self.policy_steps)
 
     def _must_stop(self) -> bool:
-        """Return True if the loop must end; called before every update and every iteration."""
+        """Return True if the loop must end; called before every update and every iteration, by all ranks."""
         self._run_ahead.wait()
-        return self.stop_requested() or self._nonfinite.suspects()
+        signals = self.stop_requested.signals
+        (signum,) = self.ranks.most(signals[0] if signals else 0)
+        if signum and not signals:
+            signals.append(signum)  # another rank was asked
+        self._stopping = bool(signum)
+        return self._stopping or self._nonfinite.suspects()
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
@@ -269,11 +286,12 @@ class Experiment:
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint; without ``wait`` in the background, where a full disk is only warned about."""
         with self.recorder.pause("checkpoint"):
-            parts, meta, history = snapshot.take(self.agent, self.envs, self.recorder, self.config, self.state)
+            self.ranks.check_equal(self.agent.networks.state_dict().items())
+            run = self.agent, self.envs, self.recorder, self.config, self.state, self.ranks
+            parts, meta, history = snapshot.take(*run)
             finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
-            writer = self.storage.writer
-            writer.extra["compile"] = self._compilation
-            writer.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
+            self.storage.writer.extra["compile"] = self._compilation
+            self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
         self._unsaved = False
 
     def close(self) -> None:
@@ -322,7 +340,7 @@ class Experiment:
             with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 self.agent.warm_up()
         except Exception:
-            if self.stop_requested():  # Ctrl-C reaches the compilers too: they are processes of their own
+            if self.stop_requested() and self.ranks.size == 1:  # Ctrl-C reaches the compilers too, which are processes
                 return
             raise
         self._compiled = True

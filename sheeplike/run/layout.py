@@ -14,11 +14,12 @@ LOCK_FILE = ".lock"
 METRICS = "metrics.jsonl"
 STARTS = "starts.jsonl"
 ASIDE = "metrics_before_{}.jsonl"  # kept from an attempt without a checkpoint
+RANKS = "ranks"  # shares of checkpoints: ranks/<rank>/checkpoints and ranks/<rank>/replay, of all ranks but the first
 EVALUATIONS = "eval"
 ANALYSES = "analyze"
 LAST_BATCH = "nonfinite_batch.pt"  # the batch of the last update before a halt
 FILES = (CONFIG_FILE, METRICS, STARTS, LOCK_FILE, LAST_BATCH)
-OURS = {*FILES, CHECKPOINTS, REPLAY, EVALUATIONS, ANALYSES}  # everything that a run writes
+OURS = {*FILES, CHECKPOINTS, REPLAY, RANKS, EVALUATIONS, ANALYSES}  # everything that a run writes
 
 
 def config_file(run_dir: Path, key: str) -> Path:
@@ -44,6 +45,11 @@ def config_file(run_dir: Path, key: str) -> Path:
             "a link leads to"
         )
     return file
+
+
+def place_of(run_dir: Path, rank: int) -> Path:
+    """Return the directory in which a rank has its share of checkpoints; the first rank's is the run's own."""
+    return run_dir / RANKS / str(rank) if rank else run_dir
 
 
 def checkpoint_steps(run_dir: Path) -> list[int]:

@@ -17,6 +17,7 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer, PendingMetrics
 from sheeplike.monitor.progress import Progress, phase
 from sheeplike.monitor.video import dream_video, enlarge, label_rows, open_loop_video
+from sheeplike.ranks import ALONE, Ranks
 from sheeplike.run import STARTED
 from sheeplike.run.evaluation import summarize, videos
 
@@ -42,7 +43,15 @@ class Recorder:
         pauses: total seconds by kind of pause; ``start`` is the start of the program.
     """
 
-    def __init__(self, agent: Agent, envs: VectorEnv, progress: Progress, logger: RunLogger | None = None) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        envs: VectorEnv,
+        progress: Progress,
+        logger: RunLogger | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.ranks = ranks
         self.agent, self.envs, self.progress, self.logger = agent, envs, progress, logger
         self.episodes = EpisodeStatistics(envs.num_envs, envs.device)
         self.metrics = MetricBuffer()
@@ -91,7 +100,7 @@ class Recorder:
         known |= dict(self.envs.counters) | gpu_memory(self.envs)
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
-        row = self._axes(state), known, self.episodes.take(), self.metrics.take(), skipped, *self._variation()
+        row = self._axes(state), known, self.episodes.take(self.ranks.sum), self.metrics.take(), skipped, *self._variation()
         self.flush()
         self.pending = row
         self.begin(state)

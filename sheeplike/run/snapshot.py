@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
+from torch import Tensor
 
 from sheeplike import checkpoint
 from sheeplike.agents.agent import Agent, Step
@@ -22,8 +25,9 @@ from sheeplike.loop import LoopState, first_step
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import is_out_of_memory
 from sheeplike.options import CommandError
+from sheeplike.ranks import ALONE, Ranks
 from sheeplike.run.build import numerics_device
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, place_of
 from sheeplike.run.recorder import Recorder
 from sheeplike.terminal import first_sentence, info, warn
 
@@ -49,11 +53,18 @@ class Saved(NamedTuple):
         return False
 
 
-def read(run_dir: Path, config: Config) -> Saved:
+def read(run_dir: Path, config: Config, ranks: Ranks = ALONE) -> Saved:
     """Read the newest whole checkpoint; prints what has changed and why the resume may not be exact."""
     with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
         with phase("reading the checkpoint"):
-            meta, parts = _read_newest(run_dir, config)
+            meta, parts = _read_newest(run_dir, config) if ranks.size == 1 else (None, {})
+            if meta is None or meta["ranks"] > 1:
+                meta, parts = _read_shares(run_dir, config, ranks)
+        if meta["ranks"] != ranks.size:
+            if config.scale == "weak":
+                expected = f"{meta['ranks']} ranks, as with scale=weak the run has had all along"
+                raise CommandError(f"{run_dir}: {ranks.size} ranks: expected {expected}")
+            info(f"this resume is approximate: {ranks.size} ranks in place of {meta['ranks']}, other random numbers")
         changed = changes(meta["config"], config)
         if forbidden := forbidden_changes(changed):
             raise CommandError(f"{run_dir}: {forbidden}; expected the values that the run has had; nearest: a new run")
@@ -72,15 +83,46 @@ def read(run_dir: Path, config: Config) -> Saved:
 
 
 def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    parts = None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
     try:
-        return checkpoint.load_latest(run_dir / CHECKPOINTS, only=parts)
+        return checkpoint.load_latest(run_dir / CHECKPOINTS, only=_parts(config))
     except checkpoint.UnknownFormat:
         raise
     except checkpoint.Corrupt as error:
         hint = "; checkpoint.replay=false goes on with an empty replay, if that alone is damaged"
         hint = hint if config.checkpoint.replay else ""
         raise CommandError(f"{error}; expected another run_dir{hint}") from error
+
+
+def _parts(config: Config) -> tuple[str, ...] | None:
+    """Return the parts of a checkpoint to read; None: all."""
+    return None if config.checkpoint.replay else ("agent", "envs", "loop", "monitor", "rng")
+
+
+def _read_shares(run_dir: Path, config: Config, ranks: Ranks) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the newest checkpoint of which every share is whole; with another number of ranks, ``shares`` holds all."""
+    for step in reversed(ranks.collect(checkpoint_steps(run_dir))[0]):
+        name, meta, shares, problem = f"step_{step:012d}", {}, [], ""
+        try:
+            meta, _ = checkpoint.load(run_dir / CHECKPOINTS / name, only=())
+            own = meta["ranks"] == ranks.size
+            for rank in (ranks.rank,) if own else range(meta["ranks"]):
+                other, share = checkpoint.load(place_of(run_dir, rank) / CHECKPOINTS / name, only=_parts(config))
+                if other["save"] != meta["save"]:
+                    raise checkpoint.Corrupt(f"{run_dir}: the share of rank {rank} is of another save")
+                shares.append(share)
+            if own and not ranks.first:
+                _, first = checkpoint.load(run_dir / CHECKPOINTS / name, only=("agent",))
+                shares[0]["agent"] = first["agent"] | shares[0]["agent"]
+        except checkpoint.UnknownFormat:
+            raise
+        except checkpoint.Corrupt as error:
+            problem = str(error)
+        found = ranks.collect("" if problem else meta["save"])
+        if "" not in found and len(set(found)) == 1:
+            return meta, shares[0] if own else shares[0] | {"shares": shares}
+        if problem:
+            warn(f"passing over a damaged checkpoint: {problem}")
+    raise checkpoint.Corrupt(f"{run_dir}: no checkpoint has all shares; expected another run_dir")
 
 
 def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
@@ -104,7 +146,7 @@ def checkpoint_mismatch(run_dir: Path) -> Iterator[None]:
 
 
 def take(
-    agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState
+    agent: Agent, envs: VectorEnv, recorder: Recorder, config: Config, state: LoopState, ranks: Ranks = ALONE
 ) -> tuple[dict[str, Any], dict[str, Any], checkpoint.History | None]:
     """Return a checkpoint: its parts by file name, its metadata, and the replay or None."""
     recorder.flush()  # a resumed run does not write these rows again
@@ -123,33 +165,49 @@ def take(
         },
         "rng": random_state(),
     }
+    if not ranks.first:
+        parts["agent"] = {name: value for name, value in learner.items() if name not in agent.shared_state}
     if config.checkpoint.replay:
         # The memory is a separate part, which an evaluation need not read.
         whole = agent.state_dict(history=False)
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space)
     meta = {"env": config.env.name, "agent": config.agent.name, "spaces": spaces and spaces.model_dump(mode="json")}
+    meta["ranks"] = ranks.size
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None
 
 
 def restore(
-    parts: Mapping[str, Any], start: int, config: Config, agent: Agent, envs: VectorEnv, recorder: Recorder
+    parts: Mapping[str, Any],
+    start: int,
+    config: Config,
+    agent: Agent,
+    envs: VectorEnv,
+    recorder: Recorder,
+    ranks: Ranks = ALONE,
 ) -> LoopState:
     """Load the checkpoint of policy step ``start`` into objects that were built for its run.
 
     Every tensor is copied into one that the run has made, so a wrong shape or type raises one of ``MISMATCH_ERRORS``.
     """
+    dealt = "shares" in parts
+    if dealt:
+        parts = deal(parts["shares"], agent, envs, ranks)
     monitor, loop = parts["monitor"], parts["loop"]
     counters = loop["counters"]
-    most = config.agent.updates(0, start + envs.num_envs, envs.num_envs)
+    most = config.agent.updates(0, start + config.env.num_envs, config.env.num_envs)
     largest = 2**62 if most is None else most + 1
     for name, low, high in (("policy_steps", start, start), ("gradient_steps", 0, 2**62), ("due", 0, largest)):
         if type(counters[name]) is not int or not low <= counters[name] <= high:
             raise ValueError(f"{name} is {counters[name]!r}")
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
     checkpoint.check_finite("agent", agent.state_dict(replay=False))
+    for stored, own, place in parts.get("histories", ()) if dealt and agent.history.added else ():
+        agent.history.expected, agent.history.columns = agent.history.oldest, place
+        stored.copy_to(agent.history, own)
+        agent.history.columns = slice(None)
     if checkpoint.HISTORY in parts:
         parts[checkpoint.HISTORY].copy_to(agent.history)
     envs.load_state_dict(parts["envs"])
@@ -163,11 +221,55 @@ def restore(
     if not envs.exact_resume:
         # These worlds cannot be restored: this step is the last of their episodes.
         step.is_last = torch.ones_like(step.is_last)
-    set_random_state(parts["rng"])
+    if not dealt:
+        set_random_state(parts["rng"])
     recorder.trained = float(counters["seconds"])
     recorder.pauses |= {name: float(counters.get("pauses", {}).get(name, 0.0)) for name in recorder.pauses}
     due = counters["due"] if "memory" in parts else 0  # an empty memory has nothing to learn from
     return LoopState(player, step, counters["policy_steps"], counters["gradient_steps"], due)
+
+
+def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ranks: Ranks) -> dict[str, Any]:
+    """Return the parts of one rank from the shares of another number of ranks: its worlds, and their replay.
+
+    A memory that is no :attr:`Agent.history`, such as a rollout, begins again empty.
+    """
+    each = envs.num_envs * ranks.size // len(shares)  # worlds of one share
+    first = envs.num_envs * ranks.rank
+    pieces = []  # (share, its worlds, their places here)
+    for number, share in enumerate(shares):
+        begin, end = max(first, number * each), min(first + envs.num_envs, (number + 1) * each)
+        if begin < end:
+            own = slice(begin - number * each, end - number * each)
+            pieces.append((share, own, slice(begin - first, end - first)))
+
+    def join(path: Sequence[str], axis: int = 0) -> Any:
+        values = [functools.reduce(operator.getitem, path, share) for share, _, _ in pieces]
+        if isinstance(values[0], Mapping):
+            return {key: join((*path, key), axis) for key in values[0]}
+        if not isinstance(values[0], Tensor) or not values[0].ndim:
+            return values[0]
+        cut = [value[own] if axis == 0 else value[:, own] for value, (_, own, _) in zip(values, pieces, strict=True)]
+        return torch.cat(cut, axis)
+
+    parts = {name: shares[0][name] for name in ("agent", "monitor", "rng")}
+    parts["envs"] = join(("envs",))
+    parts["loop"] = {"counters": shares[0]["loop"]["counters"], "step": join(("loop", "step"))}
+    parts["loop"]["player"] = join(("loop", "player"))
+    if agent.history is not None and "memory" in shares[0]:
+        (name,) = shares[0]["memory"]
+        replays = [share["memory"][name] for share, _, _ in pieces]
+        fresh = [
+            [world - own.start + place.start, start]
+            for replay, (_, own, place) in zip(replays, pieces, strict=True)
+            for world, start in replay["fresh"]
+            if own.start <= world < own.stop
+        ]
+        joined = {"storage": join(("memory", name, "storage"), 1), "added": replays[0]["added"]}
+        joined |= {"fresh": sorted(fresh, key=lambda item: (item[1], item[0]))}
+        parts["memory"] = {name: joined | {"generator": agent.generator.get_state()}}
+        parts["histories"] = [(share[checkpoint.HISTORY], own, place) for share, own, place in pieces]
+    return parts
 
 
 def seed_everything(seed: int) -> None:

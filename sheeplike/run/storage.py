@@ -6,12 +6,15 @@ import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import uuid
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -21,10 +24,12 @@ from sheeplike import checkpoint
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import Config, to_data
-from sheeplike.files import open_regular, write_atomically
+from sheeplike.files import list_checkpoints, open_regular, step_of, write_atomically
+from sheeplike.options import CommandError
+from sheeplike.ranks import ALONE, Ranks
 from sheeplike.run import snapshot
 from sheeplike.run.build import numerics_device
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, LAST_BATCH, LOCK_FILE, STARTS, checkpoint_steps
+from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, LAST_BATCH, LOCK_FILE, STARTS, checkpoint_steps, place_of
 from sheeplike.run.run_dir import Plan, claim, lock
 from sheeplike.terminal import warn
 
@@ -32,29 +37,74 @@ from sheeplike.terminal import warn
 class Storage:
     """The directory of one run, locked from :meth:`create` or :meth:`resume` until :meth:`close`.
 
+    The first of several ranks holds the lock.
+
     Attributes:
         path: the directory; absolute, since an environment may change the working directory.
-        writer: writes the checkpoints.
+        writer: writes the checkpoints, or this rank's share of them.
     """
 
     writer: checkpoint.Writer
 
-    def __init__(self, planned: Plan) -> None:
-        self.path = planned.run_dir.absolute()
+    def __init__(self, planned: Plan, ranks: Ranks = ALONE) -> None:
+        self.path, self.ranks = planned.run_dir.absolute(), ranks
+        self.place = place_of(self.path, ranks.rank)
         self._stack = ExitStack()
 
     def create(self, config: Config) -> None:
         """Create the directory of a new run."""
-        self._lock = self._stack.enter_context(claim(self.path, config))
-        self._open(config)
+        self._enter(config, claim)
 
     def resume(self, config: Config) -> snapshot.Saved:
         """Lock the directory of a run and return its newest whole checkpoint."""
-        self._lock = self._stack.enter_context(lock(self.path))
-        self._open(config)  # removes what a kill may have left
-        saved = snapshot.read(self.path, config)
+        self._enter(config, lambda path, config: lock(path))  # removes what a kill may have left
+        saved = snapshot.read(self.path, config, self.ranks)
         self.writer.resumed_from(saved.step)
         return saved
+
+    def _enter(self, config: Config, hold: Callable[[Path, Config], BinaryIO]) -> None:
+        if self.ranks.first:
+            self._lock = self._stack.enter_context(hold(self.path, config))
+        self.ranks.wait()
+        if not self.ranks.first:
+            try:
+                self._lock = self._stack.enter_context(open_regular(self.path / LOCK_FILE))
+            except OSError:
+                raise CommandError(f"run_dir={self.path}: expected a directory that all nodes share") from None
+        self._open(config)
+
+    def save(
+        self,
+        step: int,
+        parts: checkpoint.Parts,
+        meta: dict[str, Any],
+        history: checkpoint.History | None,
+        *,
+        finite: Collection[str],
+        wait: bool,
+    ) -> None:
+        """Write a checkpoint; see :meth:`~sheeplike.checkpoint.Writer.save`.
+
+        Of several ranks each waits: the first writes after the others, so that a checkpoint without a share does not
+        exist, and they keep the steps that it keeps.
+        """
+        ranks, error = self.ranks, None
+        if ranks.size == 1:
+            self.writer.save(step, parts, meta, history, finite=finite, wait=wait)
+            return
+        meta |= {"save": ranks.collect(uuid.uuid4().hex)[0]}
+        for turn in (not ranks.first, ranks.first):
+            if turn:
+                try:
+                    self.writer.save(step, parts, meta, history, finite=finite, wait=True)
+                except (OSError, checkpoint.NonFinite) as problem:
+                    error = problem
+            if any(ranks.most(error is not None)):
+                raise error or OSError(0, "was not written by another rank", str(self.path))
+        kept = ranks.collect(checkpoint_steps(self.path))[0]
+        for path in list_checkpoints(self.writer.root):
+            if step_of(path) not in kept:
+                shutil.rmtree(path)
 
     def update(self, config: Config) -> None:
         """Save the configuration of a resumed run, so that the next resume keeps its changes."""
@@ -92,14 +142,14 @@ class Storage:
         self._check_owner()
         content = io.BytesIO()
         torch.save({name: value.cpu() for name, value in batch.items()}, content)
-        write_atomically(self.path / LAST_BATCH, content.getvalue())
-        return self.path / LAST_BATCH
+        write_atomically(self.place / LAST_BATCH, content.getvalue())
+        return self.place / LAST_BATCH
 
     def _open(self, config: Config) -> None:
         with as_command_errors(OSError):
             self.writer = checkpoint.Writer(
-                self.path / CHECKPOINTS,
-                keep_last=config.checkpoint.keep_last,
+                self.place / CHECKPOINTS,
+                keep_last=config.checkpoint.keep_last if self.ranks.first else sys.maxsize,
                 keep_best=config.checkpoint.keep_best,
                 config=to_data(config),
                 device=numerics_device(config),

@@ -239,7 +239,8 @@ class DreamerV3(Agent):
         The gradient of REINFORCE, not yet scaled, stands behind the others. Also returned are the imagined returns,
         and times, stored and new latents of the sequences.
         """
-        torch._foreach_copy_(list(self.reinforced.parameters()), list(self.actor_critic.policy.parameters()))
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.reinforced.parameters()), list(self.actor_critic.policy.parameters()))
         self.reinforced.zero_grad()
         data, _, times = self.replay.gather(envs, starts)
         means, metrics, fresh = self._differentiate(data)
@@ -403,7 +404,7 @@ class DreamerV3(Agent):
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         learned = max(policy_steps - self.ratio.start, 1)
-        return {"replay/size": float(len(self.replay)), "replay/ratio_actual": gradient_steps / learned}
+        return {"replay/size": float(len(self.replay) * self.ranks.size), "replay/ratio_actual": gradient_steps / learned}
 
     def last_batch(self) -> dict[str, Tensor]:
         """Return the sequences of the last update, ``(B, CONTEXT + T, ...)``, as the replay holds them now.
@@ -416,7 +417,8 @@ class DreamerV3(Agent):
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
-        config, per_iteration = self.config, self.num_envs * self.config.replay_ratio
+        config, num_envs, ratio = self.config, self.num_envs * self.ranks.size, self.config.train_ratio * self.ranks.size
+        per_iteration = num_envs * config.replay_ratio
         size = config.size if isinstance(config.size, str) else "of its own"
         parameters = sum(p.numel() for p in self.networks.parameters() if p.requires_grad)
         space = self.networks.space
@@ -426,15 +428,15 @@ class DreamerV3(Agent):
         if self.probes is not None:
             described["probes"] = describe_observations(space, self.probes.names)
         if per_iteration >= 1:
-            rhythm = f"{self.num_envs} policy steps, then {per_iteration:g} gradient steps"
+            rhythm = f"{num_envs} policy steps, then {per_iteration:g} gradient steps"
         else:
-            rhythm = f"{self.num_envs} policy steps; one gradient step every {1 / per_iteration:g} iterations"
+            rhythm = f"{num_envs} policy steps; one gradient step every {1 / per_iteration:g} iterations"
         return described | {
             "agent": f"{config.name}, size {size}: {parameters:,} parameters",
             "one iteration": rhythm,
             "learning": f"from policy step {self.ratio.start:,} on; replay_ratio {config.replay_ratio:g} is "
-            f"train_ratio {config.train_ratio:g}: each frame is replayed {config.train_ratio:g} times on average",
-            "memory": f"replay of {self.replay.describe()}",
+            f"train_ratio {ratio:g}: each frame is replayed {ratio:g} times on average",
+            "memory": f"replay of {self.replay.describe()}" + (", of each rank" if self.ranks.size > 1 else ""),
         }
 
     def warm_up(self) -> None:

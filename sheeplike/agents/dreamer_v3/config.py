@@ -150,6 +150,18 @@ class DreamerV3Config(AgentConfig):
             raise InvalidOption("total_steps", total_steps, expected, first)
         return self.replace(learning_starts=starts)
 
+    def divide(self, ranks: int, num_envs: int) -> Self:
+        if self.batch_size % ranks:
+            nearest = max(round(self.batch_size / ranks), 1) * ranks
+            raise InvalidOption("agent.batch_size", self.batch_size, f"a multiple of the {ranks} ranks", nearest)
+        return self.replace(batch_size=self.batch_size // ranks, replay_size=self.replay_size // ranks)
+
+    def multiply(self, ranks: int) -> Self:
+        starts = None if self.learning_starts is None else self.learning_starts * ranks
+        sizes = {"batch_size": self.batch_size * ranks, "replay_size": self.replay_size * ranks}
+        # Each policy step is replayed as often: the batch is larger, so there are fewer updates for as many steps.
+        return self.replace(**sizes, learning_starts=starts, replay_ratio=self.replay_ratio / ranks)
+
     def first_update(self, num_envs: int) -> int:
         return self._smallest_replay(num_envs) if self.learning_starts is None else self.learning_starts
 

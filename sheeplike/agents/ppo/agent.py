@@ -274,13 +274,14 @@ class PPO(Agent):
         return self.minibatch(self._last_index) | steps
 
     def describe(self) -> dict[str, str]:
-        config, steps = self.config, self.config.rollout_length * self.num_envs
+        config, num_envs = self.config, self.num_envs * self.ranks.size
+        steps = config.rollout_length * num_envs
         frames = f"{config.frame_stack} stacked frames" if config.frame_stack > 1 else "single frames"
         cnn = f", {config.vision.layout} network on {frames}" if self.keys.images else ""
         return {
             "sees": describe_sight(self.networks.space, self.keys.spaces),
             "agent": f"{config.name}{cnn}: {sum(p.numel() for p in self.networks.parameters()):,} parameters",
-            "one iteration": f"{self.num_envs} policy steps",
+            "one iteration": f"{num_envs} policy steps",
             "learning": f"every {config.rollout_length} iterations: {config.epochs} epochs of {config.minibatches} "
             f"minibatches of {steps // config.minibatches:,} steps",
             "memory": f"rollout of {steps:,} policy steps",

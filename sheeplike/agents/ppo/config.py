@@ -109,6 +109,15 @@ class PPOConfig(AgentConfig):
             raise InvalidOption("total_steps", total_steps, expected, first)
         return self
 
+    def divide(self, ranks: int, num_envs: int) -> Self:
+        steps = num_envs * self.rollout_length
+        if steps % self.minibatches:
+            expected = f"a divisor of the {steps} steps of each of the {ranks} ranks' rollouts"
+            divisors = [count for count in range(1, steps + 1) if steps % count == 0]
+            nearest = min(divisors, key=lambda count: abs(count - self.minibatches))
+            raise InvalidOption("agent.minibatches", self.minibatches, expected, nearest)
+        return self
+
     def first_update(self, num_envs: int) -> int:
         return self.rollout_length * num_envs
 

@@ -64,7 +64,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     - ``restarted`` (N,) bool: the environment failed, and a new one replaces it; stderr tells why. The world is
       truncated, shows its last good observation and has reward 0; its episode does not count.
 
-    World ``i`` draws from seeds that follow from ``seed`` and ``i`` alone. Gymnasium's environments cannot be saved: a
+    World ``i`` draws from seeds that follow from ``seed`` and ``first_env + i`` alone. Gymnasium's environments cannot be saved: a
     loaded state begins new episodes in all worlds, from seeds that no episode had.
 
     Args:
@@ -84,7 +84,9 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         image_size: ImageSize = 64,
         action_repeat: int = 1,
         seed: int = 0,
+        first_env: int = 0,
     ) -> None:
+        self._first_env = first_env
         self.name, self.num_envs = options.id, check_positive("num_envs", num_envs, 16)
         self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = check_positive("action_repeat", action_repeat, 1)
@@ -190,7 +192,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def _begin(self) -> None:
         """Begin episodes in all worlds, from seeds or in their own streams, with totals from zero."""
-        worlds = range(self.num_envs)
+        worlds = range(self._first_env, self._first_env + self.num_envs)
         seeds = [derive_seed(self._seed, world, self._generation) if self._anew else None for world in worlds]
         with self._explained():
             self._buffer, info = self._worlds.reset(seed=seeds)

@@ -110,6 +110,7 @@ class Simulator:
         randomization: Lines | Randomization | None = None,
         randomize: bool = True,
         stagger: bool = False,
+        first_env: int = 0,
     ) -> None:
         check_capacity(task)
         self.task = task
@@ -117,7 +118,7 @@ class Simulator:
         self.renderer = renderer
         self.num_envs = num_envs = renderer.num_envs
         self.device = device
-        self.stagger = stagger
+        self.stagger, self.first_env = stagger, first_env
         defaults = {} if steps_itself(task) else declared(task)
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
         asked = renderer.options.physics
@@ -172,11 +173,12 @@ class Simulator:
     def start(self, seed: int) -> tuple[Variation, State]:
         """Return worlds that the next ``step`` resets, so that it delivers first frames.
 
-        World ``i`` draws from ``fold_in(key(seed), i)``.
+        World ``i`` draws from ``fold_in(key(seed), first_env + i)``.
         """
         self.renderer.open()
         # Committed to the device, as a step's results are, or the step would be compiled twice.
-        key, index = jax.device_put((jax.random.key(seed), np.arange(self.num_envs, dtype=np.int32)), self.device)
+        numbers = np.arange(self.first_env, self.first_env + self.num_envs, dtype=np.int32)
+        key, index = jax.device_put((jax.random.key(seed), numbers), self.device)
         return self._start(key, index, self.settings.on_device)
 
     def step(

@@ -63,6 +63,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             anew for every episode, and observes it as ``"variation"`` and at the end of ``"privileged_state"``.
         randomize: False: every world is the compiled scene, with the same observations.
         stagger: truncate the first episode of each world at a random step, so that episodes do not end together.
+        first_env: number of the first world: world ``i`` here draws as world ``first_env + i`` does elsewhere.
 
     Attributes:
         film_size: height and width of the frames of the task's ``film_camera``, without ``film_pixels``.
@@ -83,6 +84,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         randomization: Lines | None = None,
         randomize: bool = True,
         stagger: bool = False,
+        first_env: int = 0,
         simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
@@ -97,7 +99,13 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         make = RENDERERS.load(simulation.renderer, Renderer)
         renderer = make(task.model, simulation, num_envs=num_envs, image_size=image_size, device=str(self.device))
         self.simulator = Simulator(
-            task, renderer, device=jax_device, randomization=randomization, randomize=randomize, stagger=stagger
+            task,
+            renderer,
+            device=jax_device,
+            randomization=randomization,
+            randomize=randomize,
+            stagger=stagger,
+            first_env=first_env,
         )
         for warning in self.simulator.warnings:
             warnings.warn(warning, stacklevel=2)
