@@ -138,9 +138,11 @@ def make(
     """Build the vector environment ``name``.
 
     For ``stagger`` to ``simulation`` see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`. ``options`` are the
-    environment's own, with the ``id`` of a family. ``first_env`` is the number of the first world among those of all
-    ranks: a world of ours draws from ``seed`` and its number, however they are divided. Those of ``simulation`` may be given one by one as well, such as
+    environment's own, with the ``id`` of a family. Those of ``simulation`` may be given one by one as well, such as
     ``cameras=["front"]``.
+
+    ``first_env`` is the number of the first world among those of all ranks: our worlds and those of Gymnasium draw from
+    ``seed`` and their numbers, however they are divided.
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
     id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)

@@ -43,7 +43,6 @@ def launch_ranks(config: Config) -> tuple[Fabric, Ranks]:
     if config.ranks == 1:
         return launch(config), ALONE
     limit = timedelta(seconds=asked.timeout)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     with phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
         fabric = launch(config, strategy=_one_device_per_rank(asked.devices, limit), num_nodes=asked.num_nodes)
         hosts = dist.new_group(backend="gloo", timeout=limit)
@@ -61,6 +60,10 @@ def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
 def _one_device_per_rank(devices: int, timeout: timedelta) -> Any:
     """Return Fabric's DDP, which starts and connects the ranks, for processes that see one device each."""
     from lightning.fabric.strategies import DDPStrategy
+    from lightning.fabric.utilities.rank_zero import rank_zero_module
+
+    for logger in (logging.getLogger("lightning.fabric"), rank_zero_module.log):
+        logger.setLevel(logging.WARNING)  # the import sets another level
 
     class OneDevicePerRank(DDPStrategy):
         num_processes = devices  # of this node; DDP takes what this process sees
