@@ -15,7 +15,7 @@ from pydantic import create_model
 from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym.options import FAMILIES, CommonOptions
-from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions, check_opengl
 from sheeplike.options import InvalidOption, Options, build, format_value, nearest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def check(
     """Check all that can be checked without torch and JAX; return the options, ``id`` included.
 
     Raises:
-        Unusable: a package that the environment needs is missing.
+        Unusable: a package that the environment needs is missing, or MuJoCo cannot be imported.
         InvalidOption: its ``key`` names the argument or the option that is not valid. For an unknown option ``key`` is
             ``options``, and ``value`` the unknown name.
     """
@@ -101,7 +101,9 @@ def check(
         if error.nearest is None:
             error.nearest = known.get(error.key)
         raise
-    if not simulated(name):
+    if simulated(name):
+        check_opengl()
+    else:
         for option, field in SimulationOptions.model_fields.items():
             if (value := getattr(simulation, option)) != field.default:
                 expected = f"{format_value(field.default)}, since {name} simulates and renders itself"
