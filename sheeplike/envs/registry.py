@@ -15,7 +15,7 @@ from pydantic import create_model
 from sheeplike import entry_points
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym.options import FAMILIES, CommonOptions
-from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions, check_opengl
+from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions
 from sheeplike.options import InvalidOption, Options, build, format_value, nearest
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def check(
             error.nearest = known.get(error.key)
         raise
     if simulated(name):
-        check_opengl()
+        simulation.check()
     else:
         for option, field in SimulationOptions.model_fields.items():
             if (value := getattr(simulation, option)) != field.default:
@@ -114,7 +114,6 @@ def check(
             raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
-    simulation.check()
     if isinstance(checked, CommonOptions | PlaygroundOptions):
         checked.check()
     if isinstance(checked, TaskOptions):

@@ -29,12 +29,6 @@ _OPENGL = {"", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disab
 _OPENGL.update({"linux": ("glx", "egl", "osmesa"), "win32": ("wgl",), "darwin": ("cgl",)}.get(sys.platform, ()))
 
 
-def check_opengl() -> None:
-    """Raise ``Unusable`` for a value of ``MUJOCO_GL`` that keeps MuJoCo from being imported."""
-    if (chosen := os.environ.get("MUJOCO_GL", "")).lower().strip() not in _OPENGL:
-        raise Unusable(f"MUJOCO_GL={chosen}: MuJoCo cannot be imported; expected egl, osmesa or, with a screen, glfw")
-
-
 class SimulationOptions(Options):
     """Options of simulation and rendering, each a key ``env.<name>`` of a run.
 
@@ -60,7 +54,14 @@ class SimulationOptions(Options):
     textures: bool | None = Field(None, description="render the textures of materials; null: the task's choice")
 
     def check(self) -> None:
-        """Check the names of the engines, and that no image option is set if nothing is rendered."""
+        """Check the names of the engines, and that no image option is set if nothing is rendered.
+
+        ``Unusable`` for a value of ``MUJOCO_GL`` that keeps MuJoCo from being imported.
+        """
+        if (chosen := os.environ.get("MUJOCO_GL", "")).lower().strip() not in _OPENGL:
+            raise Unusable(
+                f"MUJOCO_GL={chosen}: MuJoCo cannot be imported; expected egl, osmesa or, with a screen, glfw"
+            )
         PHYSICS.check(self.physics)
         RENDERERS.check(self.renderer)
         once = tuple(dict.fromkeys(self.cameras or ()))
