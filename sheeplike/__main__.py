@@ -19,7 +19,7 @@ from sheeplike.config.sources import Sources
 from sheeplike.options import CommandError, nearest
 from sheeplike.run import signals
 from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
-from sheeplike.terminal import echo, warn, warnings_as_lines
+from sheeplike.terminal import echo, reason_of, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
 PATIENCE = 10.0  # seconds that leftover threads of libraries may delay the exit
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text, status = error, getattr(error, "status", FAILED)
         if isinstance(error, OSError):
             status = UNSAVED
-            text = f"{error.filename or 'a file'}: {error.strerror or error}; SHEEPLIKE_DEBUG=1 shows where"
+            text = f"{reason_of(error)}; SHEEPLIKE_DEBUG=1 shows where"
         elif isinstance(error, SystemExit):  # raised by an environment or its libraries, never by a command
             text = f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
         warn(text)
@@ -98,6 +98,7 @@ def dispatch(arguments: list[str]) -> int:
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise UnknownName("command", name, list_commands())
     request = parse(arguments)
+    check_ranks()
     return importlib.import_module(f"sheeplike.commands.{request.module(name)}").main(request) or 0
 
 
@@ -133,6 +134,13 @@ def parse(arguments: Iterable[str]) -> Request:
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)
+
+
+def check_ranks() -> None:
+    """Raise for a variable of a launcher that is no number: Lightning reads them all."""
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "JSM_NAMESPACE_RANK"):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise CommandError(f"{name}={value}: expected the number of this process, or the variable not set")
 
 
 def overview() -> str:

@@ -86,6 +86,8 @@ def parse(request: Request) -> DoctorOptions:
         raise CommandError("--config-dir: expected only checks and keys of doctor, which reads no configs")
     words = [text for text in request.arguments if "=" not in text]
     keys = [text for text in request.arguments if "=" in text]
+    if words and (also := [text for text in keys if text.startswith("checks=")]):
+        raise CommandError(f"{also[0]} beside {' '.join(words)}: expected all checks in one of the two forms")
     asked = load_options(DoctorOptions, [*keys, *([f"checks=[{','.join(words)}]"] if words else [])])
     wanted = {name for name in CHECKS if name in asked.checks or ("quick" in asked.checks and CHECKS[name].quick)}
     return asked.replace(checks=tuple(name for name in CHECKS if name in wanted))
