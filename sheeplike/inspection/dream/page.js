@@ -14,7 +14,7 @@ const HUES = ["--real", "--dream", "--other"];
 const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
 const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
 const UNITS = { reward: "for this step", value: "later rewards", continue: "P(goes on)", surprise: "KL in nats", error: "pixels, squared" };
-const DRIVERS = { same: "acts: as the real one", policy: "acts: policy", random: "acts: random" };
+const DRIVERS = { same: "acts: as real", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -260,7 +260,7 @@ function show(now, buffer, at) {
     }
     const first = element.querySelector(".frame");
     const ended = [...strips.ends].filter(([step]) => step <= now.step && now.step - step < EVENT * now.rate).at(-1);
-    const told = !ended || ended[0] === now.step ? panel.end : n ? "starts again" : ended[1];
+    const told = !ended || ended[0] === now.step ? panel.end : n ? "starts again from the new first picture" : ended[1];
     first.classList.toggle("over", Boolean(told));
     first.dataset.end = told;
     if (select && document.activeElement !== select) select.value = panel.driver;
@@ -278,9 +278,8 @@ function show(now, buffer, at) {
 }
 
 /** How long a dream has seen nothing. */
-function blindness({ blind, looks, episode }) {
-  const first = episode === 1 ? "one picture" : `the first picture of episode ${episode}`; // a dream starts again with it
-  const shown = looks === 1 ? first : `${looks} pictures`;
+function blindness({ blind, looks }) {
+  const shown = looks === 1 ? "one picture" : `${looks} pictures`;
   if (!blind) return `has just seen ${shown}`;
   return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(1)} s), after seeing ${shown}`;
 }

@@ -334,12 +334,12 @@ def test_counters_the_scene_and_handles(demo, places, recordings, visit):
 def pull(
     page: playwright.Page, panel: int, start: tuple[float, float], end: tuple[float, float], *, wait: bool = True
 ) -> None:
-    """Drags between two places of the agent's picture in a panel; lets go once it was sent, or at once."""
+    """Drags between two places of the agent's picture in a panel; lets go when all was sent, or at once."""
     frame = page.locator(f'.frame[data-panel="{panel}"][data-camera="pixels/front"]').bounding_box()
     at = [(frame["x"] + x / 48 * frame["width"], frame["y"] + y / 48 * frame["height"]) for x, y in (start, end)]
     page.mouse.move(*at[0])
     page.mouse.down()
-    page.mouse.move(*at[1], steps=4)
+    page.mouse.move(*at[1], steps=1 if wait else 4)
     if wait:
         page.wait_for_function("!grabbed.moved && !grabbed.waiting")
     page.mouse.up()
