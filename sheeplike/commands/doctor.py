@@ -18,7 +18,7 @@ from pydantic import Field
 from sheeplike import __version__
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import expand, require_writable
+from sheeplike.config.errors import expand, nearest, require_writable
 from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
@@ -86,6 +86,11 @@ def parse(request: Request) -> DoctorOptions:
         raise CommandError("--config-dir: expected only checks and keys of doctor, which reads no configs")
     words = [text for text in request.arguments if "=" not in text]
     keys = [text for text in request.arguments if "=" in text]
+    known = ("quick", *CHECKS)
+    for word in words:
+        if word not in known:
+            near = nearest(word, known) or "quick"
+            raise CommandError(f"{word}: expected quick, or a check of doctor --help; nearest: {near}")
     asked = load_options(DoctorOptions, [*keys, *([f"checks=[{','.join(words)}]"] if words else [])])
     wanted = {name for name in CHECKS if name in asked.checks or ("quick" in asked.checks and CHECKS[name].quick)}
     return asked.replace(checks=tuple(name for name in CHECKS if name in wanted))
