@@ -155,7 +155,7 @@ def overview() -> str:
         "python -m sheeplike resume=<run_dir>                     resume a run that was stopped",
         "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or resume it",
         "python -m sheeplike exp=<recipe> env=<task> show=config  print every value, and where it comes from",
-        "python -m sheeplike eval run=demo:franka_pick            play the agent that comes along: the fastest first try",
+        "python -m sheeplike eval run=demo:franka_pick            play a trained agent, the fastest first try",
         "python -m sheeplike <command> --help",
         "",
         "commands",

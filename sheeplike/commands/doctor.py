@@ -86,11 +86,9 @@ def parse(request: Request) -> DoctorOptions:
         raise CommandError("--config-dir: expected only checks and keys of doctor, which reads no configs")
     words = [text for text in request.arguments if "=" not in text]
     keys = [text for text in request.arguments if "=" in text]
-    known = ("quick", *CHECKS)
-    for word in words:
-        if word not in known:
-            near = nearest(word, known) or "quick"
-            raise CommandError(f"{word}: expected quick, or a check of doctor --help; nearest: {near}")
+    if unknown := [word for word in words if word not in ("quick", *CHECKS)]:
+        near = nearest(unknown[0], ["quick", *CHECKS]) or "quick"
+        raise CommandError(f"{unknown[0]}: expected quick, or a check of doctor --help; nearest: {near}")
     asked = load_options(DoctorOptions, [*keys, *([f"checks=[{','.join(words)}]"] if words else [])])
     wanted = {name for name in CHECKS if name in asked.checks or ("quick" in asked.checks and CHECKS[name].quick)}
     return asked.replace(checks=tuple(name for name in CHECKS if name in wanted))

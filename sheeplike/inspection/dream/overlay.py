@@ -4,8 +4,7 @@ A task may name the entries of ``privileged_state`` that are positions in the wo
 trained on ``privileged_state`` predicts them; for any other model a linear probe predicts them from its latents.
 
 In the simulator a body with a free joint is moved by its joint. In a dream the features are moved along their
-regression on all positions, so that the body moves and the others stay: the decoder follows those directions, and
-hardly follows the least change that a probe reads.
+regression on all positions, so that the others stay; the decoder hardly follows the least change that a probe reads.
 
 Shape letters: ``M`` steps, ``F`` features, ``N`` entries of ``privileged_state``.
 """
@@ -29,7 +28,6 @@ from sheeplike.inspection.model import Expected, States, TrainedModel
 
 EPISODES = 8  # number of episodes that everything here is fitted to
 CORRECTIONS = 5  # steps of a drag in a dream: what is read follows each by a part
-SHORT = 0.005  # metres; a drag that ends farther from where it was to go is told
 PUSHES = 4  # times that a dragged body is pushed out of what it touches
 QPOS, QVEL = "[1].data.qpos", "[1].data.qvel"  # entries of the simulator's state_dict
 Point = tuple[str, float, float]
@@ -63,7 +61,7 @@ class Places:
     def __init__(self, envs: VectorEnv, read: Reader, *, scene: Mapping[str, Tensor] | None = None) -> None:
         self.envs, self.read, self.positions = envs, read, dict(envs.positions)
         self.trust: dict[str, float] = {}
-        self._slopes: Tensor | None = None  # (P, F), of all positions one after the other
+        self._slopes: Tensor | None = None  # (N, F), zeros for entries that are no positions
         self._limits: dict[str, tuple[Tensor, Tensor]] = {}  # lowest and highest position (3,)
         self._model = copy.copy(envs.simulator.task.model)
         self._joints = {name: joint for name in self.positions if (joint := _free_joint(self._model, name)) is not None}
@@ -78,10 +76,11 @@ class Places:
 
     def fit(self, features: Tensor, state: Tensor) -> None:
         """Regress features ``(M, F)`` on all positions in ``privileged_state (M, N)`` together."""
-        self._slopes = probes.directions(features, self._pick(state))
+        entries = torch.cat([torch.arange(state.shape[1])[where] for where in self.positions.values()])
+        self._slopes = torch.zeros(state.shape[1], features.shape[1])
+        self._slopes[entries] = probes.directions(features, state[:, entries])
         for name in self._joints:
-            place = state[:, self.positions[name]]
-            self._limits[name] = place.amin(0), place.amax(0)
+            self._limits[name] = torch.aminmax(state[:, self.positions[name]], dim=0)
 
     def project(self, state: Tensor, names: Sequence[str]) -> list[Points]:
         """Project named positions of ``privileged_state (n, N)`` into every camera that is fixed in the scene."""
@@ -123,11 +122,7 @@ class Places:
         return changed | {QPOS: qpos, QVEL: qvel}
 
     def dreamt(self, model: TrainedModel, states: States, name: str, place: np.ndarray) -> tuple[States, bool]:
-        """Return a state ``(1,)`` that is read as having one thing near ``place (3,)`` and all others where they were.
-
-        The thing goes no farther than it was seen in the episodes of :func:`learn`; the second value is True if that
-        holds it back.
-        """
+        """Return a state ``(1,)`` read as having one thing near ``place (3,)``; True if it was not seen so far out."""
 
         def believed() -> Tensor:
             return self.read(states, model.decode(states))[0].cpu()
@@ -135,13 +130,9 @@ class Places:
         goal, asked = believed().clone(), torch.as_tensor(place, dtype=torch.float32)
         goal[self.positions[name]] = reached = asked.clamp(*self._limits[name])
         for _ in range(CORRECTIONS):
-            change = self._pick(goal - believed()) @ self._slopes
-            states = States(model.rssm.split(states.features + change.to(model.device)), states.logits)
-        return states, float((asked - reached).norm()) > SHORT
-
-    def _pick(self, state: Tensor) -> Tensor:
-        """Return all positions ``(..., P)`` of ``privileged_state (..., N)``."""
-        return torch.cat([state[..., where] for where in self.positions.values()], -1)
+            moved = states.features + ((goal - believed()) @ self._slopes).to(model.device)
+            states = States(model.rssm.split(moved), states.logits)
+        return states, not torch.allclose(asked, reached, atol=0.005)  # metres
 
     def _projections(self) -> dict[str, Projection]:
         for name, values in self.envs.varied_fields.items():  # cameras may be randomized
