@@ -15,7 +15,7 @@ import sheeplike
 from sheeplike import commands
 from sheeplike.commands import Request
 from sheeplike.config.errors import UnknownName
-from sheeplike.config.sources import Sources
+from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.options import CommandError, nearest
 from sheeplike.run import signals
 from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
@@ -91,6 +91,8 @@ def dispatch(arguments: list[str]) -> int:
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):
         name, *arguments = arguments
+    if name in GROUPS:
+        raise _expected_key(name, name, arguments)
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -128,6 +130,8 @@ def parse(arguments: Iterable[str]) -> Request:
             config_dirs.append(directory)
         elif flag in ("-m", "--multirun"):
             raise CommandError(f"{flag}: expected one run for each command; nearest: seeds=3, or a loop in the shell")
+        elif not value and flag.lstrip("-") in GROUPS:
+            raise _expected_key(flag, flag.lstrip("-"), rest)
         elif value and not nearest(flag, FLAGS, cutoff=0.8):
             key = flag.lstrip("-").replace("-", "_")
             raise CommandError(f"{argument}: expected key=value, without dashes: {key}={value}")
@@ -143,6 +147,14 @@ def check_ranks() -> None:
             raise CommandError(f"{name}={value}: expected the number of this process, or the variable not set")
 
 
+def _expected_key(typed: str, group: str, rest: Iterable[str]) -> CommandError:
+    """Return the error of ``exp ppo`` and ``--exp ppo``."""
+    word, choices = next(iter(rest), ""), Sources().choices(group)
+    choice = nearest(word, choices, cutoff=0.6) or ("franka_pick" if group == "env" else choices[0])
+    typed = f"{typed} {word}".rstrip()
+    return CommandError(f"{typed}: expected key=value in one word, without dashes; nearest: {group}={choice}")
+
+
 def overview() -> str:
     """Return the text of ``python -m sheeplike --help``."""
     lines = [
@@ -151,6 +163,7 @@ def overview() -> str:
         "python -m sheeplike resume=<run_dir>                     resume a run that was stopped",
         "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or resume it",
         "python -m sheeplike exp=<recipe> env=<task> show=config  print every value, and where it comes from",
+        "python -m sheeplike eval run=demo:franka_pick            play a trained agent, the fastest first try",
         "python -m sheeplike <command> --help",
         "",
         "commands",

@@ -336,6 +336,8 @@ def _check_choice(override: Override, sources: Sources) -> None:
     """Raise for an unknown choice, and for a recipe without ``@package _global_``."""
     group, name = override.key_or_group, override.value()
     if name not in sources.choices(group):
+        if group == "env" and re.search(r"-v\d+$", str(name)):
+            raise CommandError(f"env={name}: expected gym for an id of Gymnasium; nearest: env=gym env.id={name}")
         raise UnknownName(group, str(name), sources.choices(group))
     path = sources.find(f"{group}/{name}")
     if group == "exp" and path:
