@@ -111,7 +111,7 @@ def test_halves_that_are_captured_are_those_that_are_not(kind: str, learn: Any) 
 def test_as_many_collectives_as_the_page_says(learn: Any) -> None:
     """Of 20 updates of each agent: the sum and the returns; a sum for each of PPO's updates, and one an epoch."""
     for rank in learn(2):
-        norms = 32 + 32 + 2  # DreamerV3's steps: two whitened targets; PPO's rollouts
+        norms = 2 * 32 + 2 * 2  # of the target and of its probe, each step; of both trunks of PPO, each rollout
         assert rank["collectives"] == 20 * 2 + 20 + 4 + norms, rank["collectives"]
 
 
