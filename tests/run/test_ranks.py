@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from sheeplike.run.layout import place_of
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("KILLS", "50"))
 LIMIT = 300  # seconds after which a run hangs
+STARTED: list[Run] = []
 COMMON = [
     "env=cartpole_balance",
     "profile=cpu",
@@ -70,8 +72,11 @@ AGENTS = {
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return tmp_path / "run"
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """Directory of a run; processes that a failed test has left are killed."""
+    yield tmp_path / "run"
+    while STARTED:
+        STARTED.pop().kill()
 
 
 class Run:
@@ -89,6 +94,11 @@ class Run:
             start_new_session=True,
         )
         self.output: list[str] = []
+        STARTED.append(self)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def read_until(self, part: str) -> None:
         for line in self.process.stdout:
@@ -99,16 +109,20 @@ class Run:
 
     @property
     def pids(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-        return [self.process.pid, *(pid for pid, line in lines.items() if b"sheeplike\0" in line)]
+        ours = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and b"\0sheeplike" in (place / "cmdline").read_bytes():
+                    ours.append(int(place.name))
+        return [self.process.pid, *sorted(ours)]
 
     def end(self, limit: float = LIMIT) -> int:
         """Wait until all ranks have ended; return the status of the first."""
         try:
             self.output.append(self.process.communicate(timeout=limit)[0])
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             raise AssertionError(f"the run hangs: {''.join(self.output)}") from None
         return self.process.returncode
 
