@@ -51,7 +51,8 @@ class Ranks:
     def sum(self, x: Tensor) -> Tensor:
         """Add ``x`` of all ranks, in place; returns it."""
         if self.size > 1:
-            with self._counted(x):
+            self.count(x)
+            with self._others():
                 dist.all_reduce(x)
         return x
 
@@ -60,22 +61,22 @@ class Ranks:
         if self.size == 1:
             return x[None]
         found = x.new_empty((self.size, *x.shape))
-        with self._counted(x):
+        self.count(x)
+        with self._others():
             dist.all_gather(list(found), x.contiguous())
         return found
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with those of the first rank."""
         for tensor in tensors if self.size > 1 else ():
-            with self._counted(tensor):
+            self.count(tensor)
+            with self._others():
                 dist.broadcast(tensor, 0)
 
-    @contextmanager
-    def _counted(self, x: Tensor) -> Iterator[None]:
+    def count(self, x: Tensor) -> None:
+        """Count a collective of ``x``."""
         self.collectives += 1
         self.bytes += x.nbytes
-        with self._others():
-            yield
 
     # --- between hosts ----------------------------------------------------------------------------------------------
 

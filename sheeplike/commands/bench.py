@@ -30,6 +30,7 @@ PARTS = {
     "envs": "simulation and rendering, as a bare loop and as torch's vector environment",
     "acting": "environments under the agent's actions; and acting alone",
     "learning": "the whole loop of a run, at its ratio of updates to steps",
+    "ranks": "what a rank exchanges for an update, where several train",
     "update": "one update, eager, compiled and captured",
     "memory": "peak memory of a run that has begun to learn",
 }

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import torch
 import warp
+from torch import Tensor
 
 from sheeplike import checkpoint, envs
 from sheeplike.agents.agent import Step
@@ -34,6 +35,7 @@ from sheeplike.loop import LoopState, first_step, train
 from sheeplike.monitor.metrics import EpisodeStatistics, MetricBuffer
 from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import keep_freed_memory
+from sheeplike.ranks import ALONE, Ranks
 from sheeplike.run.build import build_envs, describe_device, launch, make_agent, time_envs
 
 MODES = {"off": "eager", "inductor": "compiled", "graph": "captured"}
@@ -159,12 +161,14 @@ class Bench:
         if parts & {"learning", "memory"}:
             loop, state = self.learning_loop(agent)
         memory = self.memory(agent) if "memory" in parts else None  # before other parts raise the peak
-        if parts - {"update", "memory"}:
+        if parts - {"update", "memory", "ranks"}:
             yield self.layers(parts, agent, loop, state)
         if memory:
             yield memory
         if "acting" in parts:
             yield self.acting(agent)
+        if "ranks" in parts:
+            yield self.ranks()
         if "update" in parts:
             del agent, loop, state
             gc.collect()  # frees the replay before others are made
@@ -173,10 +177,10 @@ class Bench:
 
     # --- what the parts share ---------------------------------------------------------------------------------------
 
-    def make_agent(self, options: Any, compile: str) -> Any:
+    def make_agent(self, options: Any, compile: str, ranks: Ranks = ALONE) -> Any:
         """Build another agent for the same environments."""
         with as_command_errors(ValueError, TypeError, MemoryError):
-            return make_agent(self.config.replace(agent=options, compile=compile), self.envs, self.fabric)
+            return make_agent(self.config.replace(agent=options, compile=compile), self.envs, self.fabric, ranks)
 
     def warm_up(self, agent: Any) -> None:
         """Compile and capture the update of an agent with enough experience, as far as this machine can."""
@@ -340,6 +344,20 @@ class Bench:
         table.notes.append(f"{about}.")
         return table
 
+    def ranks(self) -> Table:
+        """Count what one of several ranks would send for an update; nothing is sent."""
+        counted = Counting(0, max(self.config.ranks, 2))
+        agent = self.make_agent(self.config.agent, "off", counted)
+        for count, step in enumerate(itertools.cycle(self.experience(agent)), 1):
+            agent.add(step)
+            if due := agent.updates_due(count * self.envs.num_envs):
+                break
+        counted.collectives = counted.bytes = 0
+        for _ in range(due):
+            agent.update()
+        cells = [[counted.collectives / due], [counted.bytes / due]]
+        return Table("ranks", "What a rank exchanges", ["collectives", "bytes"], {"each update": cells})
+
     def experience(self, agent: Any) -> list[Step]:
         """Collect a few steps to learn from; their content does not change what an update costs."""
         player = agent.player(self.envs.num_envs)
@@ -397,6 +415,18 @@ class Bench:
         cells = {name: [[size / 2**20]] for name, size in rows.items()}
         notes = [] if self.cuda else ["The process includes torch, JAX, Warp and the filled part of the replay."]
         return Table("memory", "Peak memory of a run that has begun to learn", ["MiB"], cells, notes)
+
+
+class Counting(Ranks):
+    """One of several ranks, of which all others are like it: exchanges are counted, and nothing is sent."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        self.count(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        self.count(x)
+        return torch.stack([x] * self.size)
 
 
 def bare_loop(simulator: Simulator, actions: Sequence[Any], seed: int) -> Callable[[], Any]:
