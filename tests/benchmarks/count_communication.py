@@ -1,4 +1,4 @@
-"""What DreamerV3 sends in one update, and how long that takes: ``python tests/benchmarks/count_communication.py``.
+"""Count what DreamerV3 sends in one update, and how long that takes: ``python tests/benchmarks/count_communication.py``.
 
 Parameters are counted in networks without memory, for one camera of 64x64x3 and 7 continuous actions. Times are
 arithmetic, not measured: a ring of N devices sends 2 (N - 1) / N of the buffer through its slowest link, in 2 (N - 1)
@@ -18,11 +18,11 @@ from sheeplike.analysis.comparison import markdown_table
 SPACE = spaces.Dict({"pixels/front": spaces.Box(0, 255, (64, 64, 3), np.uint8)})
 ACTIONS = spaces.Box(-1, 1, (7,), np.float32)
 DEVICES = 8, 64, 512
-# Links by name: bytes per second that one device sends, and seconds of latency of one step.
+# Links by name: bytes per second of the slowest link of a ring, and assumed seconds of latency of one step.
 LINKS = {
-    "NVLink": (450e9, 3e-6),
-    "InfiniBand": (50e9, 5e-6),  # 400 Gb/s for each GPU
-    "Ethernet": (25e9 / 8, 30e-6),  # 25 Gb/s for each node, whose ring passes through it once
+    "NVLink": (450e9, 3e-6),  # of an H100, in each direction
+    "InfiniBand": (400e9 / 8, 5e-6),  # 400 Gb/s for each GPU
+    "Ethernet": (25e9 / 8, 30e-6),  # 25 Gb/s for each node, which the ring enters and leaves once
 }
 
 
@@ -40,13 +40,16 @@ def ring(sent: float, devices: int, bandwidth: float, latency: float) -> float:
 
 
 def main() -> None:
-    columns = [f"{name}, {devices}" for name in LINKS for devices in DEVICES]
-    rows = [["size", "parameters", "actor", "MB", *columns]]
+    rows = [["size", "parameters", "actor", "MB", *(f"{name}, ms" for name in LINKS)]]
     for size in SIZES:
         every, actor = numbers(size)
-        sent = 4 * (every + actor)
-        times = [1e3 * ring(sent, devices, *link) for link in LINKS.values() for devices in DEVICES]
-        rows.append([size, f"{every:,}", f"{actor:,}", f"{sent / 1e6:,.1f}", *(f"{time:,.2g}" for time in times)])
+        sent = 4 * (every + actor)  # the actor's gradient has two parts
+        cells = []
+        for link in LINKS.values():
+            times = [1e3 * ring(sent, devices, *link) for devices in DEVICES]
+            cells.append(" / ".join(f"{time:,.{0 if time >= 10 else 1 if time >= 1 else 2}f}" for time in times))
+        rows.append([size, f"{every:,}", f"{actor:,}", f"{sent / 1e6:,.1f}", *cells])
+    print(f"milliseconds on {' / '.join(map(str, DEVICES))} devices")
     print(markdown_table(rows))
 
 

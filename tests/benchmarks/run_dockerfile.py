@@ -53,7 +53,8 @@ class Build:
         if base in self.stages:
             parent, variables, work = self.stage(base)
             shutil.copytree(parent, root)
-            variables, work = dict(variables), root / work.relative_to(parent)
+            variables = {key: value.replace(f"{parent}/", f"{root}/") for key, value in variables.items()}
+            work = root / work.relative_to(parent)
         else:
             root.mkdir()
             path = f"{self.place / 'python' / 'bin'}:{os.environ['PATH']}"
