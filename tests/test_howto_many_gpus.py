@@ -35,7 +35,7 @@ def flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
 def launched() -> dict[str, tuple[dict[str, str], list[str]]]:
     """Return what each launcher of the page is told, and the arguments of the run."""
     scripts = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    torchrun, slurm, _ = (shlex.split(re.sub(r"\\\n|#SBATCH", "", script)) for script in scripts)
+    torchrun, slurm, _ = (shlex.split(re.sub(r"\\\n|#SBATCH|^export .*", "", script)) for script in scripts)
     (container,) = POD["containers"]
     assert container["command"][0] == torchrun[0] == "torchrun"
     return {"torchrun": flags(torchrun), "slurm": flags(slurm), "kubernetes": flags(container["command"])}
