@@ -15,11 +15,11 @@ import sheeplike
 from sheeplike import commands
 from sheeplike.commands import Request
 from sheeplike.config.errors import UnknownName
-from sheeplike.config.sources import Sources
+from sheeplike.config.sources import GROUPS, Sources
 from sheeplike.options import CommandError, nearest
 from sheeplike.run import signals
 from sheeplike.run.signals import FAILED, INTERRUPTED, UNSAVED, AskedToExit
-from sheeplike.terminal import echo, warn, warnings_as_lines
+from sheeplike.terminal import echo, reason_of, warn, warnings_as_lines
 
 COMMANDS = Path(commands.__file__).parent
 PATIENCE = 10.0  # seconds that leftover threads of libraries may delay the exit
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text, status = error, getattr(error, "status", FAILED)
         if isinstance(error, OSError):
             status = UNSAVED
-            text = f"{error.filename or 'a file'}: {error.strerror or error}; SHEEPLIKE_DEBUG=1 shows where"
+            text = f"{reason_of(error)}; SHEEPLIKE_DEBUG=1 shows where"
         elif isinstance(error, SystemExit):  # raised by an environment or its libraries, never by a command
             text = f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
         warn(text)
@@ -91,6 +91,8 @@ def dispatch(arguments: list[str]) -> int:
     name = "train"
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~")):
         name, *arguments = arguments
+    if name in GROUPS:
+        raise _expected_key(name, name, arguments)
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -98,6 +100,7 @@ def dispatch(arguments: list[str]) -> int:
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise UnknownName("command", name, list_commands())
     request = parse(arguments)
+    check_ranks()
     return importlib.import_module(f"sheeplike.commands.{request.module(name)}").main(request) or 0
 
 
@@ -127,12 +130,29 @@ def parse(arguments: Iterable[str]) -> Request:
             config_dirs.append(directory)
         elif flag in ("-m", "--multirun"):
             raise CommandError(f"{flag}: expected one run for each command; nearest: seeds=3, or a loop in the shell")
+        elif not value and flag.lstrip("-") in GROUPS:
+            raise _expected_key(flag, flag.lstrip("-"), rest)
         elif value and not nearest(flag, FLAGS, cutoff=0.8):
             key = flag.lstrip("-").replace("-", "_")
             raise CommandError(f"{argument}: expected key=value, without dashes: {key}={value}")
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)
+
+
+def check_ranks() -> None:
+    """Raise for a variable of a launcher that is no number: Lightning reads them all."""
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "JSM_NAMESPACE_RANK"):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise CommandError(f"{name}={value}: expected the number of this process, or the variable not set")
+
+
+def _expected_key(typed: str, group: str, rest: Iterable[str]) -> CommandError:
+    """Return the error of ``exp ppo`` and ``--exp ppo``."""
+    word, choices = next(iter(rest), ""), Sources().choices(group)
+    choice = nearest(word, choices, cutoff=0.6) or ("franka_pick" if group == "env" else choices[0])
+    typed = f"{typed} {word}".rstrip()
+    return CommandError(f"{typed}: expected key=value in one word, without dashes; nearest: {group}={choice}")
 
 
 def overview() -> str:
@@ -143,6 +163,7 @@ def overview() -> str:
         "python -m sheeplike resume=<run_dir>                     resume a run that was stopped",
         "python -m sheeplike exp=<recipe> env=<task> resume=auto  begin the run, or resume it",
         "python -m sheeplike exp=<recipe> env=<task> show=config  print every value, and where it comes from",
+        "python -m sheeplike eval run=demo:franka_pick            play a trained agent, the fastest first try",
         "python -m sheeplike <command> --help",
         "",
         "commands",

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from sheeplike import __version__, files, host
 from sheeplike.files import list_checkpoints, step_of
-from sheeplike.terminal import first_sentence
+from sheeplike.terminal import first_sentence, reason_of
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -562,7 +562,9 @@ class Writer:
             if kind not in self._reported:
                 self._reported.add(kind)
                 with contextlib.suppress(Warning):  # a warning that is an error would end the thread
-                    self._report(f"a checkpoint could not be written; the next one is tried all the same: {error}")
+                    self._report(
+                        f"a checkpoint could not be written; the next one is tried all the same: {reason_of(error)}"
+                    )
 
     def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""

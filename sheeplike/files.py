@@ -173,7 +173,7 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
     path = Path(path)
     if problem := why_not_regular(path):
         raise OSError(0, problem, str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(_temporary(path.name))
     try:
         temporary.unlink(missing_ok=True)  # a killed attempt may have left it; it could also be a link
         with open(temporary, "xb") as file:
@@ -187,6 +187,10 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
         if isinstance(error, OSError) and not error.filename:
             error.filename = str(path)
         raise
+
+
+def _temporary(name: str) -> str:
+    return f".{name}.{os.getpid()}"
 
 
 def sync_directory(path: Path | str) -> None:
@@ -223,6 +227,8 @@ def check_writable(directory: Path, *names: str) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, error.strerror or "cannot be written", str(above)) from None
+    for name in (*directory.parts, *map(_temporary, names)):
+        _is_there(above / name)  # it may be too long
     for name in names:
         if problem := why_not_regular(directory / name):
             raise OSError(0, problem, str(directory / name))

@@ -117,7 +117,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise LostRank(f"rank {self.rank}: another rank has ended or hangs: {first_sentence(error)}") from error
+            raise LostRank(f"another rank has ended or hangs: {first_sentence(error)}") from error
 
 
 ALONE = Ranks()

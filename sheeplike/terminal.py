@@ -25,6 +25,13 @@ def text_of(value: object) -> str:
         return f"{type(value).__name__} without a text"
 
 
+def reason_of(error: Exception) -> str:
+    """Return the text of an error; of an OSError its file and reason, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'}: {error.strerror}"
+    return text_of(error)
+
+
 def one_line(text: object) -> str:
     """Return the first ten thousand characters of a text as one :func:`visible` line."""
     return visible(" ".join(text_of(text)[:LONGEST].split()))

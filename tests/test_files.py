@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
-from sheeplike.files import parse_yaml, write_atomically
+from sheeplike.files import check_writable, parse_yaml, write_atomically
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -25,6 +26,15 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, failing):
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, "seed: é\n".encode())]
     write_atomically(path, b"\x00")
     assert path.read_bytes() == b"\x00"
+
+
+@pytest.mark.parametrize(("directory", "name"), [(".", "x" * 256), (".", "x" * 250), ("new/" + "x" * 256, "x")])
+def test_a_name_that_is_too_long_is_told_before_anything_is_made(tmp_path, directory, name):
+    with pytest.raises(OSError, match="x" * 250) as error:
+        check_writable(tmp_path / directory, name)
+    assert error.value.errno == errno.ENAMETOOLONG
+    check_writable(tmp_path / "new", "x" * 240)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "0x" + "f" * 5000, "1" + ":00" * 20, str(2**64)])

@@ -12,9 +12,6 @@ import pytest
 import yaml
 
 from sheeplike import caches
-from sheeplike.config.compose import load
-from sheeplike.config.schema import Config
-from sheeplike.config.sources import Sources
 from sheeplike.run.run_dir import plan
 
 ROOT = Path(__file__).parents[1]
@@ -106,16 +103,3 @@ def test_compiled_code_goes_into_the_volume(monkeypatch: pytest.MonkeyPatch) -> 
     for pair in re.findall(r"\w+=\S+", " ".join(re.findall(r"^ENV (.+)$", DOCKERFILE, re.MULTILINE))):
         monkeypatch.setenv(*pair.split("=", 1))
     assert caches.directory() == place
-
-
-def test_numbers_of_all_ranks_and_of_each() -> None:
-    def ask(*more: str) -> Config:
-        return load(["exp=dreamer_v3", "env=franka_pick", "fabric.devices=2", *more], Sources()).config
-
-    asked = ask("scale=weak")
-    whole, own = asked.whole(), asked.whole().share()
-    assert (own.env.num_envs, own.agent.batch_size) == (asked.env.num_envs, asked.agent.batch_size)
-    assert (whole.total_steps, whole.env.num_envs) == (2 * asked.total_steps, 2 * asked.env.num_envs)
-    assert whole.agent.train_ratio == asked.agent.train_ratio, "each frame is replayed as often"
-    assert ask().whole() == ask()
-    assert ask().share().env.num_envs * 2 == ask().env.num_envs

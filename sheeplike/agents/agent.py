@@ -95,6 +95,7 @@ class Agent(Protocol):
         networks_class: builds ``networks``; a trained agent needs nothing else to act. Called as
             ``networks_class(observation_space, action_space, config, *, device, autocast, seed)``.
         shared_state: entries of ``state_dict`` that are the same on all ranks, and stored once.
+        world_state: entries of ``state_dict`` that are tensors ``(N, ...)``, and are dealt with the worlds.
         networks: a :class:`~sheeplike.agents.policy.PolicyNetworks`.
         skipped_in_a_row, skipped_total: 0-dim int64 device tensors, updated in place: updates skipped since the last
             finite one, and ever; saved by ``state_dict``.
@@ -103,6 +104,7 @@ class Agent(Protocol):
 
     networks_class: ClassVar[Callable[..., nn.Module]]
     shared_state: ClassVar[tuple[str, ...]] = ("modules", "optimizer", "probes")
+    world_state: ClassVar[tuple[str, ...]] = ()
     networks: nn.Module
     skipped_in_a_row: Tensor
     skipped_total: Tensor

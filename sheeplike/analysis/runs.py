@@ -27,6 +27,7 @@ from sheeplike.terminal import first_sentence, one_line
 
 CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"
 LARGEST = 1e100  # limit of values, so that their sums of squares are finite too
+MOST_STEPS = 10**12  # limit of total_steps
 SUCCESS = ("eval/success_rate", "eval/episodes")  # metrics that are always read
 # Names that other tools give the directories of their runs. The first is CleanRL's form.
 _EXTERNAL_NAMES = (
@@ -244,12 +245,13 @@ def _rows(path: Path) -> Rows:
         try:
             row = json.loads(line)
             step, seconds = row.pop("step"), row.pop("seconds")
-            if not all(type(one) in (int, float) and abs(one) <= LARGEST for one in (step, seconds)):
+            numbers = all(type(one) in (int, float) and abs(one) <= LARGEST for one in (step, seconds))
+            if not (numbers and 0 <= step <= MOST_STEPS and step % 1 == 0):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if not line.endswith(b"\n"):
                 return
-            raise RunError(f"{path}, line {number}: expected a JSON object with step and seconds, numbers") from None
+            raise RunError(f"{path}, line {number}: expected a JSON object with step (to 10^12) and seconds") from None
         row.pop("gradient_steps", None)
         yield float(step), float(seconds), row
 
@@ -292,7 +294,7 @@ def _collect(rows: Rows, wanted: Collection[str]) -> tuple[frozenset[str], dict[
         metrics.update(row)
         for name in row.keys() & wanted:
             value = row[name]
-            if isinstance(value, int | float) and abs(value) <= LARGEST:  # JSON's integers have no limit
+            if type(value) in (int, float) and abs(value) <= LARGEST:  # JSON's integers have no limit
                 points[name][step] = (seconds, value)  # the last value of a step counts
             else:
                 nonfinite[name] += 1

@@ -95,6 +95,9 @@ def compose(arguments: Sequence[str], sources: Sources) -> tuple[BenchOptions, C
     if not given.keys() & {"agent", "exp"}:
         agents = ", ".join(sources.choices("agent"))
         raise CommandError(f"agent= is missing: expected one of {agents}; for example: {EXAMPLE}")
+    for key, instead in {"run_dir": "out=<directory>", "total_steps": "seconds=<time>"}.items():
+        if key in given:
+            raise CommandError(f"{key}={given[key]}: a benchmark makes no run and has its own end; nearest: {instead}")
     own = [argument for argument in arguments if argument.partition("=")[0] in BenchOptions.model_fields]
     rest = [argument for argument in arguments if argument not in own]
     if "exp" not in given and given["agent"] in sources.choices("exp"):

@@ -40,6 +40,8 @@ def main(request: Request) -> None:
         echo("safetensors.torch.load_file reads the weights alone.")
         return
     asked = load_options(ExportOptions, request.about_run())
+    if asked.run is not None and exported.is_export(found := exported.find(asked.run)):
+        raise CommandError(f"run={asked.run}: expected the directory of a run; {found} is an export already")
     run_dir, config = open_run(asked.run, "export")
     choose_checkpoint(run_dir, asked.checkpoint)  # refuses before torch and JAX are loaded
     place = None if asked.to is None else expand(asked.to)

@@ -39,7 +39,7 @@ from sheeplike.config.errors import UnknownKey, UnknownName, as_command_errors, 
 from sheeplike.config.saved import flat, may_change, read_saved, resumable_keys
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
-from sheeplike.options import CommandError, InvalidOption, Key, Options, format_value, keys_of
+from sheeplike.options import CommandError, InvalidOption, Key, Options, expectation, format_value, keys_of
 from sheeplike.terminal import warn
 
 COMMAND_LINE = "command line"
@@ -79,7 +79,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     merged = _merge_files(files, choices, sources)
     with as_command_errors(ValueError):
         agent = registry.find(merged.data["agent"].get("name")).config
-    known = {key.path: key for key in all_keys(*{*registry.built_in(), agent})}
+    known = {key.path: key for key in all_keys(*registry.built_in(), agent)}  # the agent's own come last
     for file in files:
         _check_keys(file, known)
     for change in changes:
@@ -336,6 +336,8 @@ def _check_choice(override: Override, sources: Sources) -> None:
     """Raise for an unknown choice, and for a recipe without ``@package _global_``."""
     group, name = override.key_or_group, override.value()
     if name not in sources.choices(group):
+        if group == "env" and re.search(r"-v\d+$", str(name)):
+            raise CommandError(f"env={name}: expected gym for an id of Gymnasium; nearest: env=gym env.id={name}")
         raise UnknownName(group, str(name), sources.choices(group))
     path = sources.find(f"{group}/{name}")
     if group == "exp" and path:
@@ -346,25 +348,28 @@ def _check_choice(override: Override, sources: Sources) -> None:
 
 
 def _check_keys(file: _File, known: Mapping[str, Key]) -> None:
-    """Raise for an unknown key in a file."""
+    """Raise for an unknown key in a file, and for a value in place of a section."""
     for _, values in file.parts():
-        for path, _ in flat(values):
+        for path, value in flat(values):
             try:
-                _check_path(path, known)
+                _check_path(path, value, known)
             except CommandError as error:
                 raise CommandError(f"{file.source}: {error}") from None
 
 
-def _check_path(path: str, known: Mapping[str, Key]) -> None:
+def _check_path(path: str, value: Any, known: Mapping[str, Key]) -> None:
     parts = path.split(".")
     above = (known.get(".".join(parts[:depth])) for depth in range(1, len(parts)))
     if path not in known and not any(key and key.is_open for key in above):
         raise UnknownKey(path, [*known.values(), *keys_of(Start)])
+    # It would replace the section, and a key below it would begin an empty one.
+    if path in known and known[path].is_section and not isinstance(value, dict):
+        raise InvalidOption(path, value, expectation(known[path].schema))
 
 
 def check_key(override: Override, known: Mapping[str, Key]) -> None:
-    """Raise for an unknown key on the command line."""
-    _check_path(override.key_or_group, known)
+    """Raise for an unknown key on the command line, and for a value in place of a section."""
+    _check_path(override.key_or_group, override.value(), known)
     if override.package:
         raise CommandError(f"{override.input_line!r}: expected key=value, without @{override.package}")
 

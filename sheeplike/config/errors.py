@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sheeplike import options
 from sheeplike.files import check_writable
 from sheeplike.options import CommandError, Key, Options, UnknownOption, keys_of
-from sheeplike.terminal import one_line, text_of
+from sheeplike.terminal import one_line, reason_of
 
 T = TypeVar("T", bound=Options)
 HELP = "python -m sheeplike train --help lists every key"
@@ -81,9 +81,7 @@ def as_command_errors(*kinds: type[Exception]) -> Iterator[None]:
     except CommandError:
         raise
     except kinds as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise CommandError(f"{error.filename or 'a file'}: {error.strerror}") from error
-        lines = [line for line in text_of(error).splitlines() if line.strip()]
+        lines = [line for line in reason_of(error).splitlines() if line.strip()]
         raise CommandError(lines[0] if lines else type(error).__name__) from error
 
 

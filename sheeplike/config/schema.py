@@ -142,8 +142,8 @@ class Config(Options):
     )
     scale: Literal["strong", "weak"] = Field(
         "strong",
-        description="what several ranks share. strong: worlds, batch, replay and steps as they stand here; weak: as many "
-        "times more, so that each rank does what one alone would",
+        description="worlds, batch, replay and steps are, strong: those of all ranks together; weak: those of each, as "
+        "if it were alone",
     )
     compile: Annotated[Literal["auto", "off", "inductor", "graph"], RESUMABLE, INCIDENTAL] = Field(
         "auto",
@@ -178,7 +178,6 @@ class Config(Options):
     checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
     logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(Logger(), description="loggers beside metrics.jsonl")
-
 
     @property
     def ranks(self) -> int:

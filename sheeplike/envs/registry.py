@@ -81,7 +81,7 @@ def check(
     """Check all that can be checked without torch and JAX; return the options, ``id`` included.
 
     Raises:
-        Unusable: a package that the environment needs is missing.
+        Unusable: a package that the environment needs is missing, or MuJoCo cannot be imported.
         InvalidOption: its ``key`` names the argument or the option that is not valid. For an unknown option ``key`` is
             ``options``, and ``value`` the unknown name.
     """
@@ -101,7 +101,9 @@ def check(
         if error.nearest is None:
             error.nearest = known.get(error.key)
         raise
-    if not simulated(name):
+    if simulated(name):
+        simulation.check()
+    else:
         for option, field in SimulationOptions.model_fields.items():
             if (value := getattr(simulation, option)) != field.default:
                 expected = f"{format_value(field.default)}, since {name} simulates and renders itself"
@@ -112,7 +114,6 @@ def check(
             raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
-    simulation.check()
     if isinstance(checked, CommonOptions | PlaygroundOptions):
         checked.check()
     if isinstance(checked, TaskOptions):
@@ -138,9 +139,11 @@ def make(
     """Build the vector environment ``name``.
 
     For ``stagger`` to ``simulation`` see :class:`~sheeplike.envs.mjx.vector_env.MjxVectorEnv`. ``options`` are the
-    environment's own, with the ``id`` of a family. ``first_env`` is the number of the first world among those of all
-    ranks: a world of ours draws from ``seed`` and its number, however they are divided. Those of ``simulation`` may be given one by one as well, such as
+    environment's own, with the ``id`` of a family. Those of ``simulation`` may be given one by one as well, such as
     ``cameras=["front"]``.
+
+    ``first_env`` is the number of the first world among those of all ranks: our worlds and those of Gymnasium draw from
+    ``seed`` and their numbers, however they are divided.
     """
     builder, id_field = _find(name), options_of(name).model_fields.get("id")
     id = options.pop("id", None if id_field is None or id_field.is_required() else id_field.default)

@@ -21,6 +21,7 @@ from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.agent import Agent
 from sheeplike.config.errors import as_command_errors
+from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import Config
 from sheeplike.config.schema import Fabric as FabricOptions
 from sheeplike.envs.contract import GaveUp
@@ -43,11 +44,25 @@ def launch_ranks(config: Config) -> tuple[Fabric, Ranks]:
     if config.ranks == 1:
         return launch(config), ALONE
     limit = timedelta(seconds=asked.timeout)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     with phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
         fabric = launch(config, strategy=_one_device_per_rank(asked.devices, limit), num_nodes=asked.num_nodes)
         hosts = dist.new_group(backend="gloo", timeout=limit)
-    return fabric, Ranks(fabric.global_rank, fabric.world_size, hosts)
+    ranks = Ranks(fabric.global_rank, fabric.world_size, hosts)
+    check_alike(ranks, config)
+    return fabric, ranks
+
+
+def check_alike(ranks: Ranks, config: Config) -> None:
+    """Raise if a rank has composed another configuration than the first: its machine may differ, or its files."""
+    first, *others = ranks.collect(to_yaml(config))
+    for rank, theirs in enumerate(others, 1):
+        if theirs != first:
+            lines = (
+                f"{ours!r} and {line!r}"
+                for ours, line in zip(first.split("\n"), theirs.split("\n"), strict=False)
+                if ours != line
+            )
+            raise CommandError(f"rank {rank} has another configuration than rank 0: {next(lines, 'more lines')}")
 
 
 def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
@@ -61,6 +76,10 @@ def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
 def _one_device_per_rank(devices: int, timeout: timedelta) -> Any:
     """Return Fabric's DDP, which starts and connects the ranks, for processes that see one device each."""
     from lightning.fabric.strategies import DDPStrategy
+    from lightning.fabric.utilities.rank_zero import rank_zero_module
+
+    for logger in (logging.getLogger("lightning.fabric"), rank_zero_module.log):
+        logger.setLevel(logging.WARNING)  # the import sets another level
 
     class OneDevicePerRank(DDPStrategy):
         num_processes = devices  # of this node; DDP takes what this process sees

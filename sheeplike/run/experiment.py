@@ -40,7 +40,7 @@ from sheeplike.run.run_dir import Plan, plan
 from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable
 from sheeplike.run.storage import Storage
 from sheeplike.run.watchdog import Watchdog
-from sheeplike.terminal import info, warn
+from sheeplike.terminal import info, reason_of, warn
 
 
 class Finished(CommandError):
@@ -62,7 +62,11 @@ def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
 
     Raises:
         CommandError: the request cannot be met; nothing was created.
+        TypeError: an override is no text.
     """
+    for override in overrides:
+        if not isinstance(override, str):
+            raise TypeError(f"init({override!r}): expected texts, such as 'exp=ppo'")
     start, _ = start_of(overrides)
     if start.seeds is not None or start.show:
         raise CommandError("seeds= and show=: expected on the command line only")
@@ -331,7 +335,7 @@ class Experiment:
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
             kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
-            raise kind(f"{self.run_dir} could not be saved, {newest}: {error}") from error
+            raise kind(f"{self.run_dir} could not be saved, {newest}: {reason_of(error)}") from error
 
     # --- training ---------------------------------------------------------------------------------------------------
 

@@ -58,13 +58,13 @@ def read(run_dir: Path, config: Config, ranks: Ranks = ALONE) -> Saved:
     with as_command_errors(ValueError, TypeError, checkpoint.Corrupt, FileNotFoundError):
         with phase("reading the checkpoint"):
             meta, parts = _read_newest(run_dir, config) if ranks.size == 1 else (None, {})
-            if meta is None or meta["ranks"] > 1:
+            if meta is None or meta.get("ranks", 1) > 1:
                 meta, parts = _read_shares(run_dir, config, ranks)
-        if meta["ranks"] != ranks.size:
+        if (before := meta.get("ranks", 1)) != ranks.size:
             if config.scale == "weak":
-                expected = f"{meta['ranks']} ranks, as with scale=weak the run has had all along"
+                expected = f"{before} ranks, as with scale=weak the run has had all along"
                 raise CommandError(f"{run_dir}: {ranks.size} ranks: expected {expected}")
-            info(f"this resume is approximate: {ranks.size} ranks in place of {meta['ranks']}, other random numbers")
+            info(f"this resume is approximate: {ranks.size} ranks in place of {before}, other random numbers")
         changed = changes(meta["config"], config)
         if forbidden := forbidden_changes(changed):
             raise CommandError(f"{run_dir}: {forbidden}; expected the values that the run has had; nearest: a new run")
@@ -76,8 +76,8 @@ def read(run_dir: Path, config: Config, ranks: Ranks = ALONE) -> Saved:
                 "agent begins again with an empty memory"
             )
         here = checkpoint.versions() | {"device": numerics_device(config)}
-        before = meta["versions"] | {"device": meta["device"]}
-        if different := [f"{name} {was} -> {here.get(name)}" for name, was in before.items() if here.get(name) != was]:
+        there = meta["versions"] | {"device": meta["device"]}
+        if different := [f"{name} {was} -> {here.get(name)}" for name, was in there.items() if here.get(name) != was]:
             warn(f"this resume may differ in the last bits: {', '.join(different)}")
         return Saved(meta["step"], parts, changed, meta["compile"])
 
@@ -173,7 +173,7 @@ def take(
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space)
     meta = {"env": config.env.name, "agent": config.agent.name, "spaces": spaces and spaces.model_dump(mode="json")}
-    meta["ranks"] = ranks.size
+    meta |= {"ranks": ranks.size, "save": "alone"}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None
@@ -204,7 +204,7 @@ def restore(
             raise ValueError(f"{name} is {counters[name]!r}")
     agent.load_state_dict(parts["agent"] | parts.get("memory", {}))
     checkpoint.check_finite("agent", agent.state_dict(replay=False))
-    for stored, own, place in parts.get("histories", ()) if dealt and agent.history.added else ():
+    for stored, own, place in parts.get("histories", ()):
         agent.history.expected, agent.history.columns = agent.history.oldest, place
         stored.copy_to(agent.history, own)
         agent.history.columns = slice(None)
@@ -253,6 +253,9 @@ def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ran
         return torch.cat(cut, axis)
 
     parts = {name: shares[0][name] for name in ("agent", "monitor", "rng")}
+    parts["agent"] |= {name: join(("agent", name)) for name in agent.world_state}
+    if "generator" in parts["agent"]:
+        parts["agent"]["generator"] = agent.generator.get_state()
     parts["envs"] = join(("envs",))
     parts["loop"] = {"counters": shares[0]["loop"]["counters"], "step": join(("loop", "step"))}
     parts["loop"]["player"] = join(("loop", "player"))
@@ -268,7 +271,8 @@ def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ran
         joined = {"storage": join(("memory", name, "storage"), 1), "added": replays[0]["added"]}
         joined |= {"fresh": sorted(fresh, key=lambda item: (item[1], item[0]))}
         parts["memory"] = {name: joined | {"generator": agent.generator.get_state()}}
-        parts["histories"] = [(share[checkpoint.HISTORY], own, place) for share, own, place in pieces]
+        if joined["added"]:
+            parts["histories"] = [(share[checkpoint.HISTORY], own, place) for share, own, place in pieces]
     return parts
 
 

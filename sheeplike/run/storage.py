@@ -29,7 +29,16 @@ from sheeplike.options import CommandError
 from sheeplike.ranks import ALONE, Ranks
 from sheeplike.run import snapshot
 from sheeplike.run.build import numerics_device
-from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, LAST_BATCH, LOCK_FILE, STARTS, checkpoint_steps, place_of
+from sheeplike.run.layout import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LAST_BATCH,
+    LOCK_FILE,
+    RANKS,
+    STARTS,
+    checkpoint_steps,
+    place_of,
+)
 from sheeplike.run.run_dir import Plan, claim, lock
 from sheeplike.terminal import warn
 
@@ -89,6 +98,8 @@ class Storage:
         exist, and they keep the steps that it keeps.
         """
         ranks, error = self.ranks, None
+        if ranks.first:
+            self._remove_shares()
         if ranks.size == 1:
             self.writer.save(step, parts, meta, history, finite=finite, wait=wait)
             return
@@ -105,6 +116,14 @@ class Storage:
         for path in list_checkpoints(self.writer.root):
             if step_of(path) not in kept:
                 shutil.rmtree(path)
+
+    def _remove_shares(self) -> None:
+        """Remove the shares of ranks that are no more, once no checkpoint needs them."""
+        kept = set(checkpoint_steps(self.path))
+        for place in (self.path / RANKS).glob("*"):
+            gone = place.name.isdecimal() and int(place.name) >= self.ranks.size
+            if gone and not kept & set(checkpoint_steps(place)):
+                shutil.rmtree(place)
 
     def update(self, config: Config) -> None:
         """Save the configuration of a resumed run, so that the next resume keeps its changes."""

@@ -111,7 +111,9 @@ def examine(name: str, timeout: float) -> dict[str, Any]:
         else:
             ended = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
             fact = f"hangs: no answer in {timeout:g} s" if hangs else f"died {ended}: {last_line(output)}"
-            result = {"status": "FAIL", "fact": fact, "advice": CHECKS[name].advice}
+            usual = CHECKS[name].seconds
+            advice = f"timeout=null, which allows {usual:g} s" if hangs and timeout < usual else CHECKS[name].advice
+            result = {"status": "FAIL", "fact": fact, "advice": advice}
     result["seconds"] = round(time.monotonic() - start, 2)
     return result | ({"output": output} if result["status"] == "FAIL" else {})
 

@@ -65,7 +65,7 @@ def demos() -> list[str]:
 
 def find(run: str) -> Path:
     """Return the directory that ``run=`` names: of a run, of an export, or of ``demo:<name>``."""
-    if not run.startswith(DEMO):
+    if not run.startswith(DEMO) and (run != DEMO[:-1] or Path(run).exists()):
         return expand(run)
     name = run.removeprefix(DEMO)
     if name not in demos():

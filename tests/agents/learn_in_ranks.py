@@ -1,7 +1,8 @@
 """Program of one rank: 20 updates of both agents on its share of worlds, with noise and draws from tables.
 
 The tables are indexed by global world and global sequence, so that N ranks with 1/N of the batch see what one rank with
-all of it sees. ``python learn_in_ranks.py '{"rank": 0, "size": 2, "double": true, "meet": <file>, "out": <file>}'``
+all of it sees. The argument of the program is a JSON object with rank, size, double, captured, meet and out, the last
+two of which are paths.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gymnasium import spaces
+from torch.utils import _pytree as pytree
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
@@ -67,6 +69,27 @@ def tabulate(table: Table) -> None:
     OneHotCategorical.sample_index, Normal.sample, TanhNormal.entropy = sample_index, sample, entropy
 
 
+class Replayed:
+    """A step as a CUDA graph takes it: inputs and outputs stay at their addresses, and are copied."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.inputs = function, None
+
+    def __call__(self, *inputs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(inputs)
+        if self.inputs is None:
+            self.inputs = [leaf.clone() for leaf in leaves]
+        for ours, leaf in zip(self.inputs, leaves, strict=True):
+            ours.copy_(leaf)
+        outputs = self.function(*pytree.tree_unflatten(self.inputs, spec))
+        return pytree.tree_map(torch.Tensor.clone, outputs)
+
+
+def capture(agent: Agent, wanted: bool) -> None:
+    for name in ("_differentiate_share", "_apply_sum") if wanted else ():
+        setattr(agent, name, Replayed(getattr(agent, name)))
+
+
 def play(agent: Agent, table: Table, player: Any, begin: torch.Tensor, steps: int) -> torch.Tensor:
     """Let the agent act on random observations; returns where the next step begins an episode."""
     n = agent.num_envs
@@ -83,7 +106,7 @@ def play(agent: Agent, table: Table, player: Any, begin: torch.Tensor, steps: in
     return begin
 
 
-def learn_dreamer(ranks: Ranks) -> dict[str, Any]:
+def learn_dreamer(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
     table, n, batch = Table(ranks), WORLDS // ranks.size, BATCH // ranks.size
     tabulate(table)
     config = DreamerV3Config(
@@ -99,6 +122,7 @@ def learn_dreamer(ranks: Ranks) -> dict[str, Any]:
         learning_starts=0,
     )
     agent = DreamerV3(SPACE, ACTIONS, config, num_envs=n, seed=3, ranks=ranks)
+    capture(agent, captured)
     widen(agent.replay.storage)
     noisy(agent.networks)
     begin = play(agent, table, agent.player(n), torch.ones(n, dtype=torch.bool), 30)
@@ -125,13 +149,14 @@ def learn_dreamer(ranks: Ranks) -> dict[str, Any]:
     return outcome(agent, metrics)
 
 
-def learn_ppo(ranks: Ranks) -> dict[str, Any]:
+def learn_ppo(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
     table, n = Table(ranks), WORLDS // ranks.size
     tabulate(table)
     config = PPOConfig(
         observations=("pixels/*", "state"), rollout_length=LENGTH, minibatches=5, epochs=2, kl_control="adaptive_lr"
     )
     agent = PPO(SPACE, ACTIONS, config, num_envs=n, seed=3, ranks=ranks)
+    capture(agent, captured)
     widen(agent.rollout.storage)
     noisy(agent.networks, 0.02)
     player, begin, metrics, orders = agent.player(n), torch.ones(n, dtype=torch.bool), [], np.random.default_rng(1)
@@ -206,7 +231,8 @@ def main() -> None:
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=timedelta(seconds=60))
         hosts = dist.group.WORLD
     ranks = Ranks(rank, size, hosts)
-    found = {"dreamer_v3": learn_dreamer(ranks), "ppo": learn_ppo(ranks)}
+    captured = {"captured": asked["captured"]}
+    found = {"dreamer_v3": learn_dreamer(ranks, **captured), "ppo": learn_ppo(ranks, **captured)}
     torch.save(found | {"collectives": ranks.collectives, "bytes": ranks.bytes}, asked["out"])
 
 

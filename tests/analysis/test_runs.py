@@ -216,7 +216,7 @@ def test_a_configuration_that_multiplies_is_none_of_ours(refused, trained):
     assert refused("logs").names("config.yaml", "metrics.jsonl")
 
 
-@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e308", "-1.7e308", "1e999", "NaN"])
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e308", "-1.7e308", "1e999", "NaN", "true"])
 def test_a_number_that_no_curve_can_show_is_left_out(compared, trained, number):
     file = trained({0: [1, 2]}) / RUN / "metrics.jsonl"
     with file.open("a") as rows:
@@ -236,6 +236,9 @@ def test_a_number_that_no_curve_can_show_is_left_out(compared, trained, number):
         '{"step": null, "seconds": 3}',
         '{"step": true, "seconds": 3}',
         '{"step": "240", "seconds": 3}',
+        '{"step": -5, "seconds": 3}',
+        '{"step": 0.5, "seconds": 3}',
+        '{"step": 1e30, "seconds": 3}',
         '{"step": 1, "seconds": false}',
         f'{{"step": 1{"0" * 400}, "seconds": 1}}',
         '{"step": NaN, "seconds": 1}',

@@ -35,6 +35,8 @@ TINY = ("profile=cpu", "dry_run=true", "compile=off", "rounds=3", "seconds=0.1")
         ((*JOB, "agent.batchsize=3"), ["'agent.batchsize'", "nearest: agent.batch_size"]),
         ((*JOB, "secnds=3"), ["'secnds'", "nearest: seconds"]),
         ((*JOB, "seeds=3"), ["'seeds'", "nearest: seed;"]),
+        ((*JOB, "total_steps=-5"), ["total_steps=-5", "nearest: seconds="]),
+        ((*JOB, "run_dir=x"), ["run_dir=x", "nearest: out="]),
         ((*JOB, "parts=[updates,act]"), ["parts=[updates,act]", "physics, envs", "nearest: parts=[update,acting]"]),
         ((*JOB, "parts=[]"), ["parts=[]", "physics"]),
         ((*JOB, "modes=[grph]"), ["modes=[grph]", "off, inductor", "nearest: modes=[graph]"]),

@@ -149,6 +149,8 @@ def test_nothing_is_left_where_it_cannot_be_written(
 
 def test_what_is_refused(run_dir: Path, refusal: Callable[..., str]) -> None:
     assert "run=" in refusal("export")
+    assert "run=demo:franka_pick" in refusal("export", "run=demo")
+    assert "models/franka_pick" in refusal("export", "run=demo:franka_pick")
     assert "nearest: checkpoint=64" in refusal("export", f"run={run_dir}", "checkpoint=6")
     assert "nearest: checkpoint" in refusal("export", f"run={run_dir}", "chekpoint=64")
     config = run_dir / "config.yaml"

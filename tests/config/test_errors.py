@@ -21,6 +21,9 @@ JOB = ("exp=dreamer_v3", "env=franka_pick")
         (("exp=dreamer_v3",), ["env=", "cartpole_balance, cartpole_swingup", "franka_pick"]),
         (("exp=dreamr_v3", "env=franka_pick"), ["exp 'dreamr_v3'", "dreamer_v3", "nearest: dreamer_v3"]),
         (("exp=dreamer_v3", "env=frankapick"), ["env 'frankapick'", "cartpole_swingup", "nearest: franka_pick"]),
+        (("exp=dreamer_v3", "env=CartPole-v1"), ["CartPole-v1", "nearest: env=gym env.id=CartPole-v1"]),
+        (("exp", "dreamer_v2"), ["exp", "nearest: exp=dreamer_v3"]),
+        (("--env", "frankapick"), ["--env", "nearest: env=franka_pick"]),
         ((*JOB, "agent.size=12M"), ["agent.size=12M", "200m", "nearest: agent.size=12m"]),
         ((*JOB, "profile=gppu"), ["profile 'gppu'", "auto, cpu", "nearest: gpu"]),
         ((*JOB, "randomization=franka_vison"), ["randomization 'franka_vison'", "nearest: franka_vision"]),
@@ -140,6 +143,26 @@ def test_values_and_what_would_do(refused, override, facts):
     assert refused(*JOB, override).names(override.partition("=")[0], *facts)
 
 
+@pytest.mark.parametrize(
+    ("section", "below"),
+    [
+        ("eval=0.5", "eval.episodes=17"),
+        ("eval=null", "eval.every=null"),
+        ("checkpoint=x", "checkpoint.keep_last=3"),
+        ("fabric=[]", "fabric.threads=1"),
+        ("agent.loss_scales=3", "agent.loss_scales.rep=1"),
+    ],
+)
+def test_a_value_does_not_replace_a_section(refused, section, below):
+    assert refused(*JOB, section, below).names(section, below.partition("=")[0].rpartition(".")[2])
+
+
+def test_nor_does_it_in_a_file(refused, tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text("# @package _global_\ndefaults: [dreamer_v3]\neval: 0.5\n")
+    assert refused(f"--config-dir={tmp_path}", "exp=mine", JOB[1], "eval.episodes=17").names("eval=0.5", "mine.yaml")
+
+
 def test_what_is_not_rendered_cannot_be_observed(refused, sheeplike):
     blind = ("exp=ppo", "env=franka_pick", "env.renderer=none")
     line = refused(*blind, "agent.observations=[state,depth/*]")
@@ -173,6 +196,23 @@ def test_what_others_render_is_left_to_them(refused, sheeplike, monkeypatch, ove
     job = ("exp=ppo", "env=cartpole_balance", "env.name=elsewhere")
     assert sheeplike(*job).runs[0].config.env.name == "elsewhere"
     assert refused(*job, override).names(override, "elsewhere")
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "abc"), ("LOCAL_RANK", "-1"), ("SLURM_PROCID", "")])
+def test_a_rank_that_is_no_number(refused, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert f"{name}={value}:" in refused(*JOB)
+    monkeypatch.setenv(name, "0")
+    assert "env=" in refused("exp=ppo")
+
+
+def test_a_backend_that_mujoco_does_not_know(refused, sheeplike, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "nope")
+    assert refused(*JOB).names("MUJOCO_GL=nope", "egl, osmesa")
+    assert refused("exp=ppo", JOB[1], "env.renderer=none", "agent.observations=[state]").names("MUJOCO_GL=nope")
+    assert sheeplike("exp=ppo", "env=gym", "env.id=CartPole-v1").runs, "which is not simulated here"
+    monkeypatch.setenv("MUJOCO_GL", " OFF ")
+    assert sheeplike(*JOB).runs
 
 
 def test_a_sequence_longer_than_the_ring(refused):
@@ -233,6 +273,7 @@ def test_a_gpu_that_is_not_there(refused, asked):
         ("--total-steps=100", " total_steps=100"),
         ("-seed=3", " seed=3"),
         ("--exp=ppo", " exp=ppo"),
+        ("--exp", "nearest: exp=dreamer_v3"),
         ("--config-dir", "--config-dir"),
         ("env@other=franka_pick", "env@other"),
         ("hydra.run.dir=x", "'hydra.run.dir'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -60,6 +61,12 @@ def leaves(state: Any) -> Iterator[torch.Tensor]:
 
 def newest(run: Experiment) -> dict[str, Any]:
     return checkpoint.load_latest(run.run_dir / "checkpoints")[1]
+
+
+@pytest.mark.parametrize("given", [5, None, ["exp=ppo"]])
+def test_overrides_are_texts(given: object) -> None:
+    with pytest.raises(TypeError, match=re.escape(repr(given))):
+        sheeplike.init("exp=ppo", given)
 
 
 @pytest.mark.parametrize("every", [0, -1, 0.5, "8", []])
@@ -280,6 +287,7 @@ def test_a_run_whose_directory_was_begun_anew_leaves_the_other_run_alone(
     with pytest.raises(Unsaved) as unsaved, first:
         first.iterate()
     assert unsaved.value.status == 74
+    assert "Errno" not in str(unsaved.value)
     assert capsys.readouterr().err.count(str(first.run_dir)) == 1
     assert checkpoint_steps(second.run_dir) == [32, 64]
     assert yaml.safe_load((second.run_dir / "config.yaml").read_text())["agent"]["learning_rate"] == 1e-4

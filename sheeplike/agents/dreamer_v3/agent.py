@@ -404,7 +404,10 @@ class DreamerV3(Agent):
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         learned = max(policy_steps - self.ratio.start, 1)
-        return {"replay/size": float(len(self.replay) * self.ranks.size), "replay/ratio_actual": gradient_steps / learned}
+        return {
+            "replay/size": float(len(self.replay) * self.ranks.size),
+            "replay/ratio_actual": gradient_steps / learned,
+        }
 
     def last_batch(self) -> dict[str, Tensor]:
         """Return the sequences of the last update, ``(B, CONTEXT + T, ...)``, as the replay holds them now.
@@ -417,7 +420,11 @@ class DreamerV3(Agent):
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
-        config, num_envs, ratio = self.config, self.num_envs * self.ranks.size, self.config.train_ratio * self.ranks.size
+        config, num_envs, ratio = (
+            self.config,
+            self.num_envs * self.ranks.size,
+            self.config.train_ratio * self.ranks.size,
+        )
         per_iteration = num_envs * config.replay_ratio
         size = config.size if isinstance(config.size, str) else "of its own"
         parameters = sum(p.numel() for p in self.networks.parameters() if p.requires_grad)

@@ -48,6 +48,7 @@ class PPO(Agent):
     """
 
     networks_class: ClassVar[type[PPONetworks]] = PPONetworks
+    world_state = ("shift",)
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ def parts_of(space: spaces.Space) -> tuple[list[Part], list[Part], list[Part]]:
 
 def choose_frames(frames: str, env: gymnasium.Env) -> str:
     """Resolve ``auto`` to the first of ``observation``, ``render`` and ``none`` that the environment can serve."""
-    space, render_modes = env.observation_space, list(env.metadata.get("render_modes", []))
+    space, render_modes = env.observation_space, list(env.metadata.get("render_modes") or [])
     can = {"observation": bool(parts_of(space)[0]), "render": "rgb_array" in render_modes, "none": True}
     if frames == "auto":
         return next(choice for choice, possible in can.items() if possible)

@@ -64,8 +64,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
     - ``restarted`` (N,) bool: the environment failed, and a new one replaces it; stderr tells why. The world is
       truncated, shows its last good observation and has reward 0; its episode does not count.
 
-    World ``i`` draws from seeds that follow from ``seed`` and ``first_env + i`` alone. Gymnasium's environments cannot be saved: a
-    loaded state begins new episodes in all worlds, from seeds that no episode had.
+    World ``i`` draws from seeds that follow from ``seed`` and ``first_env + i`` alone. Gymnasium's environments cannot
+    be saved: a loaded state begins new episodes in all worlds, from seeds that no episode had.
 
     Args:
         make: makes one environment, given ``render_mode``. With ``vectorization=async``, other processes call it.

@@ -140,8 +140,8 @@ class World(gymnasium.Env):
         for _ in range(self._made.action_repeat):
             earlier = raw
             raw, one, terminated, truncated, info = env.step(action)
-            if isinstance(one, str):
-                raise TypeError(f"the reward is the text {one!r}")
+            if np.asarray(one).dtype.kind not in "biuf":
+                raise TypeError(f"the reward is {one!r}: expected a number")
             reward += float(one)
             self._steps += 1
             if terminated or truncated or self._steps >= options.episode_length:
@@ -216,5 +216,5 @@ def derive_seed(*numbers: int) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text."""
-    return one_line(next((line for line in text_of(error).splitlines() if line.strip()), ""))
+    """Return the first line of an exception's text, at most 500 characters."""
+    return one_line(next((line for line in text_of(error).splitlines() if line.strip()), ""))[:500]

@@ -4,7 +4,7 @@ A task may name the entries of ``privileged_state`` that are positions in the wo
 trained on ``privileged_state`` predicts them; for any other model a linear probe predicts them from its latents.
 
 In the simulator a body with a free joint is moved by its joint. In a dream the features are moved along their
-regression on the position: the decoder follows that direction, and hardly follows the least change that a probe reads.
+regression on all positions, so that the others stay; the decoder hardly follows the least change that a probe reads.
 
 Shape letters: ``M`` steps, ``F`` features, ``N`` entries of ``privileged_state``.
 """
@@ -27,8 +27,7 @@ from sheeplike.inspection.episodes import play
 from sheeplike.inspection.model import Expected, States, TrainedModel
 
 EPISODES = 8  # number of episodes that everything here is fitted to
-FARTHEST = 0.05  # metres that one drag moves a thing in a dream; the regression is local
-CORRECTIONS = 3  # steps of a drag in a dream: what is read follows each by a part
+CORRECTIONS = 5  # steps of a drag in a dream: what is read follows each by a part
 PUSHES = 4  # times that a dragged body is pushed out of what it touches
 QPOS, QVEL = "[1].data.qpos", "[1].data.qvel"  # entries of the simulator's state_dict
 Point = tuple[str, float, float]
@@ -62,7 +61,8 @@ class Places:
     def __init__(self, envs: VectorEnv, read: Reader, *, scene: Mapping[str, Tensor] | None = None) -> None:
         self.envs, self.read, self.positions = envs, read, dict(envs.positions)
         self.trust: dict[str, float] = {}
-        self._directions: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # (3, F), lowest and highest position (3,)
+        self._slopes: Tensor | None = None  # (N, F), zeros for entries that are no positions
+        self._limits: dict[str, tuple[Tensor, Tensor]] = {}  # lowest and highest position (3,)
         self._model = copy.copy(envs.simulator.task.model)
         self._joints = {name: joint for name in self.positions if (joint := _free_joint(self._model, name)) is not None}
         spaces = envs.single_observation_space.spaces
@@ -71,14 +71,16 @@ class Places:
 
     @property
     def movable(self) -> list[str]:
-        """Names of the positions that are of bodies with a free joint, once :func:`learn` has fitted directions."""
-        return [name for name in self._joints if name in self._directions]
+        """Names of the positions that are of bodies with a free joint, once :meth:`fit` was called."""
+        return [*self._limits]
 
     def fit(self, features: Tensor, state: Tensor) -> None:
-        """Regress features ``(M, F)`` on each position in ``privileged_state (M, N)``, one thing at a time."""
+        """Regress features ``(M, F)`` on all positions in ``privileged_state (M, N)`` together."""
+        entries = torch.cat([torch.arange(state.shape[1])[where] for where in self.positions.values()])
+        self._slopes = torch.zeros(state.shape[1], features.shape[1])
+        self._slopes[entries] = probes.directions(features, state[:, entries])
         for name in self._joints:
-            place = state[:, self.positions[name]]
-            self._directions[name] = probes.directions(features, place), place.amin(0), place.amax(0)
+            self._limits[name] = torch.aminmax(state[:, self.positions[name]], dim=0)
 
     def project(self, state: Tensor, names: Sequence[str]) -> list[Points]:
         """Project named positions of ``privileged_state (n, N)`` into every camera that is fixed in the scene."""
@@ -93,7 +95,7 @@ class Places:
 
     def aim(self, name: str, key: str, x: float, y: float, near: np.ndarray) -> np.ndarray:
         """Return the position ``(3,)`` at a pixel, in the plane through ``near (3,)`` in which the thing moves most."""
-        low, high = (limit.double().numpy() for limit in self._directions[name][1:])
+        low, high = (limit.double().numpy() for limit in self._limits[name])
         place = self._projections()[key].unproject(x, y, near, int((high - low).argmin()))
         beyond = (high - low).max()  # a pixel near the horizon is far away
         return np.clip(place, low - beyond, high + beyond)
@@ -119,19 +121,18 @@ class Places:
             qpos[0, at : at + 3] = torch.from_numpy(data.qpos[at : at + 3])
         return changed | {QPOS: qpos, QVEL: qvel}
 
-    def dreamt(self, model: TrainedModel, states: States, name: str, place: np.ndarray) -> States:
-        """Return a state ``(1,)`` that is read as having the thing at ``place (3,)``, or as near as may be."""
-        slopes, low, high = self._directions[name]
+    def dreamt(self, model: TrainedModel, states: States, name: str, place: np.ndarray) -> tuple[States, bool]:
+        """Return a state ``(1,)`` read as having one thing near ``place (3,)``; True if it was not seen so far out."""
 
         def believed() -> Tensor:
-            return self.read(states, model.decode(states))[0, self.positions[name]].cpu()
+            return self.read(states, model.decode(states))[0].cpu()
 
-        way = torch.as_tensor(place, dtype=torch.float32).clamp(low, high) - believed()
-        goal = believed() + way * min(1.0, FARTHEST / max(float(way.norm()), 1e-9))
+        goal, asked = believed().clone(), torch.as_tensor(place, dtype=torch.float32)
+        goal[self.positions[name]] = reached = asked.clamp(*self._limits[name])
         for _ in range(CORRECTIONS):
-            moved = states.features + ((goal - believed()) @ slopes).to(model.device)
+            moved = states.features + ((goal - believed()) @ self._slopes).to(model.device)
             states = States(model.rssm.split(moved), states.logits)
-        return states
+        return states, not torch.allclose(asked, reached, atol=0.005)  # metres
 
     def _projections(self) -> dict[str, Projection]:
         for name, values in self.envs.varied_fields.items():  # cameras may be randomized

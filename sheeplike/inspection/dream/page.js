@@ -8,12 +8,13 @@ const REACH = 26;        // pixels from a thing in which it can be grabbed
 const EVENT = 1.5;       // seconds; the end of an episode is told so long
 const DRAG = 70;         // pixels of a drag for a full action
 const NUDGE = 0.25;      // Shift and an arrow move a slider by so much
+const ABOUT = "Click a class to force it, click again to release it. One group alone changes little.";
 const LINE = 7000;       // ms; a line stays so long
 const HUES = ["--real", "--dream", "--other"];
 const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
 const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
-const UNITS = { reward: "for this step", value: "later rewards", continue: "probability", surprise: "nats", error: "squared" };
-const DRIVERS = { same: "acts: same", policy: "acts: policy", random: "acts: random" };
+const UNITS = { reward: "for this step", value: "later rewards", continue: "P(goes on)", surprise: "KL in nats", error: "pixels, squared" };
+const DRIVERS = { same: "acts: as real", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -55,7 +56,7 @@ function connect() {
     if (message.kind === "hello") begin(message);
     else if (message.kind === "recordings") fillRecordings(message.names);
     else if (message.kind === "line") {
-      play.asked = grabbed = null; // it may have been refused
+      play.asked = null; // it may have been refused
       say(message.line);
     }
     else if (message.kind === "refused") {
@@ -101,13 +102,13 @@ function begin(hello) {
   fillRecordings(hello.recordings);
   makeActions(hello.actions);
   makeStrips(hello.strips);
-  fillHelp();
   $("scene").hidden = !hello.filmed;
-  $("cell").textContent = aboutClasses();
+  $("cell").textContent = ABOUT;
+  const { classes, width, names } = hello.actions;
+  const third = !classes.length && width > 2 ? ` 3, then arrows: ${names[2] ? `the ${names[2]}` : "the third dimension"}.` : "";
+  $("guide-how").textContent = `You act in both.${third} M: the policy again.`;
   guide();
 }
-
-const aboutClasses = () => `Click a class to force it, click again to release it. One group of ${play.hello.groups} carries little.`;
 
 /** The three lines of the start: shown until all are done or dismissed, and then never again. */
 function guide() {
@@ -219,7 +220,7 @@ function makeStage(now) {
     const element = make("div", { className: "panel" }, head, cameras, make("p", { className: "foot" }));
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
-      const select = make("select", { title: "Its actions: the same as the real side's, the policy's most likely ones in this dream, or random ones" }, ...options);
+      const select = make("select", { title: "Its actions: those of the real side, the policy's mode in this dream, or random ones" }, ...options);
       select.onchange = () => {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
@@ -259,7 +260,7 @@ function show(now, buffer, at) {
     }
     const first = element.querySelector(".frame");
     const ended = [...strips.ends].filter(([step]) => step <= now.step && now.step - step < EVENT * now.rate).at(-1);
-    const told = n || !ended ? panel.end : ended[1];
+    const told = !ended || ended[0] === now.step ? panel.end : n ? "starts again from the new first picture" : ended[1];
     first.classList.toggle("over", Boolean(told));
     first.dataset.end = told;
     if (select && document.activeElement !== select) select.value = panel.driver;
@@ -279,8 +280,8 @@ function show(now, buffer, at) {
 /** How long a dream has seen nothing. */
 function blindness({ blind, looks }) {
   const shown = looks === 1 ? "one picture" : `${looks} pictures`;
-  if (!blind) return `has just seen the simulator, from ${shown}`;
-  return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(1)} s), from ${shown}`;
+  if (!blind) return `has just seen ${shown}`;
+  return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(1)} s), after seeing ${shown}`;
 }
 
 function showPictures() {
@@ -301,16 +302,31 @@ function showPictures() {
   $("crowd").hidden = !dreams;
   while ($("thumbs").children.length < dreams) $("thumbs").append(make("canvas"));
   $("effect").hidden = !("effect" in now.extras);
-  $("changed").textContent = `changes the dream by ${now.effect.toFixed(1)} of 255 on average; here ${play.hello.gain} times that, beside the same dream with the same noise`;
+  $("changed").textContent = `Forcing changes the picture by ${now.effect.toFixed(1)} of 255; shown ${play.hello.gain} times larger.`;
+  const crowd = [];
   extras.forEach(([name, [height, width]], n) => {
     const canvas = name === "effect" ? $("difference") : $("thumbs").children[n];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-    paint(canvas, new Uint8Array(buffer, at, height * width * 3), width, height);
+    const rgb = new Uint8Array(buffer, at, height * width * 3);
+    if (name !== "effect") crowd.push(rgb);
+    paint(canvas, rgb, width, height);
     at += height * width * 3;
   });
+  if (dreams) $("unsure").textContent = `Mean deviation: ${deviation(crowd).toFixed(1)} of 255.`;
 }
 
-/** Frames a second; and steps a second where they fall short of what was asked for. */
+/** Standard deviation between pictures, mean over the values of a picture. */
+function deviation(pictures) {
+  let sum = 0;
+  for (let k = 0; k < pictures[0].length; k++) {
+    const values = pictures.map((one) => one[k]);
+    const mean = values.reduce((a, b) => a + b) / values.length;
+    sum += Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / values.length);
+  }
+  return sum / pictures[0].length;
+}
+
+/** Steps a second, and what was asked for where they fall short of it. */
 function measure(now) {
   const before = play.times.at(-1);
   if (now.paused || (before && (before.rate !== now.rate || now.step < before.step))) play.times = [];
@@ -319,15 +335,19 @@ function measure(now) {
   const [first, last] = [play.times[0], play.times.at(-1)];
   const seconds = first ? (last.time - first.time) / 1000 : 0;
   const steps = seconds > 1 ? (last.step - first.step) / seconds : now.rate;
-  $("pace").textContent = now.paused ? "paused" : seconds ? `${((play.times.length - 1) / seconds).toFixed(0)} frames/s` : "";
-  $("rate-shown").textContent = steps < 0.85 * now.rate ? `${steps.toFixed(0)} of ${now.rate}` : now.rate;
-  $("rate-shown").title = steps < 0.85 * now.rate ? "this machine cannot reach that speed" : "";
+  const slow = steps < 0.85 * now.rate;
+  $("pace").textContent = now.paused ? "paused" : `${slow ? `${steps.toFixed(0)} of ` : ""}${now.rate} steps/s`;
+  $("pace").title = slow ? "this machine cannot reach that speed" : "";
+  $("rate-shown").textContent = now.rate;
 }
+
+/** Names of what can be dragged. */
+const movable = (now) => [...new Set(Object.values(now.handles).flat().map(([name]) => name))];
 
 function showLegend(foot, now) {
   const names = [...new Set(Object.values(now.panels[0].points).flat().map(([name]) => name))];
-  const grips = [...new Set(Object.values(now.handles).flat().map(([name]) => name))];
-  const key = JSON.stringify([names, grips]);
+  const grips = movable(now);
+  const key = JSON.stringify([names, grips, now.paused]);
   if (foot.dataset.made === key) return;
   foot.dataset.made = key;
   const marks = names.map((name, n) => {
@@ -337,7 +357,7 @@ function showLegend(foot, now) {
     found.style.opacity = Math.max(trust ?? 1, 0.35);
     return found;
   });
-  const hint = grips.length ? `drag the ringed ${grips.join(", ")}, here or in the dream` : "";
+  const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream${now.paused ? "; while paused, each drag here moves one step on" : ""}` : "";
   foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint ? ` · ${hint}` : "");
 }
 
@@ -434,12 +454,14 @@ function drawStrips() {
     pen.clearRect(0, 0, width, height);
     const shift = name === "error" ? 1 : 0; // errors are of dreams
     const steps = strips.numbers.slice(from - strips.base, from - strips.base + count);
+    let empty = false; // then there is no scale
     let [low, high] = name === "continue" ? [0, 1] : [Infinity, -Infinity];
     if (name !== "continue") {
       steps.forEach((one, k) => {
         if (name === "surprise" && strips.begins.has(from + k)) return; // the first frame always is a surprise
         for (const value of one[name]) [low, high] = [Math.min(low, value), Math.max(high, value)];
       });
+      empty = !Number.isFinite(high);
       if (name === "surprise" || name === "error") low = Math.min(low, 0);
       if (!(high > low)) [low, high] = Number.isFinite(low) ? [low - 0.5, low + 0.5] : [0, 1];
     }
@@ -456,7 +478,7 @@ function drawStrips() {
     }
     pen.font = "10px system-ui, sans-serif";
     pen.strokeStyle = css("--rule");
-    for (const value of [low, (low + high) / 2, high]) {
+    for (const value of empty ? [] : [low, (low + high) / 2, high]) {
       pen.globalAlpha = 0.5;
       line(pen, GUTTER, y(value), width, y(value));
       pen.globalAlpha = 1;
@@ -608,11 +630,11 @@ function within(frame, event) {
 function near(event) {
   const frame = event.currentTarget;
   const [panel, camera] = [Number(frame.dataset.panel), frame.dataset.camera];
-  const movable = new Set(Object.values(play.now.handles).flat().map(([name]) => name));
+  const names = movable(play.now);
   const all = (panel ? play.now.panels[panel].points : play.now.handles)[camera] || [];
   const [x, y] = within(frame, event);
   const reach = (REACH / frame.clientWidth) * frame.firstChild.width;
-  const found = all.find(([name, atX, atY]) => movable.has(name) && Math.hypot(atX - x, atY - y) < reach);
+  const found = all.find(([name, atX, atY]) => names.includes(name) && Math.hypot(atX - x, atY - y) < reach);
   return found && { panel, name: found[0], camera, off: [found[1] - x, found[2] - y] };
 }
 
@@ -635,18 +657,25 @@ function press(event) {
   };
   window.onpointerup = window.onpointercancel = () => {
     window.onpointermove = window.onpointerup = window.onpointercancel = null;
-    grabbed = null;
+    grabbed.released = true;
+    haul();
   };
 }
 
-/** Send where the grabbed thing is to be, once for each picture; what is held falls or drifts as the play goes on. */
+/**
+ * Send where the grabbed thing is to be, once for each picture; what is held falls or drifts as the play goes on.
+ * The last place is sent although the pointer was released before the picture came.
+ */
 function haul(drawn = false) {
   if (!grabbed) return;
   if (drawn) grabbed.waiting = false;
-  if (grabbed.waiting || !(grabbed.moved || !play.now.paused)) return;
-  const { panel, name, camera, x, y } = grabbed;
-  ask("drag", { panel, name, camera, x, y });
-  Object.assign(grabbed, { waiting: true, moved: false });
+  if (grabbed.waiting) return;
+  const { panel, name, camera, x, y, moved, released } = grabbed;
+  if (moved || !(play.now.paused || released)) {
+    ask("drag", { panel, name, camera, x, y });
+    Object.assign(grabbed, { waiting: true, moved: false });
+  }
+  if (released) grabbed = null;
 }
 
 function drag(event) {
@@ -730,15 +759,15 @@ const KEYS = {
   "-": ["-  +", "slower, faster", () => rate(play.now.rate - 5)],
   "+": [null, null, () => rate(play.now.rate + 5)],
   "=": [null, null, () => rate(play.now.rate + 5)],
-  m: ["M", "you, policy, sampled policy", cycle],
-  c: ["C", "reality check: the dream becomes what the real side sees now", () => {
+  m: ["M", "you, the policy's mode, sampled from the policy", cycle],
+  c: ["C", "reality check: the dream sees all real pictures so far, then is blind again", () => {
     play.guide?.("check");
     ask("check");
   }],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
   s: ["S", "save all steps since the last start", () => ask("save")],
-  u: ["U", "eight more dreams with other noise: where they differ, the model is unsure", () => ask("spread")],
-  o: ["O", "onion skin: the dream over the real picture", () => {
+  u: ["U", "eight copies of the dream, other noise: where they differ, the model is unsure", () => ask("spread")],
+  o: ["O", "overlay: the dream over the real picture", () => {
     play.onion = !play.onion;
     showPictures();
     showControls(play.now);
@@ -746,7 +775,10 @@ const KEYS = {
   v: ["V", "the scene as people see it", () => play.hello.filmed && ask("show_scene")],
   p: ["P", "show or hide where the model believes things to be", () => document.body.classList.toggle("no-points")],
   Escape: ["Esc", "release all forced classes", () => ask("release")],
-  "?": ["?", "this list", () => $("help").showModal()],
+  "?": ["?", "this list", () => {
+    fillHelp();
+    $("help").showModal();
+  }],
 };
 
 function fillHelp() {
@@ -754,7 +786,7 @@ function fillHelp() {
   const driving = classes.length
     ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"], ["while paused", "each choice is one step"]]
     : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "both at once"]];
-  if (Object.keys(play.hello.trust).length) driving.push(["drag a ringed thing", "move it: in the simulator, or in the dream"]);
+  for (const name of movable(play.now)) driving.push([`drag the ${name}`, "move it, in the simulator or in the dream"]);
   const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a strip", "go to that step"]];
   $("keys").replaceChildren(...rows.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]));
 }
@@ -800,7 +832,7 @@ for (const [id, key] of Object.entries({ pause: " ", step: "e", start: "n", chec
     $(id).blur();
   };
 }
-$("help-open").onclick = () => $("help").showModal();
+$("help-open").onclick = KEYS["?"][2];
 $("rate").oninput = () => rate(Number($("rate").value));
 $("rate").onchange = () => $("rate").blur();
 for (const button of $("sources").children) button.onclick = () => choose(button.dataset.source);
@@ -811,9 +843,9 @@ $("grid").onclick = (event) => {
 };
 $("grid").onpointermove = (event) => {
   const [group, one] = cellAt(event);
-  $("cell").textContent = `group ${group}, class ${one}: ${(play.now.expected[group * play.hello.classes + one] / 255).toFixed(2)} expected`;
+  $("cell").textContent = `group ${group}, class ${one}: prior ${(play.now.expected[group * play.hello.classes + one] / 255).toFixed(2)}`;
 };
-$("grid").onpointerleave = () => ($("cell").textContent = aboutClasses());
+$("grid").onpointerleave = () => ($("cell").textContent = ABOUT);
 function redraw() {
   if (!play.now) return;
   drawStrips();

@@ -46,7 +46,7 @@ FILES = {"": "page.html", "page.js": "page.js", "page.css": "page.css"}
 MAX_MESSAGE = 2**16  # bytes
 HEARTBEAT = 10.0  # seconds; a client that does not answer in time is disconnected
 MAX_RATE = 60.0  # steps per second
-TAKEN = "another page is open: close it, then reload this one"
+TAKEN = "another page is open: close it, then"
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; img-src data:; connect-src 'self' ws:; frame-ancestors 'none'",
@@ -211,10 +211,11 @@ class Server:
     async def _rate(self, rate: float) -> None:
         self.rate = rate
 
-    async def _drag(self, **fields: Any) -> None:
-        await self._run(partial(self.session.drag, **fields))
+    async def _drag(self, **fields: Any) -> str | None:
+        line = await self._run(partial(self.session.drag, **fields))
         if self.paused and not fields["panel"]:  # the simulator shows it after a step
             await self._run(partial(self.session.tick, newest=True))
+        return line
 
     async def _check(self) -> None:
         await self._run(self.session.check_reality)

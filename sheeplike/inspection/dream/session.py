@@ -241,8 +241,8 @@ class Session:
         if self.now == self.last:
             self._change(film=picture(self.envs.film()) if self.scene else {})
 
-    def drag(self, panel: int, name: str, camera: str, x: float, y: float) -> None:
-        """Drag a thing to a pixel of a picture: of the simulator, 0, at its next step; of a dream, 1 or 2, at once."""
+    def drag(self, panel: int, name: str, camera: str, x: float, y: float) -> str | None:
+        """Drag a thing to a pixel: of the simulator, at its next step; of a dream, at once. Return a remark or None."""
         places, here = self.places, self.here
         movable = places.movable if places and self.exact else []
         if name not in movable:
@@ -256,11 +256,12 @@ class Session:
         if not panel:
             place = here.truth[0, places.positions[name]].cpu().double().numpy()
             self._placed = {name: places.aim(name, camera, x, y, place)}
-            return
+            return None
         start, end = here.dreams[panel - 1 : panel], here.dreams[panel:]
         believed = places.read(start, self.model.decode(start))[0, places.positions[name]].cpu().double().numpy()
-        changed = places.dreamt(self.model, start, name, places.aim(name, camera, x, y, believed))
+        changed, is_far = places.dreamt(self.model, start, name, places.aim(name, camera, x, y, believed))
         self._change(dreams=combine([here.dreams[: panel - 1], changed, end]))
+        return f"the model has not seen the {name} farther out" if is_far else None
 
     def go_to(self, step: int) -> str | None:
         """Show a moment, from which the play goes on; return a remark on it or None."""

@@ -155,6 +155,9 @@ def test_frames_that_there_are_not_are_refused() -> None:
         choose_frames("observation", Any_(box(3), frame=None))
     with pytest.raises(ValueError, match=r"frames='render'.*rgb_array"):
         choose_frames("render", Any_(box(3)))
+    silent = Any_(box(3))
+    silent.metadata = {"render_modes": None}
+    assert choose_frames("auto", silent) == "none"
 
 
 def test_a_frame_that_is_none_is_an_error_of_the_environment() -> None:

@@ -48,6 +48,15 @@ class Still:
         return torch.zeros(len(is_first), dtype=torch.int64)
 
 
+def test_of_a_long_error_the_beginning_is_told(worlds: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    env = worlds(once("step", 1, Broken("x" * 100_000)), frames="none")
+    env.reset(seed=1)
+    env.step(torch.zeros(1, dtype=torch.int64))
+    error = capsys.readouterr().err
+    assert "Broken: xxx" in error
+    assert len(error) < 1000
+
+
 class Mute(Broken):
     def __str__(self) -> str:
         raise ValueError("not even this")
@@ -312,11 +321,12 @@ def test_what_is_not_as_its_space_says_is_a_failure_of_that_world(
     assert not env.step(torch.zeros(2, dtype=torch.int64))[3].any()
 
 
-def test_a_reward_that_is_a_text_and_a_complex_observation_are_failures(worlds: Make, failing: type) -> None:
+@pytest.mark.parametrize("reward", ["1.5", b"1", np.array("1.5"), None, 1j])
+def test_a_reward_that_is_no_number_and_a_complex_observation_are_failures(failing: type, reward: object) -> None:
     class Odd(failing):
         def step(self, action: Any) -> tuple:
-            obs, reward, *rest, info = super().step(action)
-            return (obs, "1.5", *rest, info) if action else (obs.astype(np.complex64), reward, *rest, info)
+            obs, good, *rest, info = super().step(action)
+            return (obs, reward, *rest, info) if action else (obs.astype(np.complex64), good, *rest, info)
 
     options = GymOptions(id="e", frames="none", episode_length=9)
     for action in (0, 1):

@@ -260,7 +260,7 @@ def test_nothing_is_wider_than_the_screen(dots, recordings, visit, width, scheme
 def test_the_page_lives_with_its_own_policy(dots, recordings, visit):
     with serving(dots(), recordings) as url:
         page = visit(url, bypass_csp=False)
-        page.locator("#pace", has_text="frames/s").wait_for()
+        page.locator("#pace", has_text="steps/s").wait_for()
         page.keyboard.press("b")
         page.locator(".panel").nth(2).wait_for()
         page.keyboard.press("Space")
@@ -301,6 +301,17 @@ def test_counters_the_scene_and_handles(demo, places, recordings, visit):
         pull(page, 1, believed[1:], (believed[1] - 3, believed[2]))
         until(page, f"play.now.panels[1].points['pixels/front'][1][1] < {believed[1] - 1.5}")
         assert pixels(page, 0) == real
+        # A drag that ends at once, here where the model has not seen the box, goes as far as it may.
+        believed, tip = page.evaluate("play.now.panels[1].points['pixels/front'].map(([, x]) => x).reverse()")
+        y = page.evaluate("play.now.panels[1].points['pixels/front'][1][2]")
+        pull(page, 1, (believed, y), (believed + 20, y), wait=False)
+        until(page, f"grabbed === null && play.now.panels[1].points['pixels/front'][1][1] > {believed + 3}")
+        until(page, "document.getElementById('line').textContent.includes('box')")
+        assert page.evaluate("play.now.panels[1].points['pixels/front'][0][1]") == pytest.approx(tip, abs=0.3)
+        # So does one in the simulator.
+        _, x, y = page.evaluate("play.now.handles['pixels/front'][0]")
+        pull(page, 0, (x, y), (x - 5, y), wait=False)
+        until(page, f"Math.abs(play.now.handles['pixels/front'][0][1] - {x - 5}) < 0.5")
         # Eight dreams with other noise, and the dream over the real picture.
         dream = pixels(page, 1)
         page.keyboard.press("o")
@@ -319,14 +330,17 @@ def test_counters_the_scene_and_handles(demo, places, recordings, visit):
         until(page, "play.now.episode === 2 && play.now.blind === play.now.age")
 
 
-def pull(page: playwright.Page, panel: int, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """Drags between two places of the agent's picture in a panel."""
+def pull(
+    page: playwright.Page, panel: int, start: tuple[float, float], end: tuple[float, float], *, wait: bool = True
+) -> None:
+    """Drags between two places of the agent's picture in a panel; lets go when all was sent, or at once."""
     frame = page.locator(f'.frame[data-panel="{panel}"][data-camera="pixels/front"]').bounding_box()
     at = [(frame["x"] + x / 48 * frame["width"], frame["y"] + y / 48 * frame["height"]) for x, y in (start, end)]
     page.mouse.move(*at[0])
     page.mouse.down()
-    page.mouse.move(*at[1])
-    page.wait_for_function("!grabbed.moved && !grabbed.waiting")
+    page.mouse.move(*at[1], steps=1 if wait else 4)
+    if wait:
+        page.wait_for_function("!grabbed.moved && !grabbed.waiting")
     page.mouse.up()
 
 
@@ -362,7 +376,7 @@ def test_a_rate_that_cannot_be_reached_is_told(dots, recordings, visit, monkeypa
     monkeypatch.setattr(session, "tick", lambda **given: (time.sleep(0.1), tick(**given)))
     with serving(session, recordings, rate=60) as url:
         page = visit(url)
-        until(page, "/^[0-9]+ of 60$/.test(document.getElementById('rate-shown').textContent)")
+        until(page, "/^[0-9]+ of 60 /.test(document.getElementById('pace').textContent)")
         assert session.late
 
 

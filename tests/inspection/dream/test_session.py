@@ -498,12 +498,21 @@ def test_a_drag_is_played_again(grip, recordings):
 def test_the_box_is_dragged_in_the_dream(grip, places, pixels):
     ticks(grip, 5)
     before, posterior, real = dreamt(grip), grip.here.posterior, grip.here.truth
-    _, x, y = grip.here.points[1]["pixels/front"][1]
-    grip.drag(1, "box", "pixels/front", x + pixels, y)
+    (_, tip, _), (_, x, y) = grip.here.points[1]["pixels/front"]
+    assert grip.drag(1, "box", "pixels/front", x + pixels, y) is None
+    (_, held, _), (_, box, _) = grip.here.points[1]["pixels/front"]
+    assert box == pytest.approx(x + pixels, abs=0.5)
+    assert held == pytest.approx(tip, abs=0.3)  # the arm does not come along
     assert (centre_of_red(dreamt(grip)) - centre_of_red(before)) / pixels > 0.6
     assert same(grip.here.posterior, posterior)
     assert torch.equal(grip.here.truth, real)
     assert grip.here.blind == 5  # a drag is no look
+
+
+def test_a_drag_to_where_the_model_has_not_seen_the_box_is_told(grip, places):
+    _, x, y = grip.here.points[1]["pixels/front"][1]
+    assert "box" in grip.drag(1, "box", "pixels/front", x + 30, y)
+    assert x < grip.here.points[1]["pixels/front"][1][1] < x + 15
 
 
 def test_the_policy_follows_the_box_that_was_dragged_in_its_dream(grip):
