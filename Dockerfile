@@ -11,14 +11,14 @@ RUN python -m pip wheel --no-deps --wheel-dir /dist .
 FROM python:3.11-slim AS base
 # The compiler of fused kernels.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-RUN useradd --create-home sheeplike && install --directory --owner=sheeplike --group=sheeplike /cache /workspace
+RUN useradd --uid 1000 --create-home sheeplike && install --directory --owner=sheeplike --group=sheeplike /cache /workspace
 COPY --from=wheel /dist /dist
 ENV PYTHONUNBUFFERED=1 SHEEPLIKE_CACHE_DIR=/cache
 
 FROM base AS cuda
 RUN python -m pip install --no-cache-dir "$(echo /dist/*.whl)[cuda13]"
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-USER sheeplike
+USER 1000
 WORKDIR /workspace
 VOLUME /cache
 ENTRYPOINT ["python", "-m", "sheeplike"]
@@ -26,7 +26,7 @@ ENTRYPOINT ["python", "-m", "sheeplike"]
 FROM base AS cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN python -m pip install --no-cache-dir /dist/*.whl --extra-index-url "$TORCH_INDEX"
-USER sheeplike
+USER 1000
 WORKDIR /workspace
 VOLUME /cache
 ENTRYPOINT ["python", "-m", "sheeplike"]

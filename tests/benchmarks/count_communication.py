@@ -1,4 +1,4 @@
-"""Count what DreamerV3 sends in one update, and how long that takes: ``python tests/benchmarks/count_communication.py``.
+"""Count what DreamerV3 sends in an update, and how long that takes: ``python tests/benchmarks/count_communication.py``.
 
 Parameters are counted in networks without memory, for one camera of 64x64x3 and 7 continuous actions. Times are
 arithmetic, not measured: a ring of N devices sends 2 (N - 1) / N of the buffer through its slowest link, in 2 (N - 1)
