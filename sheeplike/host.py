@@ -71,10 +71,12 @@ def rank_here() -> int:
 
 def choose_gpu() -> None:
     """Let this process see the GPU of its rank alone, within ``CUDA_VISIBLE_DEVICES``; before a library starts CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None and rank_here():
+    if not {"LOCAL_RANK", "SLURM_LOCALID"} & os.environ.keys():
+        return  # this process may start the others, which have to see their GPUs
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(rank_here())
-    elif visible is not None and len(shown := visible.split(",")) > 1:
+    elif len(shown) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = shown[min(rank_here(), len(shown) - 1)]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from sheeplike import host, terminal
@@ -44,7 +45,8 @@ def run(planned: Plan) -> int:
         info(f"finished before: {planned.run_dir}")
         return 0
     if experiment.ranks.rank:
-        return 0  # the first rank has told the rest
+        # The first rank tells the rest. Fabric ends all ranks when one fails; torchrun starts those that failed again.
+        return experiment.status if "TORCHELASTIC_RUN_ID" in os.environ else 0
     if not experiment.status:
         sees = any(len(space.shape) == 3 for space in experiment.agent.networks.observations.values())
         inside = ("dream", "analyze") if sees else ("analyze",)

@@ -276,8 +276,8 @@ class Experiment:
         self._run_ahead.wait()
         signals = self.stop_requested.signals
         (signum,) = self.ranks.most(signals[0] if signals else 0)
-        if signum and not signals:
-            signals.append(signum)  # another rank was asked
+        if signum:
+            self.stop_requested.adopt(signum)
         self._stopping = bool(signum)
         return self._stopping or self._nonfinite.suspects()
 

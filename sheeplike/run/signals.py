@@ -59,9 +59,16 @@ class StopRequest:
         self.ready, self.settled = ready, False
         self._before: dict[int, object] = {}
         self._last = 0.0
+        self._adopted = False  # the signal came to another rank, and may still come here
 
     def __call__(self) -> bool:
         return bool(self.signals)
+
+    def adopt(self, signum: int) -> None:
+        """Take over the signal of another rank; the first that comes here is the same request."""
+        if not self.signals:
+            self.signals.append(signum)
+            self._adopted = True
 
     @property
     def status(self) -> int:
@@ -85,7 +92,8 @@ class StopRequest:
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), bool(self.signals)
         repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
-        repeated |= again and signum == HANG_UP
+        repeated |= again and (signum == HANG_UP or self._adopted)
+        self._adopted = False
         self._last = now
         name = signal.Signals(signum).name
         if not self.ready and self._previous(signum) is None:

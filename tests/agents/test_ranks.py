@@ -87,9 +87,8 @@ def test_ranks_learn_what_one_learns(size: int, kind: str, learn: Any) -> None:
     for rank in learn(size):
         assert_close(rank[kind], alone[kind], rtol=1e-10, atol=1e-10)
         # An update with a NaN on one rank is skipped on all.
-        assert [float(metrics["health/skipped_update"]) for metrics in rank[kind]["metrics"]] == [0] * 7 + [1] + [
-            0
-        ] * 12
+        skipped = [float(metrics["health/skipped_update"]) for metrics in rank[kind]["metrics"]]
+        assert skipped == [0] * 7 + [1] + [0] * 12
         assert int(rank[kind]["state"]["skipped_total"]) == 1
 
 
@@ -109,7 +108,7 @@ def test_halves_that_are_captured_are_those_that_are_not(kind: str, learn: Any) 
 
 
 def test_as_many_collectives_as_the_page_says(learn: Any) -> None:
-    """Of 20 updates of each agent: the sum and the returns; a sum for each of PPO's updates, and one an epoch."""
+    """Two for each update of DreamerV3, sum and returns; for PPO a sum for each update, and one for each epoch."""
     for rank in learn(2):
         norms = 2 * 32 + 2 * 2  # of the target and of its probe, each step; of both trunks of PPO, each rollout
         assert rank["collectives"] == 20 * 2 + 20 + 4 + norms, rank["collectives"]

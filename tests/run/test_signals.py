@@ -45,6 +45,18 @@ def test_one_signal_is_noted_and_nothing_else_happens(signum: int, exits: list[i
     assert signal.getsignal(signum) == (signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
 
+def test_the_signal_of_another_rank_may_still_come_here(exits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "SAME_REQUEST", 0.0)
+    with stoppable() as stop:
+        stop.ready = True
+        stop.adopt(signal.SIGTERM)
+        assert stop.status == PREEMPTED
+        send(signal.SIGTERM)
+        assert exits == []
+        send(signal.SIGTERM)
+    assert exits == [128 + signal.SIGTERM]
+
+
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGINT)])
 def test_a_second_signal_exits_at_once(
     first: int, second: int, exits: list[int], monkeypatch: pytest.MonkeyPatch
