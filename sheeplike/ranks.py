@@ -101,13 +101,10 @@ class Ranks:
         self.most(0)
 
     def check_equal(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Raise :class:`CommandError` naming a rank whose tensors differ from those of the first in any bit."""
+        """Raise :class:`CommandError` naming a rank whose tensors, summed up as integers, differ from the first's."""
         if self.size == 1:
             return
-        sums = {}
-        for name, tensor in tensors:
-            words = tensor.detach().flatten().view(torch.int32).long()
-            sums[name] = int((words * torch.arange(1, len(words) + 1, device=words.device)).sum())
+        sums = {name: int(x.detach().flatten().view(torch.int32).sum(dtype=torch.int64)) for name, x in tensors}
         first, *others = self.collect(sums)
         for rank, theirs in enumerate(others, 1):
             if odd := next((name for name in first if first[name] != theirs.get(name)), None):

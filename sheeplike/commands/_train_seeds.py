@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -37,6 +38,8 @@ def main(request: Request) -> int:
         place = [f"run_dir={config.run_dir}/seed_{seed}"] if "run_dir" in keys else []
         lines[seed] = [*overrides, f"seed={seed}", *place, *resume]
     plans = {seed: plan(line, request.config_dirs) for seed, line in lines.items()}
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise CommandError("seeds=: expected one run for each torchrun; nearest: seed=<number>")
     if len({planned.run_dir for planned in plans.values()}) < len(plans):
         raise CommandError(
             f"run_dir={config.run_dir} comes from a config and would be shared by all seeds: expected run_dir=<parent> "

@@ -71,6 +71,8 @@ def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
         if kind is not None:
             process.kill()
         process.wait()
+        for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # set by the launcher
+            os.environ.pop(name, None)
 
 
 def _one_device_per_rank(devices: int, timeout: timedelta) -> Any:

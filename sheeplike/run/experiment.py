@@ -115,6 +115,7 @@ class Experiment:
                 self.envs = build_envs(own, own.env.num_envs, fabric.device, **places)
                 stack.callback(self.envs.close)
                 self.agent = make_agent(own, self.envs, fabric, self.ranks)
+                self.ranks.copy_first(self.agent.networks.state_dict().values())
                 step_seconds = warm_up(own, self.envs, self.agent)
                 self.evaluator = Evaluator(own, self.agent, fabric.device, self.ranks)
                 stack.callback(self.evaluator.close)

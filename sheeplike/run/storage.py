@@ -40,7 +40,7 @@ from sheeplike.run.layout import (
     place_of,
 )
 from sheeplike.run.run_dir import Plan, claim, lock
-from sheeplike.terminal import warn
+from sheeplike.terminal import reason_of, warn
 
 
 class Storage:
@@ -97,7 +97,7 @@ class Storage:
         Of several ranks each waits: the first writes after the others, so that a checkpoint without a share does not
         exist, and they keep the steps that it keeps.
         """
-        ranks, error = self.ranks, None
+        ranks = self.ranks
         if ranks.first:
             self._remove_shares()
         if ranks.size == 1:
@@ -105,13 +105,22 @@ class Storage:
             return
         meta |= {"save": ranks.collect(uuid.uuid4().hex)[0]}
         for turn in (not ranks.first, ranks.first):
+            error = None
             if turn:
                 try:
                     self.writer.save(step, parts, meta, history, finite=finite, wait=True)
                 except (OSError, checkpoint.NonFinite) as problem:
                     error = problem
-            if any(ranks.most(error is not None)):
+            # All ranks raise, or go on without this checkpoint.
+            nonfinite, failed = ranks.most(isinstance(error, checkpoint.NonFinite), error is not None)
+            if nonfinite:
+                raise checkpoint.NonFinite(next(filter(None, ranks.collect(str(error or "")))))
+            if failed and wait:
                 raise error or OSError(0, "was not written by another rank", str(self.path))
+            if failed:
+                if error:
+                    warn(f"a checkpoint could not be written; the next one is tried all the same: {reason_of(error)}")
+                return
         kept = ranks.collect(checkpoint_steps(self.path))[0]
         for path in list_checkpoints(self.writer.root):
             if step_of(path) not in kept:

@@ -1,8 +1,8 @@
 """Program of one rank: 20 updates of both agents on its share of worlds, with noise and draws from tables.
 
 The tables are indexed by global world and global sequence, so that N ranks with 1/N of the batch see what one rank with
-all of it sees. The argument of the program is a JSON object with rank, size, double, captured, meet and out, the last
-two of which are paths.
+all of it sees. The argument of the program is a JSON object with rank, size, double, captured, device, and the paths
+meet and out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.agents.ppo import PPO, PPOConfig
+from sheeplike.host import choose_gpu
 from sheeplike.nn import linear
 from sheeplike.nn.distributions import Normal, OneHotCategorical, TanhNormal, _log_slope
 from sheeplike.ranks import Ranks
@@ -42,14 +43,15 @@ ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
 class Table:
     """Random numbers for all ranks, of which each takes its rows."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks, self.drawn = ranks, 0
+    def __init__(self, ranks: Ranks, device: str) -> None:
+        self.ranks, self.device, self.drawn = ranks, device, 0
 
     def take(self, draw: Any, shape: Any, **options: Any) -> torch.Tensor:
         self.drawn += 1
         generator = torch.Generator().manual_seed(self.drawn)
         rows, rank = shape[0], self.ranks.rank
-        return draw(rows * self.ranks.size, *shape[1:], generator=generator, **options)[rank * rows :][:rows]
+        drawn = draw(rows * self.ranks.size, *shape[1:], generator=generator, **options)
+        return drawn[rank * rows :][:rows].to(self.device)
 
 
 def tabulate(table: Table) -> None:
@@ -106,8 +108,8 @@ def play(agent: Agent, table: Table, player: Any, begin: torch.Tensor, steps: in
     return begin
 
 
-def learn_dreamer(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
-    table, n, batch = Table(ranks), WORLDS // ranks.size, BATCH // ranks.size
+def learn_dreamer(ranks: Ranks, *, captured: bool, device: str) -> dict[str, Any]:
+    table, n, batch = Table(ranks, device), WORLDS // ranks.size, BATCH // ranks.size
     tabulate(table)
     config = DreamerV3Config(
         size=Size(deter=16, hidden=8, classes=4, depth=2, units=8),
@@ -121,11 +123,11 @@ def learn_dreamer(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
         warmup=3,
         learning_starts=0,
     )
-    agent = DreamerV3(SPACE, ACTIONS, config, num_envs=n, seed=3, ranks=ranks)
+    agent = DreamerV3(SPACE, ACTIONS, config, num_envs=n, device=device, seed=3, ranks=ranks)
     capture(agent, captured)
     widen(agent.replay.storage)
     noisy(agent.networks)
-    begin = play(agent, table, agent.player(n), torch.ones(n, dtype=torch.bool), 30)
+    begin = play(agent, table, agent.player(n), torch.ones(n, dtype=torch.bool, device=device), 30)
     draws = np.random.default_rng(0)
     metrics = []
     for update in range(UPDATES):
@@ -136,7 +138,7 @@ def learn_dreamer(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
         bad = update == BAD_UPDATE
         if bad:
             worlds[worlds // part == BAD_WORLD // part] = BAD_WORLD
-        chosen = torch.tensor(worlds[own]) - ranks.rank * n, torch.tensor(starts[own])
+        chosen = (torch.tensor(worlds[own]) - ranks.rank * n).to(device), torch.tensor(starts[own]).to(device)
         agent.replay.draw = lambda count, chosen=chosen: chosen
         if bad and ranks.rank * n <= BAD_WORLD < (ranks.rank + 1) * n:
             before = agent.replay.storage["reward"].clone()
@@ -149,17 +151,18 @@ def learn_dreamer(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
     return outcome(agent, metrics)
 
 
-def learn_ppo(ranks: Ranks, *, captured: bool) -> dict[str, Any]:
-    table, n = Table(ranks), WORLDS // ranks.size
+def learn_ppo(ranks: Ranks, *, captured: bool, device: str) -> dict[str, Any]:
+    table, n = Table(ranks, device), WORLDS // ranks.size
     tabulate(table)
     config = PPOConfig(
         observations=("pixels/*", "state"), rollout_length=LENGTH, minibatches=5, epochs=2, kl_control="adaptive_lr"
     )
-    agent = PPO(SPACE, ACTIONS, config, num_envs=n, seed=3, ranks=ranks)
+    agent = PPO(SPACE, ACTIONS, config, num_envs=n, device=device, seed=3, ranks=ranks)
     capture(agent, captured)
     widen(agent.rollout.storage)
     noisy(agent.networks, 0.02)
-    player, begin, metrics, orders = agent.player(n), torch.ones(n, dtype=torch.bool), [], np.random.default_rng(1)
+    player, begin = agent.player(n), torch.ones(n, dtype=torch.bool, device=device)
+    metrics, orders = [], np.random.default_rng(1)
     torch.randperm = lambda *_, **__: order(orders, ranks, config.minibatches)
     while len(metrics) < UPDATES:
         begin = play(agent, table, player, begin, agent.rollout.length + 1 - agent.rollout.steps)
@@ -204,7 +207,7 @@ def noisy(networks: torch.nn.Module, spread: float = 0.1) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in networks.parameters():
-            p.add_(spread * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+            p.add_((spread * torch.randn(p.shape, generator=generator, dtype=torch.float64)).to(p.device))
 
 
 def outcome(agent: Agent, metrics: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
@@ -217,6 +220,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     rank, size = asked["rank"], asked["size"]
     torch.set_num_threads(1)
+    choose_gpu()
     if asked["double"]:
         # The numbers of the agents are float32 by `float()`; stored latents stay bfloat16.
         torch.set_default_dtype(torch.float64)
@@ -227,12 +231,12 @@ def main() -> None:
         torch.optim.Adam.step = lambda optimizer: step(as_adam_takes_it(optimizer))
     hosts = None
     if size > 1:
-        meet = Path(asked["meet"]).as_uri()
-        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-        hosts = dist.group.WORLD
+        meet, backend = Path(asked["meet"]).as_uri(), "gloo" if asked["device"] == "cpu" else "nccl"
+        dist.init_process_group(backend, init_method=meet, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        hosts = dist.new_group(backend="gloo")
     ranks = Ranks(rank, size, hosts)
-    captured = {"captured": asked["captured"]}
-    found = {"dreamer_v3": learn_dreamer(ranks, **captured), "ppo": learn_ppo(ranks, **captured)}
+    options = {"captured": asked["captured"], "device": asked["device"]}
+    found = {"dreamer_v3": learn_dreamer(ranks, **options), "ppo": learn_ppo(ranks, **options)}
     torch.save(found | {"collectives": ranks.collectives, "bytes": ranks.bytes}, asked["out"])
 
 

@@ -29,14 +29,14 @@ def learn(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs so many ranks; returns what each has learnt."""
 
     @functools.cache
-    def run(size: int, *, double: bool = True, captured: bool = False) -> list[dict[str, Any]]:
+    def run(size: int, *, double: bool = True, captured: bool = False, device: str = "cpu") -> list[dict[str, Any]]:
         place = tmp_path_factory.mktemp("ranks")
-        asked = {"size": size, "double": double, "captured": captured, "meet": str(place / "meet")}
+        asked = {"size": size, "double": double, "captured": captured, "device": device, "meet": str(place / "meet")}
         environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[2]), "OMP_NUM_THREADS": "1"}
         started = [
             subprocess.Popen(
                 [sys.executable, PROGRAM, json.dumps(asked | {"rank": rank, "out": str(place / str(rank))})],
-                env=environment,
+                env=environment | {"LOCAL_RANK": str(rank)},
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -49,7 +49,7 @@ def learn(tmp_path_factory: pytest.TempPathFactory) -> Any:
         finally:
             for process in started:
                 process.kill()
-        return [torch.load(place / str(rank), weights_only=False) for rank in range(size)]
+        return [torch.load(place / str(rank), weights_only=False, map_location="cpu") for rank in range(size)]
 
     return run
 
@@ -105,6 +105,15 @@ def test_so_they_do_in_float32(kind: str, learn: Any) -> None:
 def test_halves_that_are_captured_are_those_that_are_not(kind: str, learn: Any) -> None:
     for found, expected in zip(learn(2, captured=True), learn(2), strict=True):
         assert_close(found[kind], expected[kind], rtol=0.0, atol=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
+def test_so_they_do_with_nccl(kind: str, learn: Any) -> None:
+    (alone,) = learn(1, double=False, device="cuda")
+    for rank in learn(2, double=False, device="cuda"):
+        assert_close(rank[kind], alone[kind], rtol=2e-2, atol=2e-3)
 
 
 def test_as_many_collectives_as_the_page_says(learn: Any) -> None:

@@ -337,3 +337,13 @@ def test_a_rank_with_another_configuration_is_named() -> None:
 
     with pytest.raises(CommandError, match="rank 2"):
         check_alike(Four(0, 4), composed("fabric.devices=4"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("agent", AGENTS)
+def test_two_gpus(agent: str, run_dir: Path) -> None:
+    on_gpus = ["fabric.accelerator=cuda", "profile=gpu", "compile=auto", "total_steps=1200", f"run_dir={run_dir}"]
+    run = Run(*COMMON, *AGENTS[agent], *on_gpus)
+    assert run.end() == 0, run.output
+    assert newest_whole(run_dir, 2) == 1200
