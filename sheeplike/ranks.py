@@ -82,10 +82,11 @@ class Ranks:
 
     def most(self, *numbers: int) -> list[int]:
         """Return the largest of each number over all ranks."""
+        if self.size == 1:
+            return list(numbers)
         found = torch.tensor(numbers)
-        if self.size > 1:
-            with self._others():
-                dist.all_reduce(found, dist.ReduceOp.MAX, group=self._hosts)
+        with self._others():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._hosts)
         return found.tolist()
 
     def collect(self, value: Any) -> list[Any]:
