@@ -65,25 +65,40 @@ def _driver() -> Driver:
 
 def rank_here() -> int:
     """Return the number of this process among those that a launcher started on this machine; 0 without a launcher."""
-    number = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
-    return int(number) if number.isdecimal() else 0
+    return int(_local_rank() or "0")
+
+
+def _local_rank() -> str | None:
+    """Return the variable of Fabric, torchrun or srun; None if none of them started this process."""
+    of_slurm = None
+    # As Fabric has it: a script or a shell of sbatch and salloc sees SLURM's variables too, but is one process.
+    if os.environ.get("SLURM_NTASKS", "1") != "1" and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        of_slurm = os.environ.get("SLURM_LOCALID")
+    found = os.environ.get("LOCAL_RANK", of_slurm)
+    return found if found and found.isdecimal() else None
 
 
 def choose_gpu() -> None:
-    """Let this process see the GPU of its rank alone, within ``CUDA_VISIBLE_DEVICES``; before a library starts CUDA."""
-    if not {"LOCAL_RANK", "SLURM_LOCALID"} & os.environ.keys():
-        return  # this process may start the others, which have to see their GPUs
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank_here())
-    elif len(shown) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = shown[min(rank_here(), len(shown) - 1)]
+    """Let this process see the GPU of its rank alone, within ``CUDA_VISIBLE_DEVICES``.
+
+    Must be called before a library starts CUDA. A process without a launcher may start the others: it sees all.
+    """
+    if (rank := _local_rank()) is None:
+        return
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = rank
+    elif len(gpus := shown.split(",")) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(rank)] if int(rank) < len(gpus) else ""
 
 
 def choose_cores(ranks: int) -> None:
-    """Give this process its part of the cores, if there are enough for all ranks of this machine."""
+    """Give this process its part of the cores, if there are enough for the ``ranks`` of this machine.
+
+    SLURM has given each process its own already.
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if ranks > 1 and (share := len(cores) // ranks):
+    if ranks > 1 and "LOCAL_RANK" in os.environ and (share := len(cores) // ranks):
         os.sched_setaffinity(0, cores[rank_here() * share :][:share])
 
 

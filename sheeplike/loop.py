@@ -118,7 +118,7 @@ class Evaluation(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0
+    agent: Agent, envs: VectorEnv, *, episodes: int, seed: int, sample: bool = True, video_envs: int = 0, ranks: int = 1
 ) -> Evaluation:
     """Play ``episodes`` whole episodes, each round with a fresh player.
 
@@ -129,7 +129,7 @@ def evaluate(
     videos: dict[str, list[Tensor]] = {}
     for start in range(0, episodes, envs.num_envs):
         player = agent.player(envs.num_envs)
-        obs, info = envs.reset(seed=seed + start)
+        obs, info = envs.reset(seed=seed + start * ranks)
         step = first_step(obs, envs.num_envs)
         over = over_before = no = torch.zeros_like(step.is_last)
         final = info["episode"]

@@ -39,7 +39,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True for the rank that writes logs and checkpoints' manifests, and films."""
+        """True for the rank that writes logs, videos, and the manifests of checkpoints."""
         return self.rank == 0
 
     def seed(self, seed: int) -> int:
@@ -115,6 +115,8 @@ class Ranks:
     def _others(self) -> Iterator[None]:
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise LostRank(f"another rank has ended or hangs: {first_sentence(error)}") from error
 

@@ -39,7 +39,7 @@ def run(planned: Plan) -> int:
             # Leaving the block saves the run and closes everything.
     except (Finished, Halted, Unsaved) as error:
         if terminal.rank:
-            return 0  # all ranks end so; the first tells why
+            return 0  # every rank ends with this error, and the first prints it
         if not (planned.auto and isinstance(error, Finished)):
             raise
         info(f"finished before: {planned.run_dir}")

@@ -247,7 +247,8 @@ def validate(data: Mapping[str, Any]) -> Config:
         _check_rendering(config)
         agent = config.agent.check(num_envs=env.num_envs, total_steps=config.total_steps)
     episodes = config.eval.episodes
-    eval_envs = config.eval.num_envs or min(episodes, env.num_envs)
+    envs_of_all = env.num_envs * (config.ranks if config.scale == "weak" else 1)
+    eval_envs = config.eval.num_envs or min(episodes, envs_of_all)
     if eval_envs > episodes:
         raise InvalidOption("eval.num_envs", eval_envs, f"at most eval.episodes={episodes}", episodes)
     _check_ranks(config, eval_envs)
@@ -308,12 +309,12 @@ def _check_env(config: Config) -> None:
 
 def _check_ranks(config: Config, eval_envs: int) -> None:
     """Raise for numbers that cannot be divided by the ranks."""
-    ranks, whole = config.ranks, config.whole()
+    ranks = config.ranks
     if ranks == 1:
         return
-    numbers = {"env.num_envs": whole.env.num_envs}
-    if config.eval.every is not None:
-        numbers |= {"eval.episodes": config.eval.episodes, "eval.num_envs": eval_envs}
+    with as_command_errors(ValueError):
+        whole = config.whole()
+    numbers = {"env.num_envs": whole.env.num_envs, "eval.episodes": config.eval.episodes, "eval.num_envs": eval_envs}
     for key, number in numbers.items():
         if number % ranks:
             expected = f"a multiple of the {ranks} ranks (fabric.devices x fabric.num_nodes)"

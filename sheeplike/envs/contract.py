@@ -30,6 +30,7 @@ class OptionalMembers:
         variation: draws of each line of randomization for each world, (N, ...) tensors by name of line.
         simulator: the :class:`~sheeplike.envs.mjx.simulator.Simulator` of an environment that is simulated here.
         positions: slices of ``privileged_state`` that are positions in metres, by name; ``entries``: its other slices.
+        first_env: number of the first world among those of all ranks, if a world draws from the seed and its number.
         action_names: one name for each entry of the action, or for each choice of a single discrete one.
     """
 
@@ -37,6 +38,7 @@ class OptionalMembers:
     counters: Mapping[str, float] = MappingProxyType({})
     variation: Mapping[str, torch.Tensor] = MappingProxyType({})
     simulator: Any = None
+    first_env: int | None = None
     positions: Mapping[str, slice] = MappingProxyType({})
     entries: Mapping[str, slice] = MappingProxyType({})
     action_names: Sequence[str] = ()

@@ -161,7 +161,7 @@ def make(
         make_env, own = checked.recipe(resolve_image_size(image_size))
         return GymVectorEnv(make_env, own, action_repeat=action_repeat, first_env=first_env, **common)
     if not simulated(name):
-        common["seed"] = seed + first_env  # other worlds for each rank
+        common["seed"] = seed + first_env  # its worlds have no numbers
         env = builder(**common, action_repeat=action_repeat, **options)
         try:
             check_vector_env(env, num_envs=num_envs)

@@ -38,23 +38,25 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
-def launch_ranks(config: Config) -> tuple[Fabric, Ranks]:
-    """Do as :func:`launch`, with as many ranks as the configuration asks for; each gets a part of the cores."""
+def launch_ranks(config: Config, *, resume: bool) -> tuple[Fabric, Ranks]:
+    """Return device and ranks: as many processes as the configuration asks for, each with its part of the cores."""
     asked = config.fabric
     if config.ranks == 1:
         return launch(config), ALONE
+    if dist.is_initialized():
+        raise CommandError(f"fabric.devices={asked.devices}: expected one run on several devices in a program")
     limit = timedelta(seconds=asked.timeout)
     with phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
         fabric = launch(config, strategy=_one_device_per_rank(asked.devices, limit), num_nodes=asked.num_nodes)
         hosts = dist.new_group(backend="gloo", timeout=limit)
     ranks = Ranks(fabric.global_rank, fabric.world_size, hosts)
-    check_alike(ranks, config)
+    check_alike(ranks, f"resume: {resume}\n{to_yaml(config)}")
     return fabric, ranks
 
 
-def check_alike(ranks: Ranks, config: Config) -> None:
-    """Raise if a rank has composed another configuration than the first: its machine may differ, or its files."""
-    first, *others = ranks.collect(to_yaml(config))
+def check_alike(ranks: Ranks, planned: str) -> None:
+    """Raise if a rank has ``planned`` another run than the first: its machine may differ, or the files that it sees."""
+    first, *others = ranks.collect(planned)
     for rank, theirs in enumerate(others, 1):
         if theirs != first:
             lines = (
@@ -66,13 +68,16 @@ def check_alike(ranks: Ranks, config: Config) -> None:
 
 
 def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
-    """Wait for the ranks that this process started, or end them after an error: they would wait for it."""
-    for process in getattr(fabric.strategy.launcher, "procs", ()):
+    """Wait for the ranks that this process started; after an error kill them, since they would wait for this one."""
+    started = getattr(fabric.strategy.launcher, "procs", [])
+    processes = list(started)
+    started.clear()  # Fabric's observer would kill this process with them
+    for process in processes:
         if kind is not None:
             process.kill()
         process.wait()
-        for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # set by the launcher
-            os.environ.pop(name, None)
+    for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if processes else ():
+        os.environ.pop(name, None)  # set by the launcher
 
 
 def _one_device_per_rank(devices: int, timeout: timedelta) -> Any:
@@ -158,7 +163,7 @@ def make_envs(
     stagger: bool = False,
     rank: int = 0,
 ) -> VectorEnv:
-    """Return the environments that the configuration describes; those of a ``rank`` among others follow each other."""
+    """Return the environments that the configuration describes; with ``rank``, its part of those of all ranks."""
     env = config.env
     return envs.make(
         env.name,
@@ -256,6 +261,7 @@ def describe_ranks(config: Config) -> str:
         return ""
     own, whole, part = config.share(), config.agent.model_dump(), config.share().agent.model_dump()
     numbers = {"worlds": (config.env.num_envs, own.env.num_envs)}
+    numbers |= {"policy steps": (config.total_steps, config.total_steps // config.ranks)}
     numbers |= {name: (whole[name], part[name]) for name in whole if name in ("batch_size", "replay_size")}
     shares = ", ".join(f"{name} {all_:,} ({each:,} each)" for name, (all_, each) in numbers.items())
     nodes = f"{config.fabric.devices} on each of {config.fabric.num_nodes} node(s)"

@@ -47,7 +47,10 @@ def play(
     with own_randomness(envs.device):
         torch.manual_seed(ranks.seed(seed))
         video_envs = min(envs.num_envs, VIDEO_ENVS) if video else 0
-        return evaluate(agent, envs, episodes=episodes, seed=seed, sample=sample, video_envs=video_envs)
+        if envs.first_env is None:  # worlds without numbers: other seeds for each rank
+            seed += ranks.rank * episodes
+        options = {"sample": sample, "video_envs": video_envs, "ranks": ranks.size}
+        return evaluate(agent, envs, episodes=episodes, seed=seed, **options)
 
 
 def summarize(result: Evaluation) -> dict[str, float]:

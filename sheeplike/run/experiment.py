@@ -25,6 +25,7 @@ from sheeplike.config.compose import start_of
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import headlines
+from sheeplike.host import choose_gpu
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import NoLogger, RunLogger
 from sheeplike.monitor.progress import Progress, banner
@@ -67,6 +68,7 @@ def init(*overrides: str, config_dirs: Sequence[str] = ()) -> Experiment:
     for override in overrides:
         if not isinstance(override, str):
             raise TypeError(f"init({override!r}): expected texts, such as 'exp=ppo'")
+    choose_gpu()
     start, _ = start_of(overrides)
     if start.seeds is not None or start.show:
         raise CommandError("seeds= and show=: expected on the command line only")
@@ -95,7 +97,7 @@ class Experiment:
             self.stop_requested: StopRequest = stack.enter_context(stoppable(ready=in_program))
             with explain_oom(config):
                 # Device, threads and the other ranks.
-                fabric, self.ranks = launch_ranks(config)
+                fabric, self.ranks = launch_ranks(config, resume=planned.resume)
                 stack.push(partial(end_ranks, fabric))
                 terminal.rank = self.ranks.rank
                 own = config.share()  # of this rank
@@ -131,7 +133,10 @@ class Experiment:
             self.recorder = Recorder(self.agent, self.envs, self.progress, ranks=self.ranks)
             self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
             snapshot.seed_everything(self.ranks.seed(config.seed))
-            self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, config.seed)
+            # Worlds that have numbers differ with the same seed.
+            seed = config.seed if self.envs.first_env is not None else self.ranks.seed(config.seed)
+            self.state = self._restore(saved) if saved else LoopState.begin(self.agent, self.envs, seed)
+            self.ranks.check_equal(self.agent.networks.state_dict().items())
 
             # Logs and banner. A stop between two updates left the hooks of its step uncalled: its rows are dropped, and
             # its hooks are still to come.
@@ -148,7 +153,8 @@ class Experiment:
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
-        self._compiled = self._unsaved = self._unsavable = self._stopping = False
+        self._compiled = self._unsaved = self._unsavable = self._stopping = self._suspected = False
+        self._saved_at = self._counters if saved else None
         self._run_ahead = RunAheadLimit(self.envs.device)
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
@@ -269,18 +275,19 @@ class Experiment:
             else:
                 with self.watchdog.patient():
                     self._compile_update()
-            if self._nonfinite.suspects():
+            if self._suspected:
                 self._nonfinite.halt_if_confirmed(self.policy_steps)
 
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration, by all ranks."""
         self._run_ahead.wait()
         signals = self.stop_requested.signals
-        (signum,) = self.ranks.most(signals[0] if signals else 0)
+        suspected = int(self._nonfinite.suspects())
+        signum, suspected = self.ranks.most(signals[0] if signals else 0, suspected)
         if signum:
             self.stop_requested.adopt(signum)
-        self._stopping = bool(signum)
-        return self._stopping or self._nonfinite.suspects()
+        self._stopping, self._suspected = bool(signum), bool(suspected)
+        return self._stopping or self._suspected
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
@@ -297,7 +304,11 @@ class Experiment:
             finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
             self.storage.writer.extra["compile"] = self._compilation
             self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
-        self._unsaved = False
+        self._unsaved, self._saved_at = False, self._counters
+
+    @property
+    def _counters(self) -> tuple[int, int, int]:
+        return self.state.policy_steps, self.state.gradient_steps, self.state.due
 
     def close(self) -> None:
         """Close everything without saving. Calling it again does nothing."""
@@ -313,6 +324,8 @@ class Experiment:
         try:
             with self._ending:
                 self.progress.close()
+                if error is not None and self.ranks.size > 1:
+                    raise error  # the other ranks do not know of it: there is no saving together
                 if not self._unsavable:
                     self._save_at_the_end()
                     saved = self.stop_requested.settled = True
@@ -332,7 +345,10 @@ class Experiment:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
             with closing(Watchdog(self.config.watchdog)):
-                if self._unsaved or not self.storage.writer.holds(self.policy_steps):
+                # Ranks must agree, and one of them never replaces its share of a checkpoint that is whole.
+                changed = self._counters != self._saved_at
+                alone = self._unsaved or not self.storage.writer.holds(self.policy_steps)
+                if changed if self.ranks.size > 1 else alone:
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
             kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
@@ -345,7 +361,7 @@ class Experiment:
             with self.recorder.pause("compile", "first run of the update" if self.config.compile == "off" else None):
                 self.agent.warm_up()
         except Exception:
-            if self.stop_requested() and self.ranks.size == 1:  # Ctrl-C reaches the compilers too, which are processes
+            if self.stop_requested():  # Ctrl-C reaches the compilers too: they are processes of their own
                 return
             raise
         self._compiled = True

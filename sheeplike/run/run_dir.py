@@ -112,7 +112,7 @@ def check(config: Config, run_dir: Path) -> Path:
         return run_dir
     is_run, nearest = (run_dir / CONFIG_FILE).exists(), free(run_dir)
     if is_run and not checkpoint_steps(run_dir):
-        if (run_dir / LOCK_FILE).exists():
+        if (run_dir / LOCK_FILE).exists() and not host.rank_here():
             lock(run_dir).close()  # refuses a run that is going on
         return run_dir
     what = "holds a run already" if is_run else "is not empty"
@@ -192,6 +192,9 @@ def check_accelerator(config: Config) -> None:
     """Raise if the run asks for a GPU that is not there."""
     if config.compile == "graph" and config.fabric.accelerator == "cpu":
         raise InvalidOption("compile", "graph", "a GPU for CUDA graphs, but fabric.accelerator=cpu", "inductor")
+    asked, gpus = config.fabric.devices, host.gpu_count() if config.fabric.accelerator == "cuda" else 0
+    if gpus > 1 and asked > gpus:
+        raise InvalidOption("fabric.devices", asked, f"at most {gpus}, the GPUs of this machine", gpus)
     problem = host.gpu_problem() if config.fabric.accelerator == "cuda" else None
     if problem:
         raise CommandError(

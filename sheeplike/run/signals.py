@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from sheeplike import terminal
+
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is saved
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command resumes
 UNSAVED = 74  # exit status if files could not be written, EX_IOERR of sysexits.h
@@ -69,6 +71,7 @@ class StopRequest:
         if not self.signals:
             self.signals.append(signum)
             self._adopted = True
+            _write(f"{signal.Signals(signum).name} to another rank: saving")
 
     @property
     def status(self) -> int:
@@ -139,5 +142,7 @@ def stoppable(*, ready: bool = False) -> Iterator[StopRequest]:
 
 def _write(text: str) -> None:
     """Write a line from a signal handler, which may have interrupted a print: past the stream and its lock."""
+    if terminal.rank:
+        return
     with suppress(OSError, ValueError, AttributeError):  # no stdout, no reader, or a full disk
         os.write(sys.stdout.fileno(), f"\n{text}\n".encode())

@@ -252,7 +252,9 @@ def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ran
         cut = [value[own] if axis == 0 else value[:, own] for value, (_, own, _) in zip(values, pieces, strict=True)]
         return torch.cat(cut, axis)
 
-    parts = {name: shares[0][name] for name in ("agent", "monitor", "rng")}
+    parts = {name: shares[0][name] for name in ("agent", "monitor")}
+    if not ranks.first:  # they would be counted again
+        parts["monitor"] = parts["monitor"] | {"episodes": {"terms": (), "sums": None}}
     parts["agent"] |= {name: join(("agent", name)) for name in agent.world_state}
     if "generator" in parts["agent"]:
         parts["agent"]["generator"] = agent.generator.get_state()

@@ -94,8 +94,8 @@ class Storage:
     ) -> None:
         """Write a checkpoint; see :meth:`~sheeplike.checkpoint.Writer.save`.
 
-        Of several ranks each waits: the first writes after the others, so that a checkpoint without a share does not
-        exist, and they keep the steps that it keeps.
+        With several ranks every save waits: the first writes last, so that there is no checkpoint without a share, and
+        the others keep the steps that it keeps.
         """
         ranks = self.ranks
         if ranks.first:
@@ -124,7 +124,7 @@ class Storage:
         kept = ranks.collect(checkpoint_steps(self.path))[0]
         for path in list_checkpoints(self.writer.root):
             if step_of(path) not in kept:
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
     def _remove_shares(self) -> None:
         """Remove the shares of ranks that are no more, once no checkpoint needs them."""
@@ -132,7 +132,7 @@ class Storage:
         for place in (self.path / RANKS).glob("*"):
             gone = place.name.isdecimal() and int(place.name) >= self.ranks.size
             if gone and not kept & set(checkpoint_steps(place)):
-                shutil.rmtree(place)
+                shutil.rmtree(place, ignore_errors=True)
 
     def update(self, config: Config) -> None:
         """Save the configuration of a resumed run, so that the next resume keeps its changes."""

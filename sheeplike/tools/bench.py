@@ -347,7 +347,9 @@ class Bench:
     def ranks(self) -> Table:
         """Count what one of several ranks would send for an update; nothing is sent."""
         counted = Counting(0, max(self.config.ranks, 2))
-        agent = self.make_agent(self.config.agent, "off", counted)
+        with as_command_errors(ValueError):
+            options = self.config.agent.divide(counted.size, self.envs.num_envs)
+        agent = self.make_agent(options, "off", counted)
         for count, step in enumerate(itertools.cycle(self.experience(agent)), 1):
             agent.add(step)
             if due := agent.updates_due(count * self.envs.num_envs):

@@ -136,10 +136,8 @@ def test_moments_of_all_ranks_are_merged_once() -> None:
     alone, both = RunningNorm(2), RunningNorm(2)
     for batch in data:
         kept = batch[6:]
-        other = torch.cat(
-            [torch.tensor([4.0]).double(), kept.double().mean(0), (kept - kept.mean(0)).double().square().sum(0)]
-        )
-        other[1 + 2 :] = (kept.double() - kept.double().mean(0)).square().sum(0)
+        mean = kept.double().mean(0)
+        other = torch.cat([torch.tensor([4.0]).double(), mean, (kept.double() - mean).square().sum(0)])
         both.update(batch[:6], Two(0, 2))
         alone.update(batch, ALONE)
     for name, value in alone.state_dict().items():

@@ -126,9 +126,9 @@ def imagination_loss(
         reinforced: without a scale, ``policy`` from a copy of its parameters, which takes the gradient of REINFORCE.
 
     Returns:
-        Losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics. Without a scale there is a
-        loss ``reinforce``, to be divided by it, and ``policy`` has the entropy alone; in place of the
-        :func:`return_metrics` stand their arguments, ``returns`` ``(2, B, I)``.
+        Losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics. Without a scale, the loss
+        ``reinforce`` still has to be divided by it, ``policy`` holds the entropy alone, and the metric ``returns``
+        ``(2, B, I)`` stacks returns and errors, the arguments of :func:`return_metrics`.
     """
     val, slow = value.pred(), slow_value.pred().detach()
     weight = torch.cumprod(cont, 1).detach()

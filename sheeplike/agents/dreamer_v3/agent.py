@@ -224,7 +224,7 @@ class DreamerV3(Agent):
     def _learn_together(self, envs: Tensor, starts: Tensor, *, exchange: bool = True) -> dict[str, Tensor]:
         """Make the step that one rank would make with the sequences of all: a collective of sums, and one of returns.
 
-        Collectives are eager, between two halves that may be captured. Without ``exchange`` all ranks are like this.
+        Collectives are eager, between two halves that may be captured. Without ``exchange`` the others are like this.
         """
         flat, returns, *rest = self._differentiate_share(envs, starts)
         if exchange:
@@ -252,6 +252,7 @@ class DreamerV3(Agent):
         self._names = list(means), list(metrics)
         values = torch.stack([*means.values(), *metrics.values()])
         known = ~values.isnan()
+        known[: len(means)] = True  # a loss that is NaN on one rank is NaN on all; a metric may be undefined
         tail = [torch.where(known, values, 0.0), known, ~finite[None]]
         flat = torch.cat([part.flatten().to(values.dtype) for part in (*gradients, *tail)])
         return flat, returns, times, {name: data[name][:, CONTEXT:] for name in fresh}, fresh
@@ -281,8 +282,7 @@ class DreamerV3(Agent):
         metrics = dict(zip(self._names[1], values[len(means) :], strict=True)) | return_metrics(ret, error, spread)
         reinforce = means.pop("reinforce")
         means["policy"] = means["policy"] + reinforce / spread
-        total = means["total"] + self.scales["policy"] * (reinforce / spread - reinforce)
-        means["total"] = torch.where(nonfinite[0] > 0, torch.nan, total)
+        means["total"] = means["total"] + self.scales["policy"] * (reinforce / spread - reinforce)
         return self._apply(envs, times, stored, fresh, means, metrics, nonfinite[0] == 0, before)
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:

@@ -171,6 +171,7 @@ def objective(
             unexplained, spread = masked_variance(error, mask), masked_variance(target, mask)
             metrics["critic/explained_variance"] = 1 - unexplained / spread.clamp_min(1e-8)
         else:
+            error = error - totals.advantage_mean  # that of the values before; small differences keep their digits
             metrics |= {f"error/{power}": masked_mean(error**power, mask, count) for power in (1, 2)}
         if isinstance(policy, Normal):
             metrics["actor/std"] = masked_mean(policy.std.mean(-1), mask, count)

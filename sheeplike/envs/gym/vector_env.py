@@ -86,7 +86,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         seed: int = 0,
         first_env: int = 0,
     ) -> None:
-        self._first_env = first_env
+        self.first_env = first_env
         self.name, self.num_envs = options.id, check_positive("num_envs", num_envs, 16)
         self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = check_positive("action_repeat", action_repeat, 1)
@@ -192,7 +192,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def _begin(self) -> None:
         """Begin episodes in all worlds, from seeds or in their own streams, with totals from zero."""
-        worlds = range(self._first_env, self._first_env + self.num_envs)
+        worlds = range(self.first_env, self.first_env + self.num_envs)
         seeds = [derive_seed(self._seed, world, self._generation) if self._anew else None for world in worlds]
         with self._explained():
             self._buffer, info = self._worlds.reset(seed=seeds)

@@ -88,6 +88,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         simulation: SimulationOptions = SimulationOptions(),  # noqa: B008, immutable
     ) -> None:
         self.num_envs, self.device = check_positive("num_envs", num_envs, 16), resolve_device(device)
+        self.first_env = first_env
         jax_device = jax_device_of(self.device)
         if jax.config.jax_enable_x64:
             raise ValueError("jax_enable_x64 is on: simulations are float32; leave JAX_ENABLE_X64 unset")
