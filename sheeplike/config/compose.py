@@ -257,6 +257,8 @@ class Merged:
         for name, value in values.items():
             path = prefix + str(name)
             is_section = isinstance(value, Mapping) and (value or source != COMMAND_LINE)  # `env.options={}` clears it
+            if is_section and not isinstance(into.get(name), dict) and source == self.sources.get(path) == COMMAND_LINE:
+                raise CommandError(f"{path}={format_value(into[name])}: expected it or the keys below it, not both")
             if not (is_section and isinstance(into.get(name), dict)):
                 into[name] = {} if is_section else value
                 self.sources = {key: old for key, old in self.sources.items() if not f"{key}.".startswith(f"{path}.")}

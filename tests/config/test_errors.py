@@ -151,10 +151,13 @@ def test_values_and_what_would_do(refused, override, facts):
         ("checkpoint=x", "checkpoint.keep_last=3"),
         ("fabric=[]", "fabric.threads=1"),
         ("agent.loss_scales=3", "agent.loss_scales.rep=1"),
+        ("env.options=0.5", "env.options.length=7"),
+        ("env.options=null", "env.options.length=7"),
+        ("agent.size=12m", "agent.size.deter=64"),
     ],
 )
 def test_a_value_does_not_replace_a_section(refused, section, below):
-    assert refused(*JOB, section, below).names(section, below.partition("=")[0].rpartition(".")[2])
+    assert refused(*JOB, section, below).names(section)
 
 
 def test_nor_does_it_in_a_file(refused, tmp_path):

@@ -134,17 +134,17 @@ def imagination_loss(
     weight = torch.cumprod(cont, 1).detach()
     # Targets bootstrap the fast value; the slow one only regularises.
     ret = lambda_return(torch.zeros_like(cont), 1 - cont, reward, val, 1.0, return_lambda).detach()
-    error, entropy = ret - val[:, :-1].detach(), policy.entropy()[:, :-1]
-    losses, acted, weight = {}, action.detach(), weight[:, :-1]
+    error, weight, losses = ret - val[:, :-1].detach(), weight[:, :-1], {}
+    scored = policy if reinforced is None else reinforced
+    log_prob, entropy = scored.log_prob(action.detach())[:, :-1], policy.entropy()[:, :-1]
     # REINFORCE for discrete and continuous actions alike.
     if scale is None:
         # The gradient is linear in the scale, so it can be divided once the returns of all ranks are known.
-        losses["reinforce"] = -weight * (reinforced.log_prob(acted)[:, :-1] * error)
+        losses["reinforce"] = -weight * (log_prob * error)
         losses["policy"] = -weight * (entropy_scale * entropy)
         about_returns = {"returns": torch.stack([ret, error])}
     else:
         spread = scale.update(ret)
-        log_prob = policy.log_prob(acted)[:, :-1]
         losses["policy"] = -weight * (log_prob * (error / spread) + entropy_scale * entropy)
         about_returns = return_metrics(ret, error, spread)
     padded = torch.cat([ret, torch.zeros_like(ret[:, -1:])], 1)
