@@ -342,10 +342,14 @@ def _check_choice(override: Override, sources: Sources) -> None:
             raise CommandError(f"env={name}: expected gym for an id of Gymnasium; nearest: env=gym env.id={name}")
         raise UnknownName(group, str(name), sources.choices(group))
     path = sources.find(f"{group}/{name}")
-    if group == "exp" and path:
+    if path:
         with _one_line():
-            text = path.read_text(encoding="utf-8")
-        if not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
+            text = path.read_bytes().decode(errors="replace")
+        if "\ufffd" in text:
+            raise CommandError(f"{path}: expected UTF-8")
+        if text.startswith("\ufeff"):
+            raise CommandError(f"{path}: expected UTF-8 without a byte order mark, which hides the first line")
+        if group == "exp" and not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
             raise CommandError(f"{path}: expected '# @package _global_' as its first line")
 
 

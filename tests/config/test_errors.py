@@ -166,6 +166,13 @@ def test_nor_does_it_in_a_file(refused, tmp_path):
     assert refused(f"--config-dir={tmp_path}", "exp=mine", JOB[1], "eval.episodes=17").names("eval=0.5", "mine.yaml")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
+def test_a_file_in_another_encoding_is_named(encoding, refused, tmp_path):
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "mine.yaml").write_text("# @package _global_\n# é\nseed: 1\n", encoding=encoding)
+    assert refused(f"--config-dir={tmp_path}", *JOB, "profile=mine").names("mine.yaml", "UTF-8")
+
+
 def test_what_is_not_rendered_cannot_be_observed(refused, sheeplike):
     blind = ("exp=ppo", "env=franka_pick", "env.renderer=none")
     line = refused(*blind, "agent.observations=[state,depth/*]")
