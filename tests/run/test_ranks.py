@@ -398,9 +398,10 @@ def test_a_rank_that_hangs_ends_the_run(run_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_of_the_first_rank_ends_the_other(run_dir: Path) -> None:
-    run = Run(
-        *COMMON, *AGENTS["ppo"], "total_steps=1_000_000", f"run_dir={run_dir}", program=[sys.executable, "-c", FAILS]
-    )
+    script = run_dir.parent / "fails.py"  # the other rank is started with it too
+    script.write_text(FAILS)
+    command = [*COMMON, *AGENTS["ppo"], "total_steps=1_000_000", f"run_dir={run_dir}"]
+    run = Run(*command, program=[sys.executable, str(script)])
     run.read_until("first gradient step")
     _, second = run.pids
     assert run.end(90) not in (0, 75)
