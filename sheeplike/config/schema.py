@@ -106,7 +106,7 @@ class Fabric(Options):
         1, ge=1, le=2**10, description="devices of each node; one process, a rank, trains on each"
     )
     num_nodes: Annotated[int, RESUMABLE] = Field(1, ge=1, le=2**12, description="nodes, each with as many devices")
-    timeout: Annotated[float, RESUMABLE] = Field(
+    timeout: Annotated[float, RESUMABLE, INCIDENTAL] = Field(
         600, ge=10, le=86_400, description="seconds that a rank waits for another before the run ends"
     )
     deterministic: bool = Field(

@@ -71,7 +71,8 @@ def test_sizes_of_images_are_one_setting_and_not_one_for_each_camera(compared, t
 
 def test_what_may_change_on_resuming_does_not_make_another_group():
     incidental = marked(all_keys(*registry.built_in()), "incidental")
-    assert resumable_keys() - {"eval"} <= incidental
+    ranks = {"fabric.devices", "fabric.num_nodes"}  # whose curves are compared
+    assert resumable_keys() - {"eval"} - ranks <= incidental
 
 
 @pytest.mark.parametrize(("key", "value", "groups"), [("every", 7, 1), ("episodes", 3, 1), ("sample", False, 2)])

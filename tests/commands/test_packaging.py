@@ -63,7 +63,8 @@ def test_the_distributions_are_small_and_hold_what_they_should(built):
         names = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
     folders = {"sheeplike", "configs", "howto", "tests", ".ci"}
     documents = {f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")}
-    assert names == folders | documents | {"LICENSE", "CITATION.cff", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    others = {"LICENSE", "CITATION.cff", "pyproject.toml", "PKG-INFO", ".gitignore", "Dockerfile", ".dockerignore"}
+    assert names == folders | documents | others
 
 
 def test_the_citation_is_of_this_version():
