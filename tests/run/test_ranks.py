@@ -315,6 +315,7 @@ def test_cores_are_divided(
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_saves_once(run_dir: Path) -> None:
     run = Run(*COMMON, *AGENTS["ppo"], "total_steps=1_000_000", f"run_dir={run_dir}")
     run.read_until("first gradient step")
