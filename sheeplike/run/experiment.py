@@ -259,7 +259,10 @@ class Experiment:
 
     def _train_to(self, target: int) -> None:
         """Train up to ``target`` policy steps or a stop; the update is compiled on the way."""
-        while (self.policy_steps < target or self.state.due) and not self._must_stop():
+        while self.policy_steps < target or self.state.due:
+            self._halt_if_suspected()
+            if self._stopping:
+                return
             if self._compiled or self.policy_steps < self._first_update:
                 train(
                     self.agent,
@@ -275,8 +278,13 @@ class Experiment:
             else:
                 with self.watchdog.patient():
                     self._compile_update()
-            if self._suspected:
-                self._nonfinite.halt_if_confirmed(self.policy_steps)
+        self._halt_if_suspected()
+
+    def _halt_if_suspected(self) -> None:
+        """Raise :class:`Halted` if updates stay non-finite; called by all ranks."""
+        self._must_stop()
+        if self._suspected:
+            self._nonfinite.halt_if_confirmed(self.policy_steps)
 
     def _must_stop(self) -> bool:
         """Return True if the loop must end; called before every update and every iteration, by all ranks."""

@@ -201,6 +201,25 @@ def test_updates_that_stay_non_finite_stop_the_run_with_its_last_good_checkpoint
     assert any(not torch.equal(after[name], before[name]) for name in before), "it went on learning"
 
 
+def test_what_the_last_row_of_a_part_shows_halts_the_next(begin: Callable[..., Experiment]) -> None:
+    """A program reads a part's rows at its end, and would go on for ever if the next part did nothing."""
+    run = begin(*PPO_JOB, *GYM, "max_skipped=3", "total_steps=128")
+    run.iterate(70)
+    run.recorder.skipped = 3.0
+    run.agent.skipped_in_a_row.fill_(3)
+    with pytest.raises(Halted), run:
+        run.iterate()
+
+
+def test_a_suspicion_that_is_not_confirmed_changes_nothing(begin: Callable[..., Experiment]) -> None:
+    run = begin(*PPO_JOB, *GYM, "max_skipped=3", "total_steps=128")
+    run.iterate(70)
+    run.recorder.skipped = 3.0
+    run.iterate()
+    assert run.finished
+    run.close()
+
+
 def test_memory_that_runs_out_on_the_way_is_no_refusal(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
