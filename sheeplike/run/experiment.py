@@ -311,8 +311,9 @@ class Experiment:
             parts, meta, history = snapshot.take(*run)
             finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
             self.storage.writer.extra["compile"] = self._compilation
-            self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait)
-        self._unsaved, self._saved_at = False, self._counters
+            if self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait):
+                self._saved_at = self._counters
+        self._unsaved = False
 
     @property
     def _counters(self) -> tuple[int, int, int]:

@@ -91,8 +91,8 @@ class Storage:
         *,
         finite: Collection[str],
         wait: bool,
-    ) -> None:
-        """Write a checkpoint; see :meth:`~sheeplike.checkpoint.Writer.save`.
+    ) -> bool:
+        """Write a checkpoint; return False if one rank could not write its share. See :meth:`~sheeplike.checkpoint.Writer.save`.
 
         With several ranks every save waits: the first writes last, so that there is no checkpoint without a share, and
         the others keep the steps that it keeps.
@@ -102,7 +102,7 @@ class Storage:
             self._remove_shares()
         if ranks.size == 1:
             self.writer.save(step, parts, meta, history, finite=finite, wait=wait)
-            return
+            return True
         meta |= {"save": ranks.collect(uuid.uuid4().hex)[0]}
         for turn in (not ranks.first, ranks.first):
             error = None
@@ -120,11 +120,12 @@ class Storage:
             if failed:
                 if error:
                     warn(f"a checkpoint could not be written; the next one is tried all the same: {reason_of(error)}")
-                return
+                return False
         kept = ranks.collect(checkpoint_steps(self.path))[0]
         for path in list_checkpoints(self.writer.root):
             if step_of(path) not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+        return True
 
     def _remove_shares(self) -> None:
         """Remove the shares of ranks that are no more, once no checkpoint needs them."""
