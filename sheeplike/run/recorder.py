@@ -100,14 +100,8 @@ class Recorder:
         known |= dict(self.envs.counters) | gpu_memory(self.envs)
         counters = torch.stack([self.agent.skipped_in_a_row, self.agent.skipped_total])
         skipped = PendingMetrics(counters, lambda values: dict(zip((SKIPPED, SKIPPED_TOTAL), values, strict=True)))
-        row = (
-            self._axes(state),
-            known,
-            self.episodes.take(self.ranks.sum),
-            self.metrics.take(),
-            skipped,
-            *self._variation(),
-        )
+        episodes = self.episodes.take(self.ranks.sum)
+        row = self._axes(state), known, episodes, self.metrics.take(), skipped, *self._variation()
         self.flush()
         self.pending = row
         self.begin(state)

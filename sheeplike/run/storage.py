@@ -92,7 +92,7 @@ class Storage:
         finite: Collection[str],
         wait: bool,
     ) -> bool:
-        """Write a checkpoint; return False if one rank could not write its share. See :meth:`~sheeplike.checkpoint.Writer.save`.
+        """Write a checkpoint as ``checkpoint.Writer`` does; return False if a rank could not write its share.
 
         With several ranks every save waits: the first writes last, so that there is no checkpoint without a share, and
         the others keep the steps that it keeps.
