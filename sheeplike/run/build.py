@@ -259,16 +259,14 @@ def describe_ranks(config: Config) -> str:
     """Return what all ranks share, and the part of each, as text; empty if there is one."""
     if config.ranks == 1:
         return ""
-    own, whole, part = config.share(), config.agent.model_dump(), config.share().agent.model_dump()
-    numbers = {"worlds": (config.env.num_envs, own.env.num_envs)}
-    numbers |= {"policy steps": (config.total_steps, config.total_steps // config.ranks)}
-    numbers |= {name: (whole[name], part[name]) for name in whole if name in ("batch_size", "replay_size")}
+    own, steps = config.share(), config.total_steps
+    numbers = {"worlds": (config.env.num_envs, own.env.num_envs), "policy steps": (steps, steps // config.ranks)}
+    sizes = [name for name in ("batch_size", "replay_size") if hasattr(own.agent, name)]
+    numbers |= {name: (getattr(config.agent, name), getattr(own.agent, name)) for name in sizes}
     shares = ", ".join(f"{name} {all_:,} ({each:,} each)" for name, (all_, each) in numbers.items())
     nodes = f"{config.fabric.devices} on each of {config.fabric.num_nodes} node(s)"
-    return (
-        f"{config.ranks}, {nodes}, scale={config.scale}: {shares}\n"
-        "simulation gets faster with every rank; an update only if the share of its batch still fills a device"
-    )
+    gains = "simulation gets faster with every rank; an update only if the share of its batch still fills a device"
+    return f"{config.ranks}, {nodes}, scale={config.scale}: {shares}\n{gains}"
 
 
 def describe_device(config: Config, device: torch.device) -> str:
