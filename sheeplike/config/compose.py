@@ -275,7 +275,11 @@ class Merged:
                 whole.set(path, default, "")
         whole.add(self.data, "")
         with _one_line():
-            resolved = OmegaConf.to_container(OmegaConf.create(whole.data), resolve=True, throw_on_missing=True)
+            try:
+                resolved = OmegaConf.to_container(OmegaConf.create(whole.data), resolve=True, throw_on_missing=True)
+            except OmegaConfBaseException as error:
+                source = self.sources.get(error.full_key or "", "a file")
+                raise CommandError(f"{source}: {error.full_key}: {str(error).splitlines()[0]}") from None
         return _like(self.data, resolved)
 
 
@@ -311,6 +315,9 @@ def _read(entry: ResultDefault, sources: Sources) -> _File:
         if not isinstance(content, dict):
             raise CommandError(f"{path}: expected keys with their values, and found a list")
     content = {name: value for name, value in content.items() if name != "defaults"}
+    if dotted := next((name for name in content if "." in str(name)), None):
+        section, _, below = dotted.partition(".")
+        raise CommandError(f"{path}: {dotted}: expected '{section}:' with '{below}:' indented below it")
     for name in reversed((entry.package or "").split(".") if entry.package else []):
         content = {name: content}
     for group in ("env", "agent"):
@@ -351,12 +358,18 @@ def _check_choice(override: Override, sources: Sources) -> None:
             raise CommandError(f"{path}: expected UTF-8 without a byte order mark, which hides the first line")
         if group == "exp" and not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
             raise CommandError(f"{path}: expected '# @package _global_' as its first line")
+        try:
+            OmegaConf.load(path)  # Hydra's own error would not name the file
+        except OmegaConfBaseException as error:
+            raise CommandError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
 def _check_keys(file: _File, known: Mapping[str, Key]) -> None:
     """Raise for an unknown key in a file, and for a value in place of a section."""
     for _, values in file.parts():
         for path, value in flat(values):
+            if path in Start.model_fields:
+                raise CommandError(f"{file.source}: {path}: expected on the command line alone, as {path}={value}")
             try:
                 _check_path(path, value, known)
             except CommandError as error:

@@ -166,6 +166,22 @@ def test_nor_does_it_in_a_file(refused, tmp_path):
     assert refused(f"--config-dir={tmp_path}", "exp=mine", JOB[1], "eval.episodes=17").names("eval=0.5", "mine.yaml")
 
 
+@pytest.mark.parametrize(
+    "line", ["null: 5", "env: {null: 3}", "seed: ${nope}", "seed: ???", "seed: ${"]
+)
+def test_a_line_that_cannot_be_read_names_its_file(refused, tmp_path, line):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(f"# @package _global_\ndefaults: [ppo]\n{line}\n")
+    assert "mine.yaml" in refused(f"--config-dir={tmp_path}", "exp=mine", JOB[1])
+
+
+@pytest.mark.parametrize("line", ["eval.every: 100", "resume: auto"])
+def test_a_key_that_files_do_not_have(refused, tmp_path, line):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "mine.yaml").write_text(f"# @package _global_\ndefaults: [ppo]\n{line}\n")
+    assert refused(f"--config-dir={tmp_path}", "exp=mine", JOB[1]).names("mine.yaml", line.split(":")[0])
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
 def test_a_file_in_another_encoding_is_named(encoding, refused, tmp_path):
     (tmp_path / "profile").mkdir()
@@ -223,6 +239,9 @@ def test_a_backend_that_mujoco_does_not_know(refused, sheeplike, monkeypatch):
     assert sheeplike("exp=ppo", "env=gym", "env.id=CartPole-v1").runs, "which is not simulated here"
     monkeypatch.setenv("MUJOCO_GL", " OFF ")
     assert sheeplike(*JOB).runs
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setattr("sheeplike.envs.mjx.options.find_library", lambda library: None)
+    assert refused(*JOB).names("MUJOCO_GL=osmesa")
 
 
 def test_a_sequence_longer_than_the_ring(refused):

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from ctypes.util import find_library
 from importlib.resources import files
 from typing import Any, ClassVar
 from xml.etree import ElementTree
@@ -58,7 +59,8 @@ class SimulationOptions(Options):
 
         ``Unusable`` for a value of ``MUJOCO_GL`` that keeps MuJoCo from being imported.
         """
-        if (chosen := os.environ.get("MUJOCO_GL", "")).lower().strip() not in _OPENGL:
+        chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
+        if chosen not in _OPENGL or (chosen == "osmesa" and not find_library("OSMesa")):
             raise Unusable(
                 f"MUJOCO_GL={chosen}: MuJoCo cannot be imported; expected egl, osmesa or, with a screen, glfw"
             )
