@@ -166,9 +166,7 @@ def test_nor_does_it_in_a_file(refused, tmp_path):
     assert refused(f"--config-dir={tmp_path}", "exp=mine", JOB[1], "eval.episodes=17").names("eval=0.5", "mine.yaml")
 
 
-@pytest.mark.parametrize(
-    "line", ["null: 5", "env: {null: 3}", "seed: ${nope}", "seed: ???", "seed: ${"]
-)
+@pytest.mark.parametrize("line", ["null: 5", "env: {null: 3}", "seed: ${nope}", "seed: ???", "seed: ${"])
 def test_a_line_that_cannot_be_read_names_its_file(refused, tmp_path, line):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "mine.yaml").write_text(f"# @package _global_\ndefaults: [ppo]\n{line}\n")
