@@ -1,0 +1,1 @@
+"""Recorded episodes: read from the layouts of several projects, checked, and written."""
