@@ -71,16 +71,20 @@ def train(
     hooks: Iterable[Every] = (),
     stop: Callable[[], bool] = lambda: False,
     ranks: int = 1,
+    interact: bool = True,
 ) -> LoopState:
     """Interact and learn up to ``total_steps``, or until ``stop()``, called before every iteration and every update.
 
     With ``ranks``, processes that run this loop side by side, policy steps count over the worlds of all of them.
+    Without ``interact`` each iteration is one update, and counts as one step.
 
     No device tensor is read on the host: between two hooks the loop only issues work.
     """
     hooks = list(hooks)
     while (state.policy_steps < total_steps or state.due) and not stop():
-        if not state.due:
+        if not state.due and not interact:
+            state.policy_steps, state.due = state.policy_steps + 1, 1
+        elif not state.due:
             # Act in every world, and add the observation and the action to memory.
             step = state.step
             step.action = state.player.act(step.obs, step.is_first)

@@ -110,12 +110,33 @@ class Agent(Protocol):
     skipped_total: Tensor
     generator: torch.Generator
 
+    @property
+    def observed(self) -> Collection[str]:
+        """Observations that :meth:`add` reads."""
+        return self.networks.observations | self.networks.only_for_learning
+
     def player(self, num_envs: int) -> Player:
         """Return a fresh player; training and evaluation never share one."""
         return self.networks.player(num_envs)
 
     def add(self, step: Step) -> None:
         """Store one step of all training worlds."""
+
+    def add_recorded(self, steps: Iterable[Step], num_envs: int, share: float | None) -> None:
+        """Store recorded steps, whose ``extras`` are empty, for learning.
+
+        Args:
+            num_envs: worlds of each step; those of training with ``share=None``.
+            share: part of every batch that is to come from these steps; None: they are the oldest of the memory.
+        """
+        raise NotImplementedError
+
+    def hold_out(self, steps: Iterable[Step], num_envs: int) -> None:
+        """Store recorded steps for :meth:`validate`."""
+
+    def validate(self) -> dict[str, Tensor]:
+        """Return metrics on the steps of :meth:`hold_out`, 0-dim device tensors."""
+        return {}
 
     def updates_due(self, policy_steps: int) -> int:
         """Return the number of updates due after ``policy_steps`` policy steps in all."""

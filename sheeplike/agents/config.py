@@ -17,6 +17,7 @@ class AgentConfig(Options):
         collecting: stage of the progress line before the agent first learns.
         memory_options: options whose smaller values take less memory, the most effective first.
         has_world_model: ``analyze`` and ``dream`` can inspect this agent.
+        has_replay: the agent can learn from recorded episodes.
     """
 
     name: str
@@ -28,6 +29,7 @@ class AgentConfig(Options):
     collecting: ClassVar[str] = "collecting"
     memory_options: ClassVar[tuple[str, ...]] = ()
     has_world_model: ClassVar[bool] = False
+    has_replay: ClassVar[bool] = False
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Check the options against the run, and fill in those that follow from it.

@@ -118,6 +118,32 @@ class Fabric(Options):
     )
 
 
+class Data(Options):
+    """Recorded episodes to learn from."""
+
+    path: str | None = Field(
+        None, min_length=1, description="directory or file of recorded episodes; they fill the replay before the run"
+    )
+    format: Literal["npz", "parquet", "minari", "lerobot"] | None = Field(
+        None, description="layout of the files; null: found out"
+    )
+    keys: dict[str, str] = Field({}, description="observation to its name in the files, such as {pixels/front:image}")
+    episodes: int | None = Field(None, ge=1, le=10**9, description="episodes to take, the first ones; null: all")
+    fraction: float | None = Field(
+        None, gt=0, lt=1, description="share of every batch that comes from these episodes; null: as old as any other"
+    )
+    updates: Annotated[int | None, RESUMABLE] = Field(
+        None,
+        ge=1,
+        le=10**12,
+        description="gradient steps from these episodes alone, with total_steps=0; they are "
+        "the steps of every interval and x-axis",
+    )
+    held_out: float = Field(
+        0.0, ge=0, le=0.9, description="share of the episodes kept for held_out/nll, computed at every evaluation"
+    )
+
+
 class Logger(Options):
     tensorboard: bool = Field(True, description="write TensorBoard events; metrics.jsonl is always written")
 
@@ -133,7 +159,7 @@ class Config(Options):
         0, ge=0, le=2**31 - 1, description="seed of environments, parameters and sampling"
     )
     total_steps: Annotated[int, RESUMABLE, INCIDENTAL] = Field(
-        1_000_000, ge=1, le=10**12, description="policy steps of the whole run"
+        1_000_000, ge=0, le=10**12, description="policy steps of the whole run; 0: learn from data.path alone"
     )
     run_dir: Annotated[str | None, INCIDENTAL] = Field(
         None,
@@ -175,6 +201,7 @@ class Config(Options):
     )
     agent: SerializeAsAny[AgentConfig] = Field(description="algorithm and hyperparameters")
     eval: Annotated[Eval, RESUMABLE, CONDITION] = Field(Eval(), description="evaluation, in separate environments")
+    data: Annotated[Data, CONDITION] = Field(Data(), description="recorded episodes to learn from")
     checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
     logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(Logger(), description="loggers beside metrics.jsonl")
@@ -183,6 +210,21 @@ class Config(Options):
     def ranks(self) -> int:
         """Processes that train together."""
         return self.fabric.devices * self.fabric.num_nodes
+
+    @property
+    def offline(self) -> bool:
+        """True if the run learns from recorded episodes alone."""
+        return self.data.updates is not None
+
+    @property
+    def last_step(self) -> int:
+        """Steps of the whole run: policy steps, or the gradient steps of a run that takes none."""
+        return self.total_steps if self.data.updates is None else self.data.updates
+
+    @property
+    def unit(self) -> str:
+        """Unit of :attr:`last_step`."""
+        return "gradient steps" if self.offline else "policy steps"
 
     def whole(self) -> Self:
         """Return the configuration of all ranks together: ``scale=weak`` multiplies what stands here."""
@@ -245,7 +287,9 @@ def validate(data: Mapping[str, Any]) -> Config:
     with as_command_errors(ValueError):
         _check_env(config)
         _check_rendering(config)
-        agent = config.agent.check(num_envs=env.num_envs, total_steps=config.total_steps)
+        _check_data(config)
+        total_steps = 10**12 if config.offline else config.total_steps
+        agent = config.agent.check(num_envs=env.num_envs, total_steps=total_steps)
     episodes = config.eval.episodes
     envs_of_all = env.num_envs * (config.ranks if config.scale == "weak" else 1)
     eval_envs = config.eval.num_envs or min(episodes, envs_of_all)
@@ -305,6 +349,23 @@ def _check_env(config: Config) -> None:
         path = f"env.{error.key}" if error.key in Env.model_fields else f"env.options.{error.key}"
         raise InvalidOption(paths.get(error.key, path), error.value, error.expected, error.nearest) from None
     parse(config.randomization)
+
+
+def _check_data(config: Config) -> None:
+    """Raise for keys of recorded episodes that contradict one another, or the agent."""
+    data = config.data
+    if data.path is None:
+        for name in Data.model_fields:
+            if (value := getattr(data, name)) != Data.model_fields[name].default:
+                raise InvalidOption(f"data.{name}", value, "data.path= beside it")
+    elif not config.agent.has_replay:
+        raise InvalidOption("data.path", data.path, f"null: {config.agent.name} learns from its own episodes alone")
+    if data.updates is not None and config.total_steps:
+        raise InvalidOption("total_steps", config.total_steps, "0 beside data.updates: it takes no policy steps", 0)
+    if data.updates is not None and data.fraction is not None:
+        raise InvalidOption("data.fraction", data.fraction, "null beside data.updates: all of a batch is recorded")
+    if data.updates is None and not config.total_steps:
+        raise InvalidOption("total_steps", 0, "at least 1, or data.path= and data.updates= to learn from alone", 1000)
 
 
 def _check_ranks(config: Config, eval_envs: int) -> None:

@@ -145,6 +145,11 @@ class SequenceReplay:
             envs[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
         return envs, starts
 
+    def origin(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Return worlds and starts of a batch that can be read before anything is added."""
+        none = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        return none, none
+
     def _take_fresh(self, batch: int) -> list[tuple[int, int]]:
         # One sequence for each waiting round of all worlds, so that the queue stays short where updates are rare.
         while self.fresh and self.fresh[0][1] < self.oldest:  # it was overwritten while it waited

@@ -48,10 +48,11 @@ class Progress:
         *,
         initial_steps: int = 0,
         interval: float | None = None,
+        unit: str = "policy steps",
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total_steps = total_steps
+        self.total_steps, self._unit = total_steps, unit
         self._file = file
         self._clock = clock
         self._interval = interval if interval is not None else (0.5 if is_terminal(file) else 10.0)
@@ -136,7 +137,7 @@ class Progress:
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
         stage, since = self._stage
         parts = [f"{stage} {format_seconds(self._clock() - since)}"] if stage else []
-        parts.append(f"{step:,}/{self.total_steps:,} policy steps ({fraction:.0%})")
+        parts.append(f"{step:,}/{self.total_steps:,} {self._unit} ({fraction:.0%})")
         speed = self._steps / self._seconds if self._seconds >= MEASURED else 0.0
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")

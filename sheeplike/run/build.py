@@ -238,7 +238,7 @@ def describe(
     config: Config, envs: VectorEnv, agent: Agent, start: int, run_dir: Path, files: Sequence[str], step_seconds: float
 ) -> dict[str, str]:
     """Return the lines of the banner, name to text; ``start`` counts the policy steps made before."""
-    updates = config.agent.updates(start, config.total_steps, config.env.num_envs)
+    updates = None if config.offline else config.agent.updates(start, config.total_steps, config.env.num_envs)
     updating = "" if updates is None else f", {updates:,} gradient steps"
     evaluated = "" if config.eval.every is None else f", evaluated every {config.eval.every:,}"
     continued = f"continued from policy step {start:,}: " if start else ""
@@ -249,7 +249,7 @@ def describe(
         "ranks": describe_ranks(config),
         **agent.describe(),
         "configs": ", ".join(files),
-        "run": f"{continued}{config.total_steps - start:,} policy steps{updating}{evaluated}, in {run_dir}",
+        "run": f"{continued}{config.last_step - start:,} {config.unit}{updating}{evaluated}, in {run_dir}",
         "simulation": f"{config.env.num_envs / step_seconds:,.0f} policy steps/s alone",
     }
     return {name: text for name, text in lines.items() if text}

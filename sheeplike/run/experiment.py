@@ -31,7 +31,7 @@ from sheeplike.monitor.logger import NoLogger, RunLogger
 from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
-from sheeplike.run import snapshot
+from sheeplike.run import data, snapshot
 from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
@@ -90,6 +90,8 @@ class Experiment:
     """
 
     def __init__(self, planned: Plan, *, in_program: bool = False) -> None:
+        if planned.config.data.path is not None and not planned.resume:
+            data.check(planned.config.data)
         self._asked, self.run_dir = planned.config, planned.run_dir
         self.config = config = self._asked.whole()  # numbers of all ranks together
         begun = time.monotonic()
@@ -108,8 +110,8 @@ class Experiment:
                 saved = self.storage.resume(self._asked) if planned.resume else None
                 if saved and saved.is_finished(config) and not in_program:
                     raise Finished(
-                        f"resume={self.run_dir}: its {saved.step:,} policy steps have reached "
-                        f"total_steps={config.total_steps}; expected a larger total_steps="
+                        f"resume={self.run_dir}: its {saved.step:,} {config.unit} have reached "
+                        f"{config.last_step}; expected a larger {'data.updates' if config.offline else 'total_steps'}="
                     )
 
                 # Worlds and agent, and their first steps.
@@ -118,6 +120,7 @@ class Experiment:
                 stack.callback(self.envs.close)
                 self.agent = make_agent(own, self.envs, fabric, self.ranks)
                 self.ranks.copy_first(self.agent.networks.state_dict().values())
+                data.load(config, self.agent, self.envs, self.ranks, resumed=saved is not None)
                 step_seconds = warm_up(own, self.envs, self.agent)
                 self.evaluator = Evaluator(own, self.agent, fabric.device, self.ranks)
                 stack.callback(self.evaluator.close)
@@ -128,7 +131,7 @@ class Experiment:
                 self.storage.create(self._asked)
 
             # The state: reset worlds, or those of the checkpoint.
-            self.progress = Progress(config.total_steps, initial_steps=saved.step if saved else 0)
+            self.progress = Progress(config.last_step, initial_steps=saved.step if saved else 0, unit=config.unit)
             stack.callback(self.progress.close)
             self.recorder = Recorder(self.agent, self.envs, self.progress, ranks=self.ranks)
             self._nonfinite = NonFiniteGuard(config, self.agent, self.recorder, self.storage)
@@ -212,7 +215,7 @@ class Experiment:
     @property
     def finished(self) -> bool:
         """True if ``total_steps`` are made, and all updates that are due after them."""
-        return self.policy_steps >= self.config.total_steps and not self.state.due
+        return self.policy_steps >= self.config.last_step and not self.state.due
 
     @property
     def status(self) -> int:
@@ -231,7 +234,7 @@ class Experiment:
         """
         if every is not None and not (isinstance(every, Integral) and every > 0):
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
-        total = self.config.total_steps
+        total = self.config.last_step
         target = total if every is None else min((self.policy_steps // every + 1) * every, total)
         self._unsavable = True
         try:
@@ -254,6 +257,8 @@ class Experiment:
     @property
     def _first_update(self) -> int:
         """Policy steps before the iteration in which the first update can come."""
+        if self.config.offline:
+            return 0
         num_envs = self.config.env.num_envs
         return self.config.agent.first_update(num_envs) // num_envs * num_envs
 
@@ -274,6 +279,7 @@ class Experiment:
                     hooks=self._hooks,
                     stop=self._must_stop,
                     ranks=self.ranks.size,
+                    interact=not self.config.offline,
                 )
             else:
                 with self.watchdog.patient():
@@ -301,7 +307,8 @@ class Experiment:
         """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
         self._unsaved = True
         with self.recorder.pause("evaluation"):
-            return self.recorder.evaluated(self.evaluator(), self.state)
+            held_out = {name: float(value) for name, value in self.agent.validate().items()}
+            return self.recorder.evaluated(self.evaluator(), self.state, held_out)
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint; without ``wait`` in the background, where a full disk is only warned about."""
@@ -385,7 +392,7 @@ class Experiment:
         return self.agent.networks.compiled.mode if self._compiled else self._compiled_before
 
     def _iterated(self, state: LoopState) -> None:
-        if state.policy_steps >= self.config.total_steps:
+        if state.policy_steps >= self.config.last_step:
             self.recorder.flush()  # the last progress line shows the newest row
         self.progress.update(state.policy_steps, state.gradient_steps)
         self.watchdog.beat()

@@ -117,9 +117,9 @@ class Recorder:
         with suppress(RuntimeError):
             self.flush()
 
-    def evaluated(self, result: Evaluation, state: LoopState) -> dict[str, float]:
-        """Write the outcome of an evaluation and its video; returns the metrics."""
-        metrics = summarize(result)
+    def evaluated(self, result: Evaluation, state: LoopState, others: dict[str, float]) -> dict[str, float]:
+        """Write the outcome of an evaluation, ``others`` and its video; returns the metrics."""
+        metrics = summarize(result) | others
         self._write(metrics, state)
         outcome = "return {return_mean:.4g} ({return_lo:.4g} to {return_hi:.4g})"
         if "eval/success_rate" in metrics:

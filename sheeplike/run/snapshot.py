@@ -48,8 +48,8 @@ class Saved(NamedTuple):
         """Return True if all of ``total_steps``, and the updates due after them, are made."""
         with suppress(LookupError, TypeError):  # a forged checkpoint is refused when it is restored
             # Updates left due count only if this step reached total_steps, not if total_steps was lowered below it.
-            due = self.parts["loop"]["counters"]["due"] and self.step - config.env.num_envs < config.total_steps
-            return self.step >= config.total_steps and not due
+            due = self.parts["loop"]["counters"]["due"] and self.step - config.env.num_envs < config.last_step
+            return self.step >= config.last_step and not due
         return False
 
 

@@ -8,7 +8,8 @@ Shape letters: ``N`` worlds, ``B`` batch, ``T`` sequence, ``I`` imagined steps, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -42,7 +43,7 @@ from sheeplike.agents.dreamer_v3.storage import (
 )
 from sheeplike.agents.dreamer_v3.world_model import open_loop
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
-from sheeplike.memory import SequenceReplay
+from sheeplike.memory import MixedReplay, SequenceReplay
 from sheeplike.nn.cnn import to_pixels, to_unit
 from sheeplike.nn.compilation import Compilation
 from sheeplike.nn.optimizers import LaProp, update_slow
@@ -97,15 +98,10 @@ class DreamerV3(Agent):
             probed = ModelKeys(observation_space, config.probes)
             widths = self.world_model.rssm.features, config.widths.units
             self.probes = Probes(probed, *widths, device=self.device, seed=seed)
-        self.replay = SequenceReplay(
-            replay_spec(self.stored, self.codec, config.widths),
-            num_envs=num_envs,
-            size=config.replay_size,
-            sequence=config.batch_length + CONTEXT,
-            device=self.device,
-            seed=ranks.seed(seed),
-            refreshed=LATENTS,
-        )
+        self.replay = self._make_replay(num_envs, config.replay_size, seed=ranks.seed(seed))
+        self.sampled: SequenceReplay | MixedReplay = self.replay  # what batches come from
+        self.recorded: SequenceReplay | None = None
+        self.held_out: SequenceReplay | None = None
         self.generator = self.replay.generator
         self.ratio = Ratio(config.replay_ratio, start=config.first_update(num_envs))
         self.skips = SkipCounter(self.device)
@@ -114,6 +110,18 @@ class DreamerV3(Agent):
         # Takes the gradient of REINFORCE, which can be scaled only after that of the entropy is computed.
         self.reinforced = copy.deepcopy(self.actor_critic.policy) if ranks.size > 1 else None
         self._compile(compile)
+
+    def _make_replay(self, num_envs: int, size: int, *, seed: int = 0, online: bool = True) -> SequenceReplay:
+        return SequenceReplay(
+            replay_spec(self.stored, self.codec, self.config.widths),
+            num_envs=num_envs,
+            size=size,
+            sequence=self.config.batch_length + CONTEXT,
+            device=self.device,
+            online=online,
+            seed=seed,
+            refreshed=LATENTS,
+        )
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the optimizer; one of your own needs ``found_inf`` and ``learning_rate()`` too."""
@@ -141,11 +149,80 @@ class DreamerV3(Agent):
 
     # --- collecting -------------------------------------------------------------------------------------------------
 
+    @property
+    def observed(self) -> Collection[str]:
+        return self.stored.spaces
+
     def add(self, step: Step) -> None:
         self.replay.add(encode_step(step, self.stored, self.codec))
-        self.world_model.update_norms(step.obs, self.ranks)
+        self._update_norms(step.obs)
+
+    def _update_norms(self, obs: dict[str, Tensor]) -> None:
+        self.world_model.update_norms(obs, self.ranks)
         if self.probes is not None:
-            self.probes.update_norms(step.obs, self.ranks)
+            self.probes.update_norms(obs, self.ranks)
+
+    def add_recorded(self, steps: Iterable[Step], num_envs: int, share: float | None) -> None:
+        if share is None:
+            for step in steps:
+                self.add(self._without_latents(step))
+            self._fill_latents(self.replay)
+        else:
+            self.recorded = self._record(steps, num_envs)
+            self.recorded.generator = self.generator
+            self.sampled = MixedReplay(self.replay, self.recorded, share)
+
+    def hold_out(self, steps: Iterable[Step], num_envs: int) -> None:
+        self.held_out = self._record(steps, num_envs)
+
+    def _record(self, steps: Iterable[Step], num_envs: int) -> SequenceReplay:
+        """Return a ring that holds exactly these steps."""
+        encoded = []
+        for step in steps:
+            self._update_norms(step.obs)
+            encoded.append(encode_step(self._without_latents(step), self.stored, self.codec))
+        ring = self._make_replay(num_envs, num_envs * len(encoded), online=False)
+        for one in encoded:
+            ring.add(one)
+        self._fill_latents(ring)
+        return ring
+
+    def _without_latents(self, step: Step) -> Step:
+        rings = {name: self.replay.storage[name] for name in LATENTS}
+        step.extras = {name: ring.new_zeros(len(step.reward), *ring.shape[2:]) for name, ring in rings.items()}
+        return step
+
+    @torch.no_grad()
+    def _fill_latents(self, ring: SequenceReplay) -> None:
+        """Infer the latents of all steps that a ring holds, in order of time."""
+        latent = self.world_model.rssm.initial(ring.num_envs, self.device)
+        action = torch.zeros(ring.num_envs, 1, self.codec.width, device=self.device)
+        with own_randomness(self.device, seed=0), self.compiled.paused(), self.autocast():
+            for time in range(ring.oldest, ring.added):
+                row = {key: value[time % ring.length].unsqueeze(1) for key, value in ring.storage.items()}
+                latent, _ = self.world_model.observe(latent, action, row, row["is_first"])
+                latent, action = latent.map(lambda x: x.squeeze(1)), row["action"]
+                for name, value in pack_latent(latent).items():
+                    ring.storage[name][time % ring.length] = value
+
+    def validate(self) -> dict[str, Tensor]:
+        """Return losses of the world model on the held-out episodes, and their sum: nats of a whole step."""
+        if self.held_out is None:
+            return {}
+        self._fill_latents(self.held_out)
+        with own_randomness(self.device, seed=0), torch.no_grad(), self.compiled.paused(), self.autocast():
+            found = []
+            for start in range(0, self.held_out.added - self.held_out.sequence + 1, self.config.batch_length):
+                envs = torch.arange(self.held_out.num_envs, device=self.device)
+                data = self.held_out.gather(envs, torch.full_like(envs, start)).data
+                batch = {key: value[:, CONTEXT:] for key, value in data.items()}
+                action = data["action"][:, CONTEXT - 1 : -1]
+                posterior, logits = self.world_model.observe(self.context(data), action, batch, batch["is_first"])
+                losses, metrics = self.world_model.losses(posterior, logits, batch)
+                losses = {name: loss.mean() for name, loss in losses.items() if name not in ("dyn", "rep")}
+                found.append(losses | {"kl": metrics["wm/kl"]})
+        means = {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
+        return {f"held_out/{name}": value for name, value in means.items()} | {"held_out/nll": sum(means.values())}
 
     def updates_due(self, policy_steps: int) -> int:
         """Return the gradient steps due; before the replay holds a batch, none accrue."""
@@ -158,13 +235,13 @@ class DreamerV3(Agent):
 
     def update(self) -> dict[str, Tensor]:
         """Make one gradient step; static shapes, one backward pass, no host synchronisation."""
-        self._last_draw = self.replay.draw(self.config.batch_size)
+        self._last_draw = self.sampled.draw(self.config.batch_size)
         return (self._learn if self.ranks.size == 1 else self._learn_together)(*self._last_draw)
 
     def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
         """Learn from the replayed sequences of worlds ``envs`` from times ``starts``, ``(B,)`` int64 each."""
         before = self.actor_critic.return_scale.range.clone()
-        data, _, times = self.replay.gather(envs, starts)
+        data, _, times = self.sampled.gather(envs, starts)
         means, metrics, fresh = self._differentiate(data)
         # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
         finite = data["reward"].isfinite().all()
@@ -214,7 +291,7 @@ class DreamerV3(Agent):
         returns.copy_(torch.where(finite, returns, returns_before))
         # These latents are one update old, but newer than those stored.
         fresh = {name: torch.where(finite, value, stored[name]) for name, value in fresh.items()}
-        self.replay.write_back(envs, times[:, CONTEXT:], fresh)
+        self.sampled.write_back(envs, times[:, CONTEXT:], fresh)
         if self.probes is not None:
             self.probes.step(metrics.pop("probe/loss"), skip)
         return metrics
@@ -242,7 +319,7 @@ class DreamerV3(Agent):
         with torch.no_grad():
             torch._foreach_copy_(list(self.reinforced.parameters()), list(self.actor_critic.policy.parameters()))
         self.reinforced.zero_grad()
-        data, _, times = self.replay.gather(envs, starts)
+        data, _, times = self.sampled.gather(envs, starts)
         means, metrics, fresh = self._differentiate(data)
         finite = means["total"].isfinite() & data["reward"].isfinite().all()
         returns = metrics.pop("returns")
@@ -353,10 +430,10 @@ class DreamerV3(Agent):
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Predict replayed sequences open-loop: metrics, and the images of each camera."""
-        if not self.replay.ready:
+        if not self.sampled.ready:
             return {}, {}
         with self._aside(), self.autocast():
-            data = self.replay.sample(min(self.config.batch_size, FILMED)).data
+            data = self.sampled.sample(min(self.config.batch_size, FILMED)).data
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             return open_loop(self.world_model, self.context(data), data["action"][:, CONTEXT - 1 : -1], batch)
 
@@ -366,10 +443,10 @@ class DreamerV3(Agent):
         The traces are reward, value, and the probability that the episode goes on.
         """
         world, critic = self.world_model, self.actor_critic
-        if not self.replay.ready or not world.decoder.keys.images:
+        if not self.sampled.ready or not world.decoder.keys.images:
             return {}
         with self._aside(), self.autocast():
-            data = self.replay.sample(min(self.config.batch_size, FILMED)).data
+            data = self.sampled.sample(min(self.config.batch_size, FILMED)).data
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             action = data["action"][:, CONTEXT - 1 : -1]
             posterior, _ = world.observe(self.context(data), action, batch, batch["is_first"])
@@ -416,7 +493,7 @@ class DreamerV3(Agent):
         """
         if self._last_draw is None:
             return {}
-        data, envs, times = self.replay.gather(*self._last_draw)
+        data, envs, times = self.sampled.gather(*self._last_draw)
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
@@ -449,8 +526,8 @@ class DreamerV3(Agent):
     def warm_up(self) -> None:
         # Ranks may need different numbers of calls, so they exchange nothing here.
         step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
-        none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
-        data, envs, times = self.replay.gather(none[:1], none[:1])
+        first = self.sampled.origin(self.config.batch_size)
+        data, envs, times = self.sampled.gather(*first)
         latents = {name: data[name].clone() for name in LATENTS}
         learners = [(self.networks, self.optimizer)]
         learners += [] if self.probes is None else [(self.probes.heads, self.probes.optimizer)]
@@ -458,9 +535,9 @@ class DreamerV3(Agent):
             with ExitStack() as stack:
                 for networks, optimizer in learners:
                     stack.enter_context(preserve_state(networks, optimizer, self.skips, self.device))
-                self.compiled.warm_up(lambda: step(none, none))
+                self.compiled.warm_up(lambda: step(*first))
         finally:
-            self.replay.write_back(envs, times, latents)
+            self.sampled.write_back(envs, times, latents)
 
     def context(self, data: Mapping[str, Tensor]) -> Latent:
         """Return the stored latent ``(B, ...)`` from which the trained part of sequences begins."""
@@ -487,7 +564,17 @@ class DreamerV3(Agent):
             "ratio": self.ratio.state_dict(),
         } | self.skips.state_dict()
         state |= {} if self.probes is None else {"probes": self.probes.state_dict()}
+        if self.recorded is not None:  # its frames are read again; only the latents have changed
+            state["recorded"] = self.recorded.state_dict(history=False) | {"digest": self._digest(self.recorded)}
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
+
+    @staticmethod
+    def _digest(ring: SequenceReplay) -> str:
+        """Return a hash of what a ring holds and no update changes."""
+        found = hashlib.sha256()
+        for key in ring.fixed:
+            found.update(ring.storage[key].cpu().contiguous().view(torch.uint8).numpy())
+        return found.hexdigest()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.networks.load_state_dict(state["modules"])
@@ -496,6 +583,11 @@ class DreamerV3(Agent):
         self.skips.load_state_dict(state)
         if self.probes is not None:
             self.probes.load_state_dict(state["probes"])
+        if self.recorded is not None:
+            if state["recorded"]["digest"] != self._digest(self.recorded):
+                raise ValueError("the recorded episodes are not those with which the run began")
+            self.recorded.load_state_dict(state["recorded"])
+            self.recorded.expected = None
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
 

@@ -107,6 +107,7 @@ class DreamerV3Config(AgentConfig):
     collecting: ClassVar[str] = "filling the replay"
     memory_options: ClassVar[tuple[str, ...]] = ("replay_size", "batch_size", "batch_length", "imagination_length")
     has_world_model: ClassVar[bool] = True
+    has_replay: ClassVar[bool] = True
 
     @property
     def widths(self) -> Size:
