@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sheeplike.data.episodes import Episode
-from sheeplike.data.reading import FACTS
+from sheeplike.data.reading import FACTS, require
 from sheeplike.files import write_atomically
 from sheeplike.options import CommandError
 
@@ -51,3 +52,25 @@ class NpzWriter:
         )
         write_atomically(self.place / f"episode_{self._next:06d}.npz", data.getvalue())
         self._next, self.written = self._next + 1, self.written + 1
+
+
+class Recording(NpzWriter):
+    """A recording in any layout: npz files, converted as a whole once :meth:`finish` is called.
+
+    Until then the files of another layout lie beside the place, in ``<place>.npz``: a killed recording goes on.
+    """
+
+    def __init__(self, place: Path, facts: Mapping[str, Any], layout: Format, spaces: tuple[Any, Any]) -> None:
+        self._final, self._layout, self._spaces, self._fps = place, layout, spaces, facts["fps"]
+        if layout != "npz":
+            require(layout)
+            if place.exists():
+                raise CommandError(f"to={place}: exists; a dataset of {layout} is written once; nearest: to={place}_2")
+            place = place.with_name(f"{place.name}.npz")
+        super().__init__(place, facts)
+
+    def finish(self) -> None:
+        """Convert the files, if another layout is asked for, and remove them."""
+        if self._layout != "npz":
+            CONVERTERS[self._layout](self.place, self._final, self._fps, self._spaces)
+            shutil.rmtree(self.place)

@@ -53,11 +53,13 @@ class TrainedOptions(AgentOptions):
     seed: int = Field(0, ge=0, le=2**15 - 1, description="random seed; 0 repeats the evaluations made in training")
 
 
-def open_trained(asked: T, command: str, results: str, *, world_model: bool = False) -> tuple[Path, Config, T]:
+def open_trained(
+    asked: T, command: str, results: str | None, *, world_model: bool = False
+) -> tuple[Path, Config, T]:
     """Find a run, an export or a demo, and check all that can be checked before torch and JAX are loaded.
 
     Args:
-        results: directory of the command's results in that of the run.
+        results: directory of the command's results in that of the run; None: they go elsewhere.
         world_model: refuse agents without one.
 
     Returns:
@@ -65,7 +67,7 @@ def open_trained(asked: T, command: str, results: str, *, world_model: bool = Fa
     """
     if asked.run is not None and is_export(run_dir := exported.find(asked.run)):
         exported.refuse_checkpoint(asked.checkpoint)
-        if found := find_unusual(run_dir, results):
+        if results and (found := find_unusual(run_dir, results)):
             raise CommandError(f"run={run_dir}: {found}: expected a directory for the results")
         config = load_saved(exported.config_of(run_dir)).config
     else:
@@ -75,7 +77,8 @@ def open_trained(asked: T, command: str, results: str, *, world_model: bool = Fa
         if asked.num_envs is not None and asked.num_envs > asked.episodes:
             raise InvalidOption("num_envs", asked.num_envs, f"at most episodes={asked.episodes}", asked.episodes)
         asked = asked.replace(num_envs=asked.num_envs or min(asked.episodes, config.env.num_envs))
-    require_writable("run", results_of(run_dir, results))
+    if results:
+        require_writable("run", results_of(run_dir, results))
     if world_model and not config.agent.has_world_model:
         raise CommandError(f"run={asked.run}: {config.agent.name} has no world model: expected a run of dreamer_v3")
     return run_dir, config, asked.replace(accelerator=choose_accelerator(asked.accelerator, config))
