@@ -122,6 +122,8 @@ def record(
     try:
         while collector.ended < collector.episodes:
             step.action = policy(step.obs, step.is_first)
+            if step.action.is_floating_point():
+                step.action = step.action.clamp(-1, 1)  # as the environment takes it
             collector.add(step, info)
             obs, reward, terminated, truncated, info = envs.step(step.action)
             step = step.following(step.action, obs, reward, terminated, truncated)
