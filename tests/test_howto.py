@@ -83,7 +83,7 @@ def test_every_command_asks_for_something_that_exists(
         assert "| dreamer_v3 | 1 |" in " ".join(capsys.readouterr().out.split())
         return
     # Played in the tests of these commands.
-    if arguments[0] in ("analyze", "dream", "eval") and "run=demo:" in command:
+    if arguments[0] in ("analyze", "dream", "eval", "record") and "run=demo:" in command:
         assert arguments[1].removeprefix("run=demo:") in demos()
         return
     if arguments[0] == "doctor":  # examined in commands/test_doctor.py

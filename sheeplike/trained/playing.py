@@ -53,9 +53,7 @@ class TrainedOptions(AgentOptions):
     seed: int = Field(0, ge=0, le=2**15 - 1, description="random seed; 0 repeats the evaluations made in training")
 
 
-def open_trained(
-    asked: T, command: str, results: str | None, *, world_model: bool = False
-) -> tuple[Path, Config, T]:
+def open_trained(asked: T, command: str, results: str | None, *, world_model: bool = False) -> tuple[Path, Config, T]:
     """Find a run, an export or a demo, and check all that can be checked before torch and JAX are loaded.
 
     Args:
