@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sheeplike.analysis.comparison import Comparison, compact, number, seeds
+from sheeplike.analysis.reference import Reference
 
 # Colours that remain distinct in all common kinds of colour blindness: Okabe and Ito, in the order of Wong,
 # Nature Methods 8, 441 (2011), the dark ones first.
@@ -19,8 +20,11 @@ NAMES = {"eval/return_mean": "return (eval/return_mean)", "eval/success_rate": "
 AXIS_NAMES = {"steps": "policy steps", "time": "minutes of training"}
 
 
-def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
-    """Draw thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval."""
+def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Reference | None = None) -> Figure:
+    """Draw thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval.
+
+    A reference is grey, with a band of one standard deviation of its seeds, as far as the runs reach.
+    """
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.add_subplot()
     unit = 60.0 if comparison.x == "time" else 1.0
@@ -34,6 +38,14 @@ def draw(comparison: Comparison, title: str, *, log: bool = False) -> Figure:
             axes.fill_between(group.x / unit, *group.band, color=style["color"], alpha=0.18, linewidth=0)
         marker = "o" if len(group.x) == 1 else None
         axes.plot(group.x / unit, group.mean, label=plain(labels[index]), linewidth=2.2, marker=marker, **style)
+    if reference is not None:
+        furthest = max(curve.along(comparison.x)[-1] for group in comparison.groups for curve in group.curves)
+        shown = reference.step <= furthest
+        low, high = reference.mean - reference.spread, reference.mean + reference.spread
+        axes.fill_between(reference.step[shown], low[shown], high[shown], color="0.5", alpha=0.25, linewidth=0)
+        style = {"color": "0.4", "linewidth": 1.6, "zorder": 1}
+        axes.plot(reference.step[shown], reference.mean[shown], label=plain(reference.label), **style)
+        labels.append(reference.label)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

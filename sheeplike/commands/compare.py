@@ -34,6 +34,11 @@ class CompareOptions(Options):
     scale: Literal["linear", "log"] = Field("linear", description="scale of the figure's x axis")
     metric: str = Field("eval/return_mean", description="a metric of metrics.jsonl; of a list a,b each run's first")
     threshold: float | None = Field(None, description="also show when each agent reaches this value")
+    reference: str | None = Field(
+        None, description="published curve to draw behind the runs: a file, or <file>#<task> if it holds several"
+    )
+    reference_label: str | None = Field(None, description="what it shows: size, ratio, date; null: the file's name")
+    reference_frames: int = Field(1, ge=1, le=1000, description="its steps for each policy step, as an action repeat")
     out: str | None = Field(None, description="directory for the files; null: <first directory>/compare")
 
 
@@ -61,13 +66,19 @@ def main(request: Request) -> None:
 
     from sheeplike.analysis.comparison import AXES, compare, to_csv, to_markdown
     from sheeplike.analysis.figure import draw, encode
+    from sheeplike.analysis.reference import read_reference
 
+    published = None
+    if asked.reference:
+        if x == "time":
+            raise InvalidOption("x", x, "steps, since a reference has no time", "steps")
+        published = read_reference(asked.reference, asked.reference_label, asked.reference_frames)
     comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes + doubles)
     if asked.scale == "log" and max(run.curves[metrics[0]].along(x)[-1] for run in runs) <= 0:
         raise InvalidOption("scale", "log", f"linear, since no {AXES[x]} are above 0", "linear")
     task = comparison.env or one_line(places[0].resolve().name)
     title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
-    table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log")
+    table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log", reference=published)
     files = {
         out / f"{name}.png": encode(figure, "png"),
         out / f"{name}.svg": encode(figure, "svg"),
