@@ -52,7 +52,7 @@ def read_reference(place: str, label: str | None, frames: int) -> Reference:
         curves = _of_csv(content) if ".csv" in name else _of_json(content, task)
     except CommandError as error:
         raise CommandError(f"reference={place}: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
         expected = "a list of {task, method, seed, xs, ys} as .json or .json.gz, or columns step,value,seed as .csv"
         raise CommandError(f"reference={place}: expected {expected}; {type(error).__name__}: {error}") from None
     ends = [min(x[-1] for x, _ in curves), max(x[0] for x, _ in curves)]

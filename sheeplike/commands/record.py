@@ -51,7 +51,7 @@ def main(request: Request) -> None:
 def record_run(run_dir: Path, config: Config, asked: RecordOptions, place: Path) -> None:
     from sheeplike.trained.recording import facts_of, find_policy, open_writer, record
 
-    step, networks, envs = rebuild(run_dir, config, asked, randomize=asked.randomize)
+    _, networks, envs = rebuild(run_dir, config, asked, randomize=asked.randomize)
     policy = find_policy(asked.policy, networks, envs, sample=asked.sample)
     writer = open_writer(place, asked.format, facts_of(config, envs), envs)
     try:
