@@ -97,9 +97,12 @@ def _episode(
     obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str, **info: Any
 ) -> Episode:
     """Return the episode of ``T`` actions and what they earned; an observation of ``T`` steps repeats its last."""
-    obs = {name: np.append(value, value[-1:], axis=0) if len(value) == len(action) else value for name, value in obs.items()}
+    obs = {
+        name: np.append(value, value[-1:], axis=0) if len(value) == len(action) else value
+        for name, value in obs.items()
+    }
     reward = np.append(np.zeros(1, np.float32), np.asarray(reward, np.float32))
-    return Episode(obs, np.append(action, action[-1:] * 0, axis=0), reward, bool(terminal), source, info)
+    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source, info)
 
 
 def _read_npz(path: Path) -> Iterator[Episode]:
@@ -143,7 +146,7 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
         raise refuse(f"{steps} actions and {steps} observations", "one observation more, the last, or is_first")
     first = arrays.get("is_first", arrays.get("reset", np.zeros(steps))).reshape(-1).astype(bool)
     if _precedes(arrays, action, first):
-        action = np.append(action[1:], action[:1] * 0, axis=0)
+        action = np.append(action[1:], np.zeros_like(action[:1]), axis=0)
     starts = [0, *(int(t) for t in np.flatnonzero(first) if t)]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], steps], strict=True)):
         if stop - start > 1 or "is_first" not in arrays:  # a chunk may begin or end with a single row
@@ -171,7 +174,9 @@ def _pixels(value: Any) -> np.ndarray:
 
     if isinstance(value, dict):
         value = Image.open(io.BytesIO(value["bytes"]))
-    return np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
+    array = np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
+    plain = array.ndim == 3 and array.dtype == np.int64 and array.min() >= 0 and array.max() <= 255
+    return array.astype(np.uint8) if plain else array  # lists in lists have lost their type
 
 
 def _read_parquet(path: Path) -> Iterator[Episode]:

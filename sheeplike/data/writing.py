@@ -129,11 +129,13 @@ def to_lerobot(parts: Path, place: Path, fps: float, spaces: Spaces, *, task: st
     Args:
         spaces: observations by name, and ``action``.
         task: what is done, in words; None: the name of ``place``.
-        videos: store cameras as videos, which are lossy, instead of exact images.
+        videos: store cameras as videos, which are lossy; otherwise, and if ``fps`` is no whole number, which LeRobot's
+            videos need, as exact images.
     """
     module = require("lerobot.datasets.lerobot_dataset")
-    if fps != int(fps):
-        raise CommandError(f"to={place}: {fps:g} steps per second; expected a whole number, as LeRobot has")
+    if fps == int(fps):
+        fps = int(fps)
+    videos = videos and isinstance(fps, int)
     names, features = {"action": "action"}, {}
     for key, space in spaces.items():
         image, kind = key.startswith("pixels/"), "float32" if isinstance(space, Box) else "int64"
@@ -147,7 +149,7 @@ def to_lerobot(parts: Path, place: Path, fps: float, spaces: Spaces, *, task: st
     for name, kind in (("next.reward", "float32"), ("next.done", "bool"), ("next.truncated", "bool")):
         features[name] = {"dtype": kind, "shape": (1,), "names": None}
     with _whole(place) as temporary:
-        made = module.LeRobotDataset.create(place.name, int(fps), features, root=temporary, use_videos=videos)
+        made = module.LeRobotDataset.create(place.name, fps, features, root=temporary, use_videos=videos)
         for episode in _recorded(parts, spaces):
             done = np.arange(len(episode)) >= len(episode) - 2
             frames = {names[key]: value for key, value in {**episode.obs, "action": episode.action}.items()}
@@ -161,4 +163,4 @@ def to_lerobot(parts: Path, place: Path, fps: float, spaces: Spaces, *, task: st
                     made.episode_buffer[name] = np.concatenate(made.episode_buffer[name])
             made.save_episode(parallel_encoding=False)
         made.finalize()
-        shutil.rmtree(temporary / "images")  # empty by now
+        shutil.rmtree(temporary / "images", ignore_errors=True)  # empty by now
