@@ -25,7 +25,7 @@ class Episode:
     Attributes:
         obs: observation to array; images uint8 ``(T + 1, H, W, C)``, vectors float32 ``(T + 1, D)``.
         action: as the environment takes it; the last one is ignored.
-        reward: float32; the first one is 0.
+        reward: float32; the first is 0, unless the file begins in the middle of an episode.
         terminal: the episode ended by itself, not by a limit of time.
         source: file and number of the episode, for messages.
         info: further facts, such as ``success``; ``cut``: the environment failed in it.
@@ -132,8 +132,8 @@ def _fit_action(episode: Episode, space: gymnasium.Space) -> np.ndarray:
 def deal(episodes: Sequence[Episode], columns: int) -> Iterator[dict[str, Any]]:
     """Yield the steps of one stream of all episodes, cut into ``columns`` pieces that run side by side.
 
-    The stream is cut into pieces of equal length, which overlap by a few steps if it cannot be divided. A piece may
-    begin in the middle of an episode.
+    The pieces are equally long and cover the stream; fewer than ``columns`` steps occur twice, since it may not divide.
+    A piece may begin and end in the middle of an episode; ``is_first`` marks its first step.
 
     Yields:
         ``obs``, ``action``, ``reward``, ``is_first``, ``is_last``, ``is_terminal``, each ``(columns, ...)``.

@@ -28,13 +28,11 @@ FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset
 ENDS = ("is_terminal", "terminated", "terminal", "discount")
 ROWS = ("observation", "action", "reward", "terminated", "truncated")
 FACTS = "recording.json"  # what this project writes beside its npz files
-# lerobot 0.4.4 asks for torch<2.11, of which it needs nothing to read and write datasets.
-LEROBOT = "pip install 'sheeplike[lerobot]' && pip install --no-deps lerobot==0.4.4"
 PIP = {
     "minari": "pip install 'sheeplike[minari]'",
     "pyarrow": "pip install 'sheeplike[parquet]'",
-    "lerobot": LEROBOT,
-    "av": LEROBOT,
+    # lerobot 0.4.4 asks for torch<2.11, but reads and writes datasets with later ones too.
+    "lerobot": "pip install 'sheeplike[lerobot]' && pip install --no-deps lerobot==0.4.4",
 }
 
 
@@ -115,15 +113,11 @@ def _read_npz(path: Path) -> Iterator[Episode]:
 
 def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     """Yield the episodes of one file's arrays, in our alignment."""
-
-    def refuse(found: object, expected: str) -> CommandError:
-        return CommandError(f"{file}: found {found}, expected {expected}")
-
     names = ", ".join(sorted(arrays)) or "no array"
     if missing := {"action", "reward"} - arrays.keys():
-        raise refuse(names, min(missing))
+        raise CommandError(f"{file}: {min(missing)}: found {names}, expected {min(missing)}")
     if not (ends := [name for name in ENDS if name in arrays]):
-        raise refuse(names, f"one of {', '.join(ENDS)}, which tell how an episode ended")
+        raise CommandError(f"{file}: found {names}, expected one of {', '.join(ENDS)}, which tell how an episode ended")
     # The chunks of 2023 are stored with their unused rest; the name tells their length (dreamerv3, replay/chunk.py).
     if (chunk := re.fullmatch(r"\w+-\w+-\w+-(\d+)", file.stem)) and "is_first" in arrays:
         arrays = {name: value[: int(chunk[1])] for name, value in arrays.items()}
@@ -136,14 +130,14 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     steps = max(lengths.values(), default=0)
     if set(lengths.values()) != {steps} or len(action) not in (steps, steps - 1) or len(reward) != len(action):
         found = f"{len(action)} actions, {len(reward)} rewards and observations {lengths}"
-        raise refuse(found, "as many observations of each kind, and as many actions and rewards or one fewer")
+        raise CommandError(f"{file}: found {found}, expected one length, and at most one action and reward fewer")
     ended = arrays[ends[0]].reshape(-1)
     ended = ended == 0 if ends[0] == "discount" else ended.astype(bool)
     if len(action) < steps:  # this project, as in Gymnasium: actions and rewards lie between observations
         yield _episode(obs, action, reward, ended[-1], str(file), **info)
         return
     if not {"is_first", "reset", "terminal", "discount"} & arrays.keys():
-        raise refuse(f"{steps} actions and {steps} observations", "one observation more, the last, or is_first")
+        raise CommandError(f"{file}: found {steps} actions and observations, expected one observation more or is_first")
     first = arrays.get("is_first", arrays.get("reset", np.zeros(steps))).reshape(-1).astype(bool)
     if _precedes(arrays, action, first):
         action = np.append(action[1:], np.zeros_like(action[:1]), axis=0)
@@ -180,7 +174,7 @@ def _pixels(value: Any) -> np.ndarray:
 
 
 def _read_parquet(path: Path) -> Iterator[Episode]:
-    """Yield the episodes of shards, which go on in the next one (rows: EpicPinkPenguin/visual_dm_control on the hub)."""
+    """Yield the episodes of shards, which may go on in the next one; rows of ``EpicPinkPenguin/visual_dm_control``."""
     require("pyarrow")
     from pyarrow import parquet
 
@@ -248,7 +242,9 @@ def _read_lerobot(path: Path) -> Iterator[Episode]:
             for key in meta.video_keys:
                 video = path / meta.get_video_file_path(episode["episode_index"], key)
                 rows[key] = _decode(video, episode[f"videos/{key}/from_timestamp"], len(rows["index"]), meta.fps)
-            obs = {_name(key): value for key, value in rows.items() if key.startswith("observation.")}
+            own = {name: value for name, value in rows.items() if name.startswith("observation.")}
+            own = {name.removeprefix("observation.").replace(".", "/"): value for name, value in own.items()}
+            obs = {re.sub("^images/", "pixels/", name): value for name, value in own.items()}
             done = rows["next.done"].reshape(-1)
             terminal = done[-1] and not rows.get("next.truncated", ~done)[-1]
             # As this project writes it, the last frame but one is done too: the last is what its action led to.
@@ -257,14 +253,11 @@ def _read_lerobot(path: Path) -> Iterator[Episode]:
             yield _episode(obs, rows["action"][used], rows["next.reward"].reshape(-1)[used], terminal, source)
 
 
-def _name(feature: str) -> str:
-    """Return ``pixels/front`` for ``observation.images.front``, and ``state`` for ``observation.state``."""
-    return re.sub("^images/", "pixels/", feature.removeprefix("observation.").replace(".", "/"))
-
-
 def _decode(video: Path, begin: float, count: int, fps: float) -> np.ndarray:
-    """Return frames from second ``begin`` on; LeRobot's own decoders need FFmpeg's libraries or an older torchvision."""
-    av, frames = require("av"), []
+    """Return frames from second ``begin`` on; LeRobot's decoders need FFmpeg's libraries or an older torchvision."""
+    import av
+
+    frames = []
     with expecting(video, f"a video of {count} frames from {begin:.3f} s on"), av.open(str(video)) as container:
         container.seek(int(begin * av.time_base))
         for frame in container.decode(video=0):

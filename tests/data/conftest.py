@@ -23,32 +23,30 @@ class Recording(NamedTuple):
 
 
 def play(env: gymnasium.vector.VectorEnv, steps: int) -> list[Episode]:
-    """Act at random in one world."""
+    """Act at random in one world; the step after an end begins the next episode."""
+
+    def seen() -> dict[str, np.ndarray]:
+        return {key: value[0].numpy(force=True).copy() for key, value in obs.items()}
+
     env.action_space.seed(0)
     obs, _ = env.reset(seed=0)
-    episodes, first = [], True
-    rows: list[tuple] = []
+    episodes, frames, actions, rewards = [], [seen()], [], [0.0]
     for _ in range(steps):
         action = env.action_space.sample()
-        seen = {key: value[0].numpy(force=True).copy() for key, value in obs.items()}
-        if first:
-            rows = [(seen, np.zeros_like(action[0]), 0.0)]
         obs, reward, terminated, truncated, _ = env.step(torch.as_tensor(action))
-        if first and not rows[0][0]:
-            raise AssertionError
-        rows[-1] = (rows[-1][0], action[0], rows[-1][2])
-        seen = {key: value[0].numpy(force=True).copy() for key, value in obs.items()}
-        rows.append((seen, np.zeros_like(action[0]), float(reward[0])))
-        first = bool(terminated[0] | truncated[0])
-        if first:
-            kept = {key: np.stack([row[0][key] for row in rows]) for key in seen}
-            actions, rewards = np.stack([row[1] for row in rows]), np.array([row[2] for row in rows], np.float32)
-            episodes.append(Episode(kept, actions, rewards, bool(terminated[0])))
-            obs, *_ = env.step(torch.as_tensor(action))  # the step that begins the next episode
+        frames.append(seen())
+        actions.append(action[0])
+        rewards.append(float(reward[0]))
+        if terminated[0] or truncated[0]:
+            stacked = {key: np.stack([frame[key] for frame in frames]) for key in frames[0]}
+            actions = np.stack([*actions, np.zeros_like(action[0])])
+            episodes.append(Episode(stacked, actions, np.array(rewards, np.float32), bool(terminated[0])))
+            obs, *_ = env.step(torch.as_tensor(action))
+            frames, actions, rewards = [seen()], [], [0.0]
     return episodes
 
 
-def record(place: Path, env: gymnasium.vector.VectorEnv, steps: int, keys: tuple[str, ...] = ()) -> Recording:
+def record(place: Path, env: gymnasium.vector.VectorEnv, steps: int) -> Recording:
     fps = float(env.metadata["render_fps"])
     writer = NpzWriter(place, {"env": env.name, "fps": fps})
     episodes = play(env, steps)

@@ -28,8 +28,7 @@ def whole(steps=5):
 
 def refused(place, actions=BOX, layout=None, observations=SPACES):
     with pytest.raises(CommandError) as caught:
-        for episode in read(place, layout):
-            fit(episode, observations, actions, {})
+        list(fit(episode, observations, actions, {}) for episode in read(place, layout))
     line = str(caught.value)
     assert "\n" not in line
     assert str(place) in line

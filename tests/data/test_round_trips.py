@@ -62,7 +62,7 @@ def test_a_recording_goes_on(cartpole, tmp_path):
     writer.add(cartpole.episodes[1])
     assert writer.written == 2
     assert len(list(read(tmp_path))) == 2
-    with pytest.raises(CommandError, match="fps.*50.*20"):
+    with pytest.raises(CommandError, match=r"fps.*50.*20"):
         NpzWriter(tmp_path, {**facts, "fps": 20})
     (tmp_path / "recording.json").write_text("{")
     with pytest.raises(CommandError, match=r"recording\.json"):
