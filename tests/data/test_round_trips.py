@@ -1,4 +1,4 @@
-"""What was recorded is what is read again, in each format."""
+"""Recordings are read as they were written, in each format."""
 
 import io
 import sys
