@@ -7,7 +7,7 @@ Time alignment is that of :class:`~sheeplike.agents.agent.Step`: ``action[t]`` w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,7 @@ import numpy as np
 
 from sheeplike.options import CommandError
 
-RANGE = 1e-3  # an action may exceed -1 and 1 by this much, which is cut
+RANGE = 1e-3  # an action may exceed its limits by this much, which is cut
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Episode:
     Attributes:
         obs: observation to array; images uint8 ``(T + 1, H, W, C)``, vectors float32 ``(T + 1, D)``.
         action: as the environment takes it; the last one is ignored.
-        reward: float32; the first one is 0.
+        reward: float32; the first is 0, unless the file begins in the middle of an episode.
         terminal: the episode ended by itself, not by a limit of time.
         source: file and number of the episode, for messages.
         info: further facts, such as ``success``; ``cut``: the environment failed in it.
@@ -53,81 +53,87 @@ def fit(
     """Return an episode with the observations ``spaces`` alone, in their types and with valid actions.
 
     Args:
-        keys: observation to its name in the file, where the names differ.
+        keys: observation to its name in the file, where the names differ; the only image needs none.
 
     Raises:
         CommandError: something is missing, or has another size or range.
     """
-
-    def refuse(key: str, found: object, expected: object, hint: str = "") -> CommandError:
-        return CommandError(f"{episode.source}: {key}: found {found}, expected {expected}{hint}")
-
     steps, obs = len(episode), {}
     if steps < 2:
-        raise refuse("reward", f"{steps} step(s)", "at least 2 steps in an episode")
+        raise _refuse(episode, "reward", f"{steps} step(s)", "at least 2 steps in an episode")
+    images = [key for key, space in spaces.items() if space.dtype == np.uint8]
+    recorded = [name for name, value in episode.obs.items() if value.ndim == 4]
     for key, space in spaces.items():
-        name = keys.get(key) or _name_of(key, space, episode.obs)
+        name = keys.get(key, key)
+        if name not in episode.obs and [key] == images and len(recorded) == 1 and key not in keys:
+            name = recorded[0]
         if name not in episode.obs:
             there = ", ".join(sorted(episode.obs)) or "none"
-            raise refuse(key, f"observations {there}", key, f"; nearest: data.keys={{{key}:<name in the file>}}")
-        value = episode.obs[name]
-        is_image = len(space.shape) == 3
-        if is_image and value.ndim == 4 and value.shape[1] in (1, 3, 9) and value.shape[3] not in (1, 3):
-            value = value.transpose(0, 2, 3, 1)  # channels first
+            raise _refuse(episode, name, f"observations {there}", name, f"data.keys={{{key}:<name in the file>}}")
+        value, nearest = episode.obs[name], ""
+        if value.ndim == 4:
+            if value.shape[1] < min(value.shape[2:]):  # channels first
+                value = value.transpose(0, 2, 3, 1)
+            height, width = value.shape[1:3]
+            nearest = f"env.image_size={height if height == width else f'[{height},{width}]'}"
+        elif value.ndim == 1:
+            value = value[:, None]
         if value.shape != (steps, *space.shape):
-            size = f"; nearest: env.image_size={_size(value)}" if is_image and value.ndim == 4 else ""
-            raise refuse(name, value.shape, (steps, *space.shape), size)
+            raise _refuse(episode, name, value.shape, (steps, *space.shape), nearest)
         if space.dtype == np.uint8 and value.dtype != np.uint8:
-            raise refuse(name, value.dtype, "uint8, from 0 to 255")
-        if value.dtype.kind not in "fiub" or (value.dtype.kind == "f" and not np.isfinite(value).all()):
-            raise refuse(name, value.dtype if value.dtype.kind not in "fiub" else "NaN or infinity", "finite numbers")
-        obs[key] = np.ascontiguousarray(value, space.dtype)
-    reward = np.asarray(episode.reward, np.float32)
-    if not np.isfinite(reward).all():
-        raise refuse("reward", "NaN or infinity", "finite numbers")
-    return Episode(obs, _fit_action(episode.action, steps, actions, refuse), reward, episode.terminal, episode.source)
+            raise _refuse(episode, name, value.dtype, "uint8, from 0 to 255")
+        obs[key] = _finite(episode, name, value, space.dtype)
+    reward = _finite(episode, "reward", episode.reward, np.float32)
+    return replace(episode, obs=obs, action=_fit_action(episode, actions), reward=reward)
 
 
-def _name_of(key: str, space: gymnasium.Space, obs: Mapping[str, np.ndarray]) -> str:
-    """Return the name of an observation in a file: its own, or that of the only image there."""
-    images = [name for name, value in obs.items() if value.ndim == 4]
-    return images[0] if key not in obs and len(space.shape) == 3 and len(images) == 1 else key
+def _refuse(episode: Episode, key: str, found: object, expected: object, nearest: str = "") -> CommandError:
+    hint = f"; nearest: {nearest}" if nearest else ""
+    return CommandError(f"{episode.source}: {key}: found {found}, expected {expected}{hint}")
 
 
-def _size(image: np.ndarray) -> str:
-    height, width = image.shape[1:3]
-    return str(height) if height == width else f"[{height},{width}]"
+def _finite(episode: Episode, key: str, value: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
+    if value.dtype.kind not in "fiub":
+        raise _refuse(episode, key, value.dtype, "numbers")
+    with np.errstate(over="ignore"):  # a float64 may be too large
+        value = np.ascontiguousarray(value, dtype)
+    if not np.isfinite(value).all():
+        raise _refuse(episode, key, "NaN or infinity", f"finite numbers of {np.dtype(dtype)}")
+    return value
 
 
-def _fit_action(action: np.ndarray, steps: int, space: gymnasium.Space, refuse: Any) -> np.ndarray:
+def _fit_action(episode: Episode, space: gymnasium.Space) -> np.ndarray:
+    """Return valid actions; the last, which is ignored, is neutral."""
+    action, steps = episode.action, len(episode)
     if isinstance(space, gymnasium.spaces.Box):
+        action = action[:, None] if action.ndim == 1 else action
         if action.shape != (steps, *space.shape):
-            raise refuse("action", action.shape, (steps, *space.shape))
-        used = action[:-1]
-        if action.dtype.kind not in "fiu" or not np.isfinite(used).all():
-            raise refuse("action", "NaN, infinity or no numbers", "finite numbers")
-        if len(used) and np.abs(used).max() > 1 + RANGE:
-            raise refuse("action", f"values from {used.min():.4g} to {used.max():.4g}", "values from -1 to 1")
-        return np.append(np.clip(used, -1, 1), action[-1:] * 0, axis=0).astype(np.float32)
+            raise _refuse(episode, "action", action.shape, (steps, *space.shape))
+        used = _finite(episode, "action", action[:-1], np.float32)
+        if (used < space.low - RANGE).any() or (used > space.high + RANGE).any():
+            limits = f"from {space.low.min():g} to {space.high.max():g}"
+            raise _refuse(episode, "action", f"values from {used.min():.4g} to {used.max():.4g}", f"values {limits}")
+        return np.append(np.clip(used, space.low, space.high), np.zeros_like(used[:1]), axis=0)
     choices = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))
-    if action.ndim == 2 and len(choices) == 1 and action.shape[1] == choices[0] > 1:  # one-hot vectors
+    one_hot = action.ndim == 2 and action.shape[1] == choices[0] > 1 == len(choices)
+    if one_hot and np.isin(action, (0, 1)).all() and (action[:-1].sum(1) == 1).all():
         action = action.argmax(1)
-    action = action.reshape(steps, -1) if action.size == steps * len(choices) else action
+    action = action[:, None] if action.ndim == 1 else action
     if action.shape != (steps, len(choices)) or action.dtype.kind not in "iu":
-        raise refuse("action", f"{action.dtype} {action.shape}", f"whole numbers ({steps}, {len(choices)})")
-    action = action.astype(np.int64)
-    action[-1] = np.broadcast_to(space.start, len(choices))
+        raise _refuse(episode, "action", f"{action.dtype} {action.shape}", f"whole numbers {(steps, len(choices))}")
     low = np.broadcast_to(space.start, len(choices))
+    action = np.append(action[:-1].astype(np.int64), low[None], axis=0)
     if (action < low).any() or (action >= low + choices).any():
-        raise refuse("action", f"values from {action.min()} to {action.max()}", f"choices {low} to {low + choices - 1}")
+        limits = f"choices from {low.tolist()} to {(low + choices - 1).tolist()}"
+        raise _refuse(episode, "action", f"values from {action[:-1].min()} to {action[:-1].max()}", limits)
     return action if hasattr(space, "nvec") else action[:, 0]
 
 
 def deal(episodes: Sequence[Episode], columns: int) -> Iterator[dict[str, Any]]:
     """Yield the steps of one stream of all episodes, cut into ``columns`` pieces that run side by side.
 
-    The stream is cut into pieces of equal length, which overlap by a few steps if it cannot be divided. A piece may
-    begin in the middle of an episode.
+    The pieces are equally long and cover the stream; fewer than ``columns`` steps occur twice, since it may not divide.
+    A piece may begin and end in the middle of an episode; ``is_first`` marks its first step.
 
     Yields:
         ``obs``, ``action``, ``reward``, ``is_first``, ``is_last``, ``is_terminal``, each ``(columns, ...)``.

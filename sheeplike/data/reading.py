@@ -1,19 +1,20 @@
-"""Readers of recorded episodes, by layout; each yields episodes with all that its files hold.
+"""Readers of recorded episodes, by layout; each yields one episode at a time, with all that its files hold.
 
 ======== ==============================================================================================================
 npz      a file per episode, of this project, pydreamer, DreamerV2 and V-D4RL, or chunks of ``danijar/dreamerv3``
 parquet  rows ``observation`` (an encoded image), ``action``, ``reward``, ``terminated``, ``truncated``
 minari   a dataset of Minari, read by its own package
-lerobot  a dataset of LeRobot, read by its own package
+lerobot  a dataset of LeRobot v3.0, read by its own package; PyAV decodes its videos
 ======== ==============================================================================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
-import zipfile
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,25 +26,35 @@ from sheeplike.options import CommandError
 
 FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset", "terminal", "discount")
 ENDS = ("is_terminal", "terminated", "terminal", "discount")
+ROWS = ("observation", "action", "reward", "terminated", "truncated")
 FACTS = "recording.json"  # what this project writes beside its npz files
-PIP = {"minari": "pip install minari", "lerobot": "pip install lerobot", "pyarrow": "pip install pyarrow"}
+PIP = {
+    "minari": "pip install 'sheeplike[minari]'",
+    "pyarrow": "pip install 'sheeplike[parquet]'",
+    # lerobot 0.4.4 asks for torch<2.11, but reads and writes datasets with later ones too.
+    "lerobot": "pip install 'sheeplike[lerobot]' && pip install --no-deps lerobot==0.4.4",
+}
 
 
 def guess_format(path: Path) -> str:
     """Return the layout of a directory or file; CommandError if it has none."""
     if (path / "meta" / "info.json").is_file():
         return "lerobot"
-    if (path / "data" / "metadata.json").is_file() or (path / "data" / "main_data.hdf5").is_file():
+    if (path / "data" / "metadata.json").is_file() or (path / "metadata.json").is_file():
         return "minari"
-    for suffix, found in ((".npz", "npz"), (".parquet", "parquet")):
-        if path.suffix == suffix or next(path.glob(f"**/*{suffix}"), None):
-            return found
+    for layout in ("npz", "parquet"):
+        if _files(path, layout):
+            return layout
     raise CommandError(f"data.path={path}: expected .npz or .parquet files, or a dataset of Minari or LeRobot")
 
 
 def read(path: Path, layout: str | None = None) -> Iterator[Episode]:
     """Yield the episodes of a directory or file in a fixed order; CommandError names a file that cannot be read."""
-    return READERS[layout or guess_format(path)](path)
+    layout, number = layout or guess_format(path), 0
+    for number, episode in enumerate(READERS[layout](path), 1):  # noqa: B007
+        yield episode
+    if not number:
+        raise CommandError(f"data.path={path}: found no episode, expected some in the format {layout}")
 
 
 def control_rate(path: Path, layout: str) -> float | None:
@@ -51,128 +62,160 @@ def control_rate(path: Path, layout: str) -> float | None:
     place = {"npz": path / FACTS, "lerobot": path / "meta" / "info.json"}.get(layout)
     if place is None or not place.is_file():
         return None
-    try:
+    with expecting(place, "JSON with fps, the steps per second"):
         return float(json.loads(place.read_text(encoding="utf-8"))["fps"])
-    except (ValueError, KeyError, TypeError):
-        raise CommandError(f"{place}: fps: expected steps per second") from None
 
 
-def require(package: str) -> Any:
-    """Import an optional package, or raise with its pip line."""
+def require(module: str) -> Any:
+    """Import a module of an optional package, or raise with its pip line."""
     try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.split(".")[0]
-        raise CommandError(f"data.path: {name} cannot be imported ({error}); nearest: {PIP[name]}") from None
+        return importlib.import_module(module)
+    except Exception as error:  # a binary that does not fit raises RuntimeError or OSError
+        name = module.partition(".")[0]
+        raise CommandError(f"{name} cannot be imported ({error}); nearest: {PIP[name]}") from None
+
+
+@contextlib.contextmanager
+def expecting(place: Path, expected: str) -> Iterator[None]:
+    """Raise CommandError with the place for any error: libraries raise all kinds for broken files."""
+    try:
+        yield
+    except (CommandError, MemoryError):
+        raise
+    except Exception as error:
+        reason = error.__context__ or error  # LeRobot looks for a missing file elsewhere
+        raise CommandError(f"{place}: expected {expected}: {type(reason).__name__}: {reason}") from None
+
+
+def _files(path: Path, suffix: str) -> list[Path]:
+    return [path] if path.suffix == f".{suffix}" and path.is_file() else sorted(path.glob(f"**/*.{suffix}"))
+
+
+def _episode(
+    obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str, **info: Any
+) -> Episode:
+    """Return the episode of ``T`` actions and what they earned; an observation of ``T`` steps repeats its last."""
+    obs = {
+        name: np.append(value, value[-1:], axis=0) if len(value) == len(action) else value
+        for name, value in obs.items()
+    }
+    reward = np.append(np.zeros(1, np.float32), np.asarray(reward, np.float32))
+    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source, info)
 
 
 def _read_npz(path: Path) -> Iterator[Episode]:
-    for file in [path] if path.is_file() else sorted(path.glob("**/*.npz")):
-        try:
+    for file in _files(path, "npz"):
+        with expecting(file, "arrays of an episode, without pickled objects"):
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise CommandError(f"{file}: expected arrays of an episode, without pickled objects: {error}") from None
-        yield from _split(arrays, str(file))
+            yield from _split(arrays, file)
 
 
-def _split(arrays: Mapping[str, np.ndarray], source: str) -> Iterator[Episode]:
+def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     """Yield the episodes of one file's arrays, in our alignment."""
-    for name in ("action", "reward"):
-        if name not in arrays:
-            raise CommandError(f"{source}: {name}: found {', '.join(sorted(arrays)) or 'nothing'}, expected {name}")
-    if not any(name in arrays for name in ENDS):
-        raise CommandError(f"{source}: expected one of {', '.join(ENDS)}, which tell how an episode ended")
-    action, reward = np.asarray(arrays["action"]), np.asarray(arrays["reward"]).reshape(-1)
-    obs, info = {}, {}
-    for name, value in arrays.items():
-        if name in ("action", "reward", *FLAGS):
-            continue
-        if name.endswith("_t") and value.ndim == 4:  # pydreamer compresses images with time as their last axis
-            name, value = name[:-2], np.moveaxis(value, -1, 0)
-        (info if value.ndim == 0 else obs)[name] = value
-    lengths = {len(value) for value in obs.values()}
-    if len(lengths) != 1:
-        raise CommandError(f"{source}: found observations of {sorted(lengths)} steps, expected arrays of one length")
-    steps = lengths.pop()
-    if len(action) not in (steps, steps - 1) or len(reward) != len(action):
-        found = f"{steps} observations, {len(action)} actions and {len(reward)} rewards"
-        raise CommandError(f"{source}: found {found}, expected as many of each, or one observation more")
-    preceding = any(name in arrays for name in ("reset", "terminal", "discount"))
-    if len(action) < steps:  # as in Gymnasium: actions and rewards lie between observations
-        action, reward = np.append(action, action[-1:] * 0, axis=0), np.append(np.zeros(1, reward.dtype), reward)
-    elif preceding:  # action[t] led to obs[t]
-        action = np.append(action[1:], action[:1] * 0, axis=0)
-    first = np.asarray(arrays.get("is_first", arrays.get("reset", np.zeros(steps)))).reshape(-1).astype(bool)
-    starts = [0, *(int(t) for t in np.flatnonzero(first) if 0 < t < steps)]
+    names = ", ".join(sorted(arrays)) or "no array"
+    if missing := {"action", "reward"} - arrays.keys():
+        raise CommandError(f"{file}: {min(missing)}: found {names}, expected {min(missing)}")
+    if not (ends := [name for name in ENDS if name in arrays]):
+        raise CommandError(f"{file}: found {names}, expected one of {', '.join(ENDS)}, which tell how an episode ended")
+    # The chunks of 2023 are stored with their unused rest; the name tells their length (dreamerv3, replay/chunk.py).
+    if (chunk := re.fullmatch(r"\w+-\w+-\w+-(\d+)", file.stem)) and "is_first" in arrays:
+        arrays = {name: value[: int(chunk[1])] for name, value in arrays.items()}
+    if "image_t" in arrays:  # pydreamer compresses images with time as their last axis (generator.py)
+        arrays["image"] = np.moveaxis(arrays.pop("image_t"), -1, 0)
+    obs = {name: value for name, value in arrays.items() if name not in ("action", "reward", *FLAGS) and value.ndim}
+    info = {name: value.item() for name, value in arrays.items() if name not in FLAGS and not value.ndim}
+    action, reward = arrays["action"], arrays["reward"].reshape(-1)
+    lengths = {name: len(value) for name, value in obs.items()}
+    steps = max(lengths.values(), default=0)
+    if set(lengths.values()) != {steps} or len(action) not in (steps, steps - 1) or len(reward) != len(action):
+        found = f"{len(action)} actions, {len(reward)} rewards and observations {lengths}"
+        raise CommandError(f"{file}: found {found}, expected one length, and at most one action and reward fewer")
+    ended = arrays[ends[0]].reshape(-1)
+    ended = ended == 0 if ends[0] == "discount" else ended.astype(bool)
+    if len(action) < steps:  # this project, as in Gymnasium: actions and rewards lie between observations
+        yield _episode(obs, action, reward, ended[-1], str(file), **info)
+        return
+    if not {"is_first", "reset", "terminal", "discount"} & arrays.keys():
+        raise CommandError(f"{file}: found {steps} actions and observations, expected one observation more or is_first")
+    first = arrays.get("is_first", arrays.get("reset", np.zeros(steps))).reshape(-1).astype(bool)
+    if _precedes(arrays, action, first):
+        action = np.append(action[1:], np.zeros_like(action[:1]), axis=0)
+    starts = [0, *(int(t) for t in np.flatnonzero(first) if t)]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], steps], strict=True)):
-        part = slice(start, stop)
-        where = source if len(starts) == 1 else f"{source}, episode {number}"
-        own = {name: value[part] for name, value in obs.items()}
-        facts = {name: value.item() for name, value in info.items()}
-        yield Episode(own, action[part], reward[part], _terminal(arrays, part), where, facts)
+        if stop - start > 1 or "is_first" not in arrays:  # a chunk may begin or end with a single row
+            part, source = slice(start, stop), f"{file}, episode {number}"
+            own = {name: value[part] for name, value in obs.items()}
+            yield Episode(own, action[part], reward[part], bool(ended[part][-1]), source, info)
 
 
-def _terminal(arrays: Mapping[str, np.ndarray], part: slice) -> bool:
-    for name in ENDS:
-        if name in arrays:
-            value = np.asarray(arrays[name])
-            end = value if value.ndim == 0 else value.reshape(-1)[part][-1]
-            return bool(end == 0) if name == "discount" else bool(end)
-    return False
+def _precedes(arrays: Mapping[str, np.ndarray], action: np.ndarray, first: np.ndarray) -> bool:
+    """Return True if ``action[t]`` led to ``obs[t]``; otherwise it was chosen there.
+
+    It does in pydreamer (``envs/wrappers.py``, with ``reset``) and V-D4RL (``conversion_scripts``, with ``discount``).
+    DreamerV2 and DreamerV3 name their arrays alike, but the action that an episode lacks is zero: the one before its
+    first observation in DreamerV2 (``common/driver.py``), after its last in DreamerV3 (``embodied/core/driver.py``).
+    """
+    if "is_first" not in arrays or "discount" in arrays:
+        return True
+    last = arrays["is_last"].reshape(-1).astype(bool)
+    return bool(first.any() and not action[first].any() and action[last].any())
 
 
-def close_rows(rows: Mapping[str, list], terminated: bool, source: str) -> Episode:
-    """Return the episode of rows whose reward was given after their action; the last frame, not stored, is repeated."""
-    obs = {name: np.stack([*values, values[-1]]) for name, values in rows.items() if name not in ("action", "reward")}
-    action = np.stack(rows["action"])
-    reward = np.append(np.zeros(1, np.float32), np.asarray(rows["reward"], np.float32))
-    return Episode(obs, np.append(action, action[-1:] * 0, axis=0), reward, terminated, source)
+def _pixels(value: Any) -> np.ndarray:
+    """Return an encoded or decoded image, or any other value, as an array."""
+    from PIL import Image
+
+    if isinstance(value, dict):
+        value = Image.open(io.BytesIO(value["bytes"]))
+    array = np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
+    plain = array.ndim == 3 and array.dtype == np.int64 and array.min() >= 0 and array.max() <= 255
+    return array.astype(np.uint8) if plain else array  # lists in lists have lost their type
 
 
 def _read_parquet(path: Path) -> Iterator[Episode]:
+    """Yield the episodes of shards, which may go on in the next one; rows of ``EpicPinkPenguin/visual_dm_control``."""
     require("pyarrow")
-    from PIL import Image
-    from pyarrow import ArrowException, parquet
+    from pyarrow import parquet
 
-    needed = ("observation", "action", "reward", "terminated", "truncated")
-    for file in [path] if path.is_file() else sorted(path.glob("**/*.parquet")):
-        rows: dict[str, list] = {"observation": [], "action": [], "reward": []}
-        number = 0
-        try:
-            with parquet.ParquetFile(file) as table:
-                if missing := set(needed) - set(table.schema_arrow.names):
-                    raise CommandError(f"{file}: {sorted(missing)[0]}: expected columns {', '.join(needed)}")
-                for batch in table.iter_batches(batch_size=256, columns=list(needed)):
-                    for row in batch.to_pylist():
-                        picture = row["observation"]
-                        if isinstance(picture, dict):
-                            with Image.open(io.BytesIO(picture["bytes"])) as image:
-                                picture = np.asarray(image.convert("RGB"))
-                        rows["observation"].append(np.asarray(picture, np.uint8))
-                        rows["action"].append(np.asarray(row["action"]))
-                        rows["reward"].append(row["reward"])
-                        if row["terminated"] or row["truncated"]:
-                            yield close_rows(rows, bool(row["terminated"]), f"{file}, episode {number}")
-                            rows, number = {name: [] for name in rows}, number + 1
-        except (ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            raise CommandError(f"{file}: expected rows of {', '.join(needed)}: {error}") from None
-        if len(rows["reward"]) > 1:  # the shard ends in the middle of an episode
-            yield close_rows(rows, False, f"{file}, episode {number}")
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in ROWS}
+    series, source = None, ""
+
+    def take(whole: bool) -> Episode:
+        columns = {name: np.stack(values) for name, values in rows.items()}
+        for values in rows.values():
+            values.clear()
+        used = slice(None if whole else -1)  # in an episode without an end, the last row is the closing observation
+        obs, terminal = {"observation": columns["observation"]}, columns["terminated"][-1]
+        return _episode(obs, columns["action"][used], columns["reward"][used], terminal, source)
+
+    for file in _files(path, "parquet"):
+        if series != (series := (file.parent, re.sub(r"\d+", "", file.name))) and len(rows["reward"]) > 1:
+            yield take(whole=False)  # train-00003-of-00004 goes on from train-00002-of-00004, not from test
+        with expecting(file, f"rows of {', '.join(ROWS)}"), parquet.ParquetFile(file) as table:
+            if missing := [name for name in ROWS if name not in table.schema_arrow.names]:
+                raise CommandError(f"{file}: {missing[0]}: expected columns {', '.join(ROWS)}")
+            done = 0
+            for batch in table.iter_batches(batch_size=64, columns=list(ROWS)):
+                for row in batch.to_pylist():
+                    source = source if rows["reward"] else f"{file}, row {done}"
+                    done += 1
+                    for name, value in row.items():
+                        rows[name].append(_pixels(value))
+                    if row["terminated"] or row["truncated"]:
+                        yield take(whole=True)
+    if len(rows["reward"]) > 1:
+        yield take(whole=False)
 
 
 def _read_minari(path: Path) -> Iterator[Episode]:
     minari = require("minari")
-    try:
+    with expecting(path, "a dataset of Minari"):
         dataset = minari.MinariDataset(path / "data" if (path / "data").is_dir() else path)
         for one in dataset.iterate_episodes():
+            obs = one.observations if isinstance(one.observations, dict) else {"observation": one.observations}
             source = f"{path}, episode {one.id}"
-            obs = dict(_flatten(one.observations if isinstance(one.observations, dict) else {"obs": one.observations}))
-            action, reward = np.asarray(one.actions), np.asarray(one.rewards, np.float32)
-            action, reward = np.append(action, action[-1:] * 0, axis=0), np.append(np.zeros(1, np.float32), reward)
-            yield Episode(obs, action, reward, bool(one.terminations[-1]), source)
-    except (OSError, KeyError, ValueError, ImportError, AssertionError, IndexError) as error:
-        raise CommandError(f"{path}: expected a dataset of Minari: {error}") from None
+            yield _episode(dict(_flatten(obs)), np.asarray(one.actions), one.rewards, one.terminations[-1], source)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
@@ -184,51 +227,45 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, n
 
 
 def _read_lerobot(path: Path) -> Iterator[Episode]:
-    module = require("lerobot.datasets.lerobot_dataset")
-    try:
-        dataset = module.LeRobotDataset(path.name, root=path)
-        rows: dict[str, list] = {}
-        done: list[bool] = []
-        terminal = False
-        for index in range(len(dataset)):
-            frame = dataset[index]
-            if rows and int(frame["frame_index"]) == 0:
-                yield _close_frames(rows, done, terminal, source)
-                rows, done = {}, []
-            source = f"{path}, episode {int(frame['episode_index'])}"
-            for name, value in frame.items():
-                if name.startswith("observation.images.") or name == "observation.image":
-                    pixels = (value.permute(1, 2, 0) * 255).round().byte().numpy()  # (C, H, W) in [0, 1]
-                    rows.setdefault(_camera(name), []).append(pixels)
-                elif name.startswith("observation."):
-                    rows.setdefault(name.removeprefix("observation."), []).append(value.float().numpy())
-            rows.setdefault("action", []).append(frame["action"].numpy())
-            for name in ("next.reward", "next.done"):
-                if name not in frame:
-                    raise CommandError(f"{path}: {name}: expected it among the features, to learn from")
-            rows.setdefault("reward", []).append(float(frame["next.reward"]))
-            done.append(bool(frame["next.done"]))
-            terminal = done[-1] and not bool(frame.get("next.truncated", False))
-        if rows:
-            yield _close_frames(rows, done, terminal, source)
-    except (OSError, KeyError, ValueError, RuntimeError, IndexError) as error:
-        raise CommandError(f"{path}: expected a dataset of LeRobot: {error}") from None
+    module, info = require("lerobot.datasets.lerobot_dataset"), path / "meta" / "info.json"
+    if not info.is_file():  # LeRobot would create the directory
+        raise CommandError(f"{info}: expected a dataset of LeRobot v3.0")
+    with expecting(path, "a whole dataset of LeRobot v3.0"):
+        # LeRobot downloads what is missing; the hub has no repository of such a name.
+        dataset = module.LeRobotDataset(str(path.absolute()), root=path)
+        table, meta = dataset.hf_dataset.with_format(None), dataset.meta
+        if missing := [name for name in ("action", "next.reward", "next.done") if name not in meta.features]:
+            raise CommandError(f"{path}: {missing[0]}: found {', '.join(meta.features)}, expected {missing[0]}")
+        for episode in meta.episodes:
+            rows = table[episode["dataset_from_index"] : episode["dataset_to_index"]]
+            rows = {name: np.stack([_pixels(value) for value in values]) for name, values in rows.items()}
+            for key in meta.video_keys:
+                video = path / meta.get_video_file_path(episode["episode_index"], key)
+                rows[key] = _decode(video, episode[f"videos/{key}/from_timestamp"], len(rows["index"]), meta.fps)
+            own = {name: value for name, value in rows.items() if name.startswith("observation.")}
+            own = {name.removeprefix("observation.").replace(".", "/"): value for name, value in own.items()}
+            obs = {re.sub("^images/", "pixels/", name): value for name, value in own.items()}
+            done = rows["next.done"].reshape(-1)
+            terminal = done[-1] and not rows.get("next.truncated", ~done)[-1]
+            # As this project writes it, the last frame but one is done too: the last is what its action led to.
+            used = slice(-1 if len(done) > 1 and done[-2] else None)
+            source = f"{path}, episode {episode['episode_index']}"
+            yield _episode(obs, rows["action"][used], rows["next.reward"].reshape(-1)[used], terminal, source)
 
 
-def _camera(name: str) -> str:
-    return f"pixels/{name.removeprefix('observation.images.')}" if name != "observation.image" else "image"
+def _decode(video: Path, begin: float, count: int, fps: float) -> np.ndarray:
+    """Return frames from second ``begin`` on; LeRobot's decoders need FFmpeg's libraries or an older torchvision."""
+    import av
 
-
-def _close_frames(rows: dict[str, list], done: list[bool], terminal: bool, source: str) -> Episode:
-    """Return the episode of frames whose reward was given after their action.
-
-    If the last frame but one is done already, the last is the observation that it led to, as this project writes it.
-    """
-    if len(done) < 2 or not done[-2]:
-        return close_rows(rows, terminal, source)
-    obs = {name: np.stack(values) for name, values in rows.items() if name not in ("action", "reward")}
-    reward = np.asarray([0.0, *rows["reward"][:-1]], np.float32)
-    return Episode(obs, np.stack(rows["action"]), reward, terminal, source)
+    frames = []
+    with expecting(video, f"a video of {count} frames from {begin:.3f} s on"), av.open(str(video)) as container:
+        container.seek(int(begin * av.time_base))
+        for frame in container.decode(video=0):
+            if frame.time > begin - 0.5 / fps:
+                frames.append(frame.to_ndarray(format="rgb24"))
+            if len(frames) == count:
+                break
+        return np.stack(frames)
 
 
 READERS: dict[str, Callable[[Path], Iterator[Episode]]] = {

@@ -136,4 +136,5 @@ def record(
 
 def open_writer(place: Path, layout: str, facts: dict[str, Any], envs: VectorEnv) -> Recording:
     """Return the writer of a recording in ``layout``."""
-    return Recording(place, facts, layout, (envs.single_observation_space, envs.single_action_space))
+    spaces = {**envs.single_observation_space.spaces, "action": envs.single_action_space}
+    return Recording(place, facts, layout, spaces)

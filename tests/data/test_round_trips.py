@@ -1,0 +1,212 @@
+"""Recordings are read as they were written, in each format."""
+
+import io
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sheeplike.data import writing
+from sheeplike.data.episodes import fit
+from sheeplike.data.reading import control_rate, guess_format, read, require
+from sheeplike.data.writing import NpzWriter, to_lerobot, to_minari
+from sheeplike.options import CommandError
+
+
+def check(recording, place, layout, same, spaces=None):
+    assert guess_format(place) == layout
+    found = list(read(place))
+    assert len(found) == len(recording.episodes)
+    for one, other in zip(recording.episodes, found, strict=True):
+        assert str(place) in other.source
+        assert same(one, fit(other, spaces or recording.spaces, recording.action, {}))
+
+
+@pytest.fixture(params=["cartpole", "discrete"])
+def recording(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def lerobot():
+    """LeRobot, if it can be imported."""
+    pytest.importorskip("lerobot")
+    try:
+        return require("lerobot.datasets.lerobot_dataset")
+    except CommandError as error:  # torchvision may not fit torch
+        pytest.skip(str(error))
+
+
+def test_npz(recording, same):
+    check(recording, recording.place, "npz", same)
+    assert control_rate(recording.place, "npz") == recording.fps
+    (first, *_) = read(recording.place / "episode_000000.npz")
+    assert same(recording.episodes[0], fit(first, recording.spaces, recording.action, {}))
+
+
+def test_facts_of_an_episode_are_kept(cartpole, tmp_path):
+    writer = NpzWriter(tmp_path / "new", {"fps": 50})
+    cartpole.episodes[0].info = {"success": True}
+    writer.add(cartpole.episodes[0])
+    (episode,) = read(tmp_path / "new")
+    assert fit(episode, cartpole.spaces, cartpole.action, {}).info == {"success": True}
+    assert episode.source.endswith("episode_000000.npz")
+
+
+def test_a_recording_goes_on(cartpole, tmp_path):
+    facts = {"fps": 50, "action_low": (-1.0,)}
+    NpzWriter(tmp_path, facts).add(cartpole.episodes[0])
+    writer = NpzWriter(tmp_path, facts)
+    writer.add(cartpole.episodes[1])
+    assert writer.written == 2
+    assert len(list(read(tmp_path))) == 2
+    with pytest.raises(CommandError, match=r"fps.*50.*20"):
+        NpzWriter(tmp_path, {**facts, "fps": 20})
+    (tmp_path / "recording.json").write_text("{")
+    with pytest.raises(CommandError, match=r"recording\.json"):
+        NpzWriter(tmp_path, facts)
+    (tmp_path / "recording.json").unlink()
+    with pytest.raises(CommandError, match=f"to={tmp_path}.*nearest"):
+        NpzWriter(tmp_path, facts)
+
+
+def test_minari(recording, same, tmp_path):
+    minari = pytest.importorskip("minari")
+    place = tmp_path / "made" / "v0"
+    place.parent.mkdir()
+    to_minari(recording.place, place, recording.spaces | {"action": recording.action})
+    check(recording, place, "minari", same)
+    assert control_rate(place, "minari") is None
+    dataset = minari.MinariDataset(place / "data")
+    assert dataset.action_space == recording.action
+    assert dataset.total_steps == sum(len(episode) - 1 for episode in recording.episodes)
+    assert dataset[0].truncations[-1] != recording.episodes[0].terminal
+    assert [path.name for path in place.parent.iterdir()] == ["v0"]
+    with pytest.raises(CommandError, match=f"to={place}.*nearest"):
+        to_minari(recording.place, place, recording.spaces | {"action": recording.action})
+
+
+@pytest.mark.parametrize("jpeg", [False, True])
+def test_minari_of_one_image(jpeg, cartpole, same, tmp_path):
+    pytest.importorskip("minari")
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    episode, space = cartpole.episodes[0], cartpole.spaces["pixels/fixed"]
+    storage = MinariStorage.new(tmp_path, space, cartpole.action, jpeg_encoding=jpeg)
+    storage.update_metadata({"dataset_id": "one-v0", "minari_version": require("minari").__version__})
+    ends = np.arange(len(episode) - 1) == len(episode) - 2
+    rows = {"observations": episode.obs["pixels/fixed"], "actions": episode.action[:-1], "rewards": episode.reward[1:]}
+    storage.update_episodes([EpisodeBuffer(**rows, terminations=ends, truncations=ends)])
+    (found,) = read(tmp_path)
+    found = fit(found, {"pixels/fixed": space}, cartpole.action, {})
+    assert found.terminal
+    assert found.obs["pixels/fixed"].shape == episode.obs["pixels/fixed"].shape
+    assert np.array_equal(found.obs["pixels/fixed"], episode.obs["pixels/fixed"]) == (not jpeg)
+
+
+def test_lerobot_with_images(recording, same, tmp_path, lerobot):
+    place = tmp_path / "exact"
+    to_lerobot(recording.place, place, recording.fps, recording.spaces | {"action": recording.action}, videos=False)
+    check(recording, place, "lerobot", same)
+    assert control_rate(place, "lerobot") == recording.fps
+    assert [path.name for path in tmp_path.iterdir()] == ["exact"]
+    assert not list(tmp_path.glob("**/*.mp4"))
+
+
+def test_lerobot_with_videos(cartpole, same, tmp_path, lerobot):
+    """Grey frames, each of its own brightness: a frame is in its place, and nearly as it was."""
+    place, writer, greys = tmp_path / "video", NpzWriter(tmp_path / "npz", {"fps": 25}), iter(range(5, 255, 15))
+    spaces = spaces_of(cartpole) | {"state": cartpole.spaces["state"]}
+    episodes = []
+    for one in cartpole.episodes:
+        frames = np.stack([np.full((64, 64, 3), next(greys), np.uint8) for _ in range(len(one))])
+        episodes.append(replace(one, obs={"pixels/fixed": frames, "state": one.obs["state"]}, info={}))
+        writer.add(episodes[-1])
+    to_lerobot(tmp_path / "npz", place, 25.0, spaces | {"action": cartpole.action}, task="balance")
+    found = [fit(episode, spaces, cartpole.action, {}) for episode in read(place)]
+    for one, other in zip(episodes, found, strict=True):
+        apart = np.abs(one.obs["pixels/fixed"].astype(int) - other.obs.pop("pixels/fixed"))
+        assert apart.max() <= 7  # half the step from one grey to the next
+        assert same(replace(one, obs={"state": one.obs["state"]}), other)
+    dataset = lerobot.LeRobotDataset("any", root=place)
+    assert dataset.meta.tasks.index.tolist() == ["balance"]
+    assert (dataset.meta.fps, dataset.meta.total_frames) == (25, sum(map(len, episodes)))
+    for video in place.glob("videos/**/*.mp4"):
+        video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
+    with pytest.raises(CommandError, match="mp4"):
+        list(read(place))
+    video.unlink()
+    with pytest.raises(CommandError, match=str(place)):
+        list(read(place))
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(cartpole, tmp_path, lerobot):
+    pytest.importorskip("minari")
+    spaces = cartpole.spaces | {"action": cartpole.action, "none": cartpole.action}
+    for convert in (to_minari, lambda *arguments: to_lerobot(*arguments[:2], 50, arguments[2])):
+        with pytest.raises(CommandError, match="none"):
+            convert(cartpole.place, tmp_path / "made", spaces)
+    assert not list(tmp_path.iterdir())
+
+
+def shard(file, rows):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def to_rows(episode, encoded=True):
+    rows = []
+    for t in range(len(episode) - 1):
+        frame = episode.obs["pixels/fixed"][t]
+        if encoded:
+            data = io.BytesIO()
+            Image.fromarray(frame).save(data, "PNG")
+            frame = {"bytes": data.getvalue(), "path": None}
+        else:
+            frame = frame.tolist()
+        rows.append(
+            {"observation": frame, "action": episode.action[t].tolist(), "reward": float(episode.reward[t + 1])}
+        )
+        rows[-1] |= {"terminated": False, "truncated": t == len(episode) - 2}
+    return rows
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+def test_parquet(encoded, cartpole, same, tmp_path):
+    rows = [row for episode in cartpole.episodes for row in to_rows(episode, encoded)]
+    shard(tmp_path / "task" / "train-00000-of-00002.parquet", rows[:8])  # the second episode begins here
+    shard(tmp_path / "task" / "train-00001-of-00002.parquet", rows[8:])
+    shard(tmp_path / "task" / "test-00000-of-00001.parquet", rows[:4])  # without an end, and not that of "train"
+    assert guess_format(tmp_path) == "parquet"
+    cut, *whole = (fit(one, spaces_of(cartpole), cartpole.action, {}) for one in read(tmp_path))
+    first = cartpole.episodes[0]
+    assert len(cut) == 4
+    assert np.array_equal(cut.obs["pixels/fixed"], first.obs["pixels/fixed"][:4])
+    assert np.array_equal(cut.reward, first.reward[:4])
+    for one, other in zip(cartpole.episodes, whole, strict=True):
+        assert np.array_equal(other.obs["pixels/fixed"][:-1], one.obs["pixels/fixed"][:-1])
+        assert np.array_equal(other.obs["pixels/fixed"][-1], one.obs["pixels/fixed"][-2])
+        assert np.array_equal(other.action[:-1], one.action[:-1])
+        assert np.array_equal(other.reward, one.reward)
+        assert not other.terminal
+
+
+def spaces_of(recording):
+    return {"pixels/fixed": recording.spaces["pixels/fixed"]}
+
+
+@pytest.mark.parametrize("package", ["minari", "pyarrow", "lerobot"])
+def test_a_missing_package_is_named_with_its_pip_line(package, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    layout = {"pyarrow": "parquet"}.get(package, package)
+    with pytest.raises(CommandError, match=rf"{package}.*pip install 'sheeplike\[{layout}\]'"):
+        list(read(tmp_path, layout))
+    if layout != "parquet":
+        with pytest.raises(CommandError, match=package):
+            getattr(writing, f"to_{layout}")(tmp_path, tmp_path / "new", *([50] if layout == "lerobot" else []), {})
