@@ -100,11 +100,15 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def list_checkpoints(root: Path | str) -> list[Path]:
-    """List the directories of checkpoints under ``root``, oldest first, without verifying them."""
+    """List the directories of checkpoints under ``root``, oldest first, without verifying them.
+
+    OSError if a directory cannot be listed: it may hold some.
+    """
     found: dict[int, Path] = {}
-    for path in sorted(Path(root).glob("*"), reverse=True):  # ".old-…" comes last, and counts if nothing replaced it
-        if CHECKPOINT.fullmatch(path.name) and path.is_dir():
-            found.setdefault(step_of(path), path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for name in sorted(os.listdir(root), reverse=True):  # ".old-…" comes last, and counts if nothing replaced it
+            if CHECKPOINT.fullmatch(name) and (path := Path(root, name)).is_dir():
+                found.setdefault(step_of(path), path)
     return [found[step] for step in sorted(found)]
 
 

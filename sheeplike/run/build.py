@@ -42,6 +42,8 @@ def launch_ranks(config: Config, *, resume: bool) -> tuple[Fabric, Ranks]:
     """Return device and ranks: as many processes as the configuration asks for, each with its part of the cores."""
     asked = config.fabric
     if config.ranks == 1:
+        if (started := os.environ.get("WORLD_SIZE", "1")) != "1" and "LOCAL_RANK" in os.environ:
+            raise CommandError(f"WORLD_SIZE={started}: expected fabric.devices x fabric.num_nodes to be as many")
         return launch(config), ALONE
     if dist.is_initialized():
         raise CommandError(f"fabric.devices={asked.devices}: expected one run on several devices in a program")
@@ -165,7 +167,8 @@ def make_envs(
 ) -> VectorEnv:
     """Return the environments that the configuration describes; with ``rank``, its part of those of all ranks."""
     env = config.env
-    return envs.make(
+    modes = torch.is_grad_enabled(), torch.get_default_dtype()
+    made = envs.make(
         env.name,
         num_envs=num_envs,
         device=device,
@@ -180,6 +183,11 @@ def make_envs(
         **({} if env.id is None else {"id": env.id}),
         **env.options,
     )
+    if (torch.is_grad_enabled(), torch.get_default_dtype()) != modes:  # learning would fail
+        warn(f"{env.task} changed torch's gradient mode or default dtype: set back")
+        torch.set_grad_enabled(modes[0])
+        torch.set_default_dtype(modes[1])
+    return made
 
 
 def make_agent(config: Config, envs: VectorEnv, fabric: Fabric, ranks: Ranks = ALONE) -> Agent:

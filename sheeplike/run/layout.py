@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sheeplike.config.errors import nearest
+from sheeplike.config.errors import as_command_errors, nearest
 from sheeplike.files import REPLAY, find_unusual, list_checkpoints, step_of, why_not_regular
 from sheeplike.options import CommandError, InvalidOption
 
@@ -54,7 +54,8 @@ def place_of(run_dir: Path, rank: int) -> Path:
 
 def checkpoint_steps(run_dir: Path) -> list[int]:
     """Return the policy steps in the names of a run's checkpoints, oldest first, without reading any."""
-    return [step_of(path) for path in list_checkpoints(run_dir / CHECKPOINTS)]
+    with as_command_errors(OSError):
+        return [step_of(path) for path in list_checkpoints(run_dir / CHECKPOINTS)]
 
 
 def choose_checkpoint(run_dir: Path, name: str) -> Path | None:

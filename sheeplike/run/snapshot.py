@@ -115,7 +115,7 @@ def _read_shares(run_dir: Path, config: Config, ranks: Ranks) -> tuple[dict[str,
                 shares[0]["agent"] = first["agent"] | shares[0]["agent"]
         except checkpoint.UnknownFormat:
             raise
-        except checkpoint.Corrupt as error:
+        except (checkpoint.Corrupt, LookupError, TypeError) as error:  # or forged metadata
             problem = str(error)
         found = ranks.collect("" if problem else meta["save"])
         if "" not in found and len(set(found)) == 1:

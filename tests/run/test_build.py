@@ -37,6 +37,7 @@ from sheeplike.run.build import (
     _make_deterministic,
     explain_oom,
     launch,
+    launch_ranks,
     make_agent,
     make_envs,
     numerics_device,
@@ -226,6 +227,28 @@ def test_a_run_that_goes_on_with_other_threads_is_told(
     assert warned() == ""
     assert warned(device="9 threads of torch").endswith(f": device 9 threads of torch -> {numerics_device(config)}\n")
     assert warned(versions=meta["versions"] | {"another": "1.0"}).endswith(": another 1.0 -> None\n")
+
+
+def test_a_world_that_changes_torchs_modes_does_not_change_learning(
+    trouble: dict[str, Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(self: Moody, **kwargs: Any) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+
+    monkeypatch.setattr(Moody, "__init__", changing)
+    config = load(JOB, Sources()).config
+    make_envs(config, config.env.num_envs, torch.device("cpu")).close()
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.usefixtures("trouble")
+def test_a_launcher_of_more_processes_than_the_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(CommandError, match="WORLD_SIZE=2"):
+        launch_ranks(load([*JOB, "fabric.accelerator=cpu"], Sources()).config, resume=False)
 
 
 @pytest.mark.usefixtures("trouble")

@@ -45,6 +45,20 @@ def test_a_run_dir_in_use(begun, refused, monkeypatch):
     begun(*JOB, "seed=1")
 
 
+def test_checkpoints_that_cannot_be_listed_are_some(begun, refused, monkeypatch):
+    begun(*JOB)
+    listdir = os.listdir
+
+    def denied(path="."):
+        if Path(path).name == "checkpoints":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    for job in ((*JOB, "resume=auto"), (f"resume={DEFAULT}",)):
+        assert refused(*job).names("checkpoints", os.strerror(errno.EACCES))
+
+
 def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, refused):
     begun(*JOB, checkpoint=False)
     assert f"resume={DEFAULT}" in refused(f"resume={DEFAULT}")

@@ -306,7 +306,7 @@ def _inspect(
         limit = next((int(limit) for limit in limits if isinstance(limit, int | np.integer) and limit > 0), None)
         if limit is None:
             expected = f"a number of steps, since {options.id} has no limit of its own"
-            raise InvalidOption("episode_length", None, expected, 1000)
+            raise InvalidOption("env.options.episode_length", None, expected, 1000)
         made = MakeWorld(
             make=make,
             options=options.replace(episode_length=limit),
