@@ -37,7 +37,7 @@ class UnknownKey(CommandError):
 
 
 def _nearest_key(path: str, keys: Iterable[Key], *, anywhere: bool) -> str | None:
-    """Return the key of the same last name; else a similar one there, or if ``anywhere`` elsewhere; else the key above."""
+    """Return the key of the same last name; else a similar one there, if ``anywhere`` elsewhere; else the key above."""
     section, _, last = path.replace("/", ".").rpartition(".")
     by_name: dict[str, list[str]] = {}
     for key in keys:

@@ -5,7 +5,7 @@ A run's directory may come from elsewhere. Nothing in it is composed, interpolat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 

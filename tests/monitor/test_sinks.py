@@ -16,9 +16,10 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -29,7 +30,6 @@ from sheeplike.config.schema import LOGGERS
 from sheeplike.config.sources import Sources
 from sheeplike.envs.mjx.engines import Registry
 from sheeplike.monitor.logger import RunLogger, Sink
-from sheeplike.options import CommandError
 from sheeplike.run import run_dir as run_dir_module
 
 KEY = "0123456789abcdef" * 3  # of no account
@@ -58,7 +58,7 @@ def clip() -> torch.Tensor:
 
 
 def generators() -> tuple[object, ...]:
-    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
 def test_a_logger_of_another_package(site):
@@ -113,8 +113,8 @@ def test_ids_of_the_checkpoint_reach_their_destinations_and_stay(tmp_path):
 def test_a_destination_that_fails_at_the_start_costs_one_line_without_passwords(tmp_path):
     with pytest.warns(RuntimeWarning) as warned:
         run = RunLogger(tmp_path, [Distant], run_ids={"distant": "gone"})
-        log(run, 1)
-        run.close()
+    log(run, 1)
+    run.close()
     (line,) = (str(one.message) for one in warned)
     assert "distant" in line
     assert "secret" not in line
@@ -175,12 +175,9 @@ def test_mlflow_keeps_everything_and_a_resumed_run_goes_on(store, tmp_path):
 @pytest.mark.slow
 def test_mlflow_begins_a_new_run_in_a_store_without_the_old_one(store, tmp_path):
     run = RunLogger(tmp_path, [LOGGERS.load("mlflow", Sink)], run_ids={"MLflow": "0" * 32})
-    with pytest.raises(ZeroDivisionError):
-        try:
-            log(run, 1, a=1.0)
-            raise ZeroDivisionError
-        finally:
-            run.close()
+    log(run, 1, a=1.0)
+    with pytest.raises(ZeroDivisionError), closing(run):
+        raise ZeroDivisionError
     assert run.run_ids["MLflow"] != "0" * 32
     found, curves = entries(run.run_ids["MLflow"])
     assert (found.info.status, curves["a"]) == ("FAILED", [(1, 1.0)])
@@ -197,7 +194,6 @@ def test_mlflow_whose_server_dies_costs_one_line(store, tmp_path, monkeypatch, r
     address = f"http://127.0.0.1:{free_port()}"
     serve = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", os.environ["MLFLOW_TRACKING_URI"]]
     serve += ["--port", address.rpartition(":")[2], "--workers", "1"]
-    monkeypatch.delenv("PYTHONPATH", raising=False)
     server = subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         while server.poll() is None:
@@ -348,7 +344,7 @@ class Service(BaseHTTPRequestHandler):
     """As much of W&B's server as a run needs."""
 
     uploaded: list[str]
-    answers = {
+    answers: ClassVar = {
         "UpsertBucket": {
             "upsertBucket": {
                 "bucket": {"id": "x", "name": "r", "project": {"name": "sheeplike", "entity": {"name": "me"}}},
