@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL import Image
 from torch import Tensor
@@ -58,8 +58,7 @@ class Sink:
 class NoLogger:
     """Logger of a rank that writes nothing."""
 
-    def __init__(self) -> None:
-        self.run_ids: dict[str, str] = {}
+    run_ids: ClassVar[dict[str, str]] = {}
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
@@ -222,15 +221,14 @@ class EventFile(Sink):
 
         self.add(custom_scalars(layout(metrics)))
 
-    def add_video(self, name: str, gif: bytes, step: int) -> None:
-        self.add_image(name, gif, step)
-
     def add_image(self, name: str, encoded: bytes, step: int) -> None:
         """Add a PNG or a GIF."""
         with Image.open(io.BytesIO(encoded)) as picture:
             width, height = picture.size
         image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
         self.add(self._summary(value=[self._summary.Value(tag=name, image=image)]), step)
+
+    add_video = add_image
 
     def close(self) -> None:
         self._file.close()

@@ -26,12 +26,8 @@ from sheeplike.monitor.logger import Sink
 from sheeplike.options import flat
 from sheeplike.terminal import info
 
-CLOSING = 30  # seconds to wait at the end for records that are not sent yet
+WAIT = 30  # seconds for a server at the start, and at the end for records that are not sent yet
 PROJECT = "sheeplike"  # unless the environment names another
-
-
-def _run_name(run_dir: Path) -> str:
-    return "/".join(run_dir.parts[-3:])  # <env>/<agent>/seed_<seed>
 
 
 class WandB(Sink):
@@ -43,7 +39,14 @@ class WandB(Sink):
     def __init__(self, run_dir: Path, *, run_id: str | None = None, purge_step: int | None = None) -> None:
         import wandb
 
-        settings = wandb.setup(wandb.Settings(silent=True)).settings
+        own = wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", WAIT)),
+            finish_timeout=float(os.environ.get("WANDB_FINISH_TIMEOUT", WAIT)),
+            finish_timeout_raises=True,
+        )
+        settings = wandb.setup(own).settings
         offline = settings.mode in ("offline", "dryrun", "disabled")
         # wandb.init would ask for a key on a terminal.
         if not offline and wandb.run is None and not wandb.login(prompt=False, verify=False):
@@ -51,17 +54,12 @@ class WandB(Sink):
         self._wandb, self._lock = wandb, threading.Lock()
         self._run = wandb.init(
             project=settings.project or PROJECT,
-            name=settings.run_name or (None if run_id else _run_name(run_dir)),  # users rename runs on the page
+            # A name given at a resume would undo what users type on the page.
+            name=settings.run_name or (None if run_id else "/".join(run_dir.parts[-3:])),
             id=run_id,
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", 30)),
-                finish_timeout=settings.finish_timeout or CLOSING,
-                finish_timeout_raises=True,
-            ),
+            settings=own,
         )
         if settings.mode != "disabled":
             self.run_id = self._run.id
@@ -69,14 +67,15 @@ class WandB(Sink):
         self._run.define_metric("policy_steps")
         self._run.define_metric("*", step_metric="policy_steps")
 
-    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._log(values, step)
+    def add_scalars(self, values: Mapping[str, Any], step: int) -> None:
+        with self._lock:  # two threads at once would write the same row of W&B's
+            self._run.log({**values, "policy_steps": step})
 
     def add_text(self, name: str, text: str, step: int) -> None:
-        self._log({name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step)
+        self.add_scalars({name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step)
 
     def add_video(self, name: str, gif: bytes, step: int) -> None:
-        self._log({name: self._wandb.Video(io.BytesIO(gif), format="gif")}, step)
+        self.add_scalars({name: self._wandb.Video(io.BytesIO(gif), format="gif")}, step)
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         self._run.config.update(config, allow_val_change=True)
@@ -84,16 +83,11 @@ class WandB(Sink):
     def close(self) -> None:
         self._run.finish(exit_code=1 if sys.exception() else 0)
 
-    def _log(self, values: Mapping[str, Any], step: int) -> None:
-        with self._lock:  # two threads at once would write the same row of W&B's
-            self._run.log({**values, "policy_steps": step})
-
 
 class MLflow(Sink):
     """MLflow's tracking server, or without ``MLFLOW_TRACKING_URI`` its database in the working directory.
 
-    A thread sends the records. Parameters cannot change in MLflow: those of a run's first start stay, ``config.md`` has
-    the newest.
+    A thread sends the records. Parameters stay those of a run's first start; ``config.md`` has the newest.
     """
 
     name = "MLflow"
@@ -117,7 +111,8 @@ class MLflow(Sink):
                     raise
         self._is_new = self.run_id is None
         if self._is_new:
-            self.run_id = self._client.create_run(self._experiment(), run_name=_run_name(run_dir)).info.run_id
+            run = self._client.create_run(self._experiment(), run_name="/".join(run_dir.parts[-3:]))
+            self.run_id = run.info.run_id
         info(f"MLflow: run {self.run_id}")
         self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(maxsize=1000)
         self._error: Exception | None = None
@@ -142,21 +137,18 @@ class MLflow(Sink):
 
     def close(self) -> None:
         status = "FAILED" if sys.exception() else "FINISHED"
-        with suppress(queue.Full):
-            for call in (partial(self._client.set_terminated, self.run_id, status), None):
-                self._calls.put(call, timeout=CLOSING)
-        self._thread.join(CLOSING)
+        self._calls.put(partial(self._client.set_terminated, self.run_id, status), timeout=WAIT)
+        self._calls.put(None, timeout=WAIT)
+        self._thread.join(WAIT)
         if self._error or self._thread.is_alive():
             raise self._error or TimeoutError("its server is too slow, the last records are missing")
 
     def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        name, find = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), self._client.get_experiment_by_name
+        if find(name) is None:
             with suppress(self._mlflow.MlflowException):  # another run may have created it just now
                 self._client.create_experiment(name)
-            found = self._client.get_experiment_by_name(name)
-        return found.experiment_id
+        return find(name).experiment_id
 
     def _send(self, call: Callable[[], object]) -> None:
         """Call in the thread; raise the error of an earlier call. MLflow's own such mode prints a line for each."""

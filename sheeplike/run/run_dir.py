@@ -209,9 +209,8 @@ def check_loggers(config: Config) -> None:
     """Raise if a logger, or the package that it needs, is not installed."""
     for name in config.logger:
         LOGGERS.check(name)
-        package = find_module(name) if name in LOGGERS.built_in else None
-        # A directory of this name, such as wandb leaves, would be found without an origin.
-        if name in LOGGERS.built_in and not (package and package.origin):
+        # A directory of this name, such as wandb leaves, is found too, without an origin.
+        if name in LOGGERS.built_in and not getattr(find_module(name), "origin", None):
             raise CommandError(f"logger={name}: expected its package; nearest: pip install {name}")
 
 

@@ -341,7 +341,7 @@ def test_wandb_without_a_key_or_a_server_costs_one_line_and_asks_nothing(wandb, 
 
 
 class Service(BaseHTTPRequestHandler):
-    """As much of W&B's server as a run needs."""
+    """The part of W&B's server that a run needs."""
 
     uploaded: list[str]
     answers: ClassVar = {
