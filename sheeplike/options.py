@@ -157,6 +157,15 @@ def keys_of(options: type[Options], prefix: str = "") -> Iterator[Key]:
     yield from _keys_below(schema_of(options), prefix)
 
 
+def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value of everything in nested dictionaries; an empty one is a value."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + str(name), value
+
+
 def marked(keys: Iterable[Key], mark: str) -> frozenset[str]:
     """Return the paths of the keys with a mark, such as ``"resumable"``, not those below them."""
     return frozenset(key.path for key in keys if mark in key.schema)

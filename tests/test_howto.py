@@ -51,7 +51,7 @@ def commands() -> list[tuple[str, str]]:
 
 def record(run_dir: Path, agent: str, env: str) -> None:
     """A run's files as the command leaves them: its configuration, and two evaluations."""
-    logger = RunLogger(run_dir, tensorboard=False)
+    logger = RunLogger(run_dir)
     for step in (1000, 2000):
         metrics = {"eval/return_mean": step / 20, "eval/success_rate": 0.5, "eval/episodes": 16.0}
         logger.log(metrics, step=step, gradient_steps=step // 8, seconds=step / 10)
@@ -160,7 +160,7 @@ def test_the_program_that_looks_at_what_a_halted_run_left(
     monkeypatch.setattr(GymVectorEnv, "step", poisoned)
     job = [f"exp={agent}", "env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]"]
     with pytest.raises(SystemExit, match="70"):
-        main([*job, "dry_run=true", "max_skipped=1", "logger.tensorboard=false", f"run_dir={tmp_path}"])
+        main([*job, "dry_run=true", "max_skipped=1", "logger=[]", f"run_dir={tmp_path}"])
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     exec(compile(program, "resume.md", "exec"), {})

@@ -204,7 +204,7 @@ def test_adam_clips_the_whole_gradient(make, play):
 @pytest.mark.parametrize("name", ["patches", "curious"])
 def test_a_whole_run(name, installed, tmp_path, monkeypatch):
     """Trained, saved, evaluated, exported, and looked into."""
-    run = ["exp=" + name, "env=cartpole_balance", "dry_run=true", f"run_dir={tmp_path}/run", "logger.tensorboard=false"]
+    run = ["exp=" + name, "env=cartpole_balance", "dry_run=true", f"run_dir={tmp_path}/run", "logger=[]"]
     done = installed.run(*run, place=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -21,7 +21,7 @@ from sheeplike.run.signals import PREEMPTED
 from sheeplike.trained.exported import DEMOS, load_agent
 
 HOWTO = Path(__file__).parents[1] / "howto"
-SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger.tensorboard=false"]
+SMALL = ["dry_run=true", "total_steps=100000", "eval.every=null", "video_every=null", "logger=[]"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.slow
@@ -141,7 +141,7 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
         few = [
             "total_steps=96",
             "agent.minibatches=2",
-            "logger.tensorboard=false",
+            "logger=[]",
             "eval.episodes=1",
             "video_every=null",
         ]
@@ -169,7 +169,7 @@ def test_the_programs_with_a_curriculum(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_program_that_begins_with_networks_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = blocks("learn_to_pick.md", "python")
-    few = ["dry_run=true", "total_steps=96", "agent.minibatches=2", "logger.tensorboard=false", "eval.every=null"]
+    few = ["dry_run=true", "total_steps=96", "agent.minibatches=2", "logger=[]", "eval.every=null"]
     runs, real = [], sheeplike.init
 
     def init(*overrides: str) -> object:

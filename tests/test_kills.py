@@ -36,7 +36,7 @@ ARGUMENTS = [
     f"log_every={LOGGED}",
     "eval.every=null",
     "video_every=null",
-    "logger.tensorboard=false",
+    "logger=[]",
     "resume=auto",
 ]
 

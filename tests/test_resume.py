@@ -43,7 +43,7 @@ COMMON = [
     "eval.every=48",
     "checkpoint.every=32",
     "checkpoint.keep_last=9",
-    "logger.tensorboard=false",
+    "logger=[]",
     "fabric.deterministic=true",
 ]
 MAIN = """

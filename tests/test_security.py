@@ -197,7 +197,7 @@ HOSTILE = {
     "module": ("!!python/name:os.system", "", "python/name:os.system'"),
     "path": ("!!python/object/apply:pathlib.Path [x]", "", "apply:pathlib.Path'"),
     "target": ("x", "_target_: os.system", "unknown key '_target_'"),
-    "target of a section": ("x", "logger: {{tensorboard: true, _target_: os.system}}", "unknown key 'logger._target_'"),
+    "target of a section": ("x", "eval: {{every: 8, _target_: os.system}}", "unknown key 'eval._target_'"),
     "target of the task": ("x", "env: {{name: cartpole_balance, _target_: os.system}}", "unknown key 'env._target_'"),
     "environment": ("${{oc.env:SECRET}}", "", "the interpolation '${{oc.env:SECRET}}'"),
     "environment, escaped": ('"\\x24{{oc.env:SECRET}}"', "", "the interpolation '${{oc.env:SECRET}}'"),

@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OPENING = re.compile(r"(What|Whether|How|Where|Of|As|Who|That)\b")
 PACKAGE = ROOT / "sheeplike"
-COMMANDS = {f"commands/{name}.py" for name in ("analyze", "bench", "compare", "doctor", "dream", "eval", "export")}
+COMMANDS = {
+    f"commands/{name}.py" for name in ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "record")
+}
 WINGS = {"analysis", "inspection", "tools", "trained"}
 PRONOUN = re.compile(r"\b(no|some|any)body\b|\b(who|what)ever\b|\bsomeone\b", re.IGNORECASE)
 
@@ -33,5 +35,5 @@ def test_what_trains_and_the_rest_have_their_ceilings() -> None:
         name = file.relative_to(PACKAGE).as_posix()
         wing = "rest" if name in COMMANDS or name.partition("/")[0] in WINGS else "trains"
         lines[wing] += len(file.read_text(encoding="utf-8").splitlines())
-    assert lines["trains"] <= 17_915
-    assert lines["rest"] <= 6_120
+    assert lines["trains"] <= 18_550
+    assert lines["rest"] <= 6_430

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sheeplike.agents import registry
-from sheeplike.config.saved import flat
 from sheeplike.config.schema import all_keys
 from sheeplike.files import EVENTS, open_regular, read_yaml
-from sheeplike.options import CommandError, is_within, marked, nearest
+from sheeplike.options import CommandError, flat, is_within, marked, nearest
 from sheeplike.terminal import first_sentence, one_line
 
 CONFIG_FILE, METRICS_FILE, ANALYSIS_FILE = "config.yaml", "metrics.jsonl", "analysis.json"

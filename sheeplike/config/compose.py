@@ -36,10 +36,10 @@ from sheeplike import envs, host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import UnknownKey, UnknownName, as_command_errors, validated
-from sheeplike.config.saved import flat, may_change, read_saved, resumable_keys
+from sheeplike.config.saved import may_change, read_saved, resumable_keys
 from sheeplike.config.schema import Config, Start, all_keys, to_data, validate
 from sheeplike.config.sources import CONFIGS, GROUPS, Sources
-from sheeplike.options import CommandError, InvalidOption, Key, Options, expectation, format_value, keys_of
+from sheeplike.options import CommandError, InvalidOption, Key, Options, expectation, flat, format_value, keys_of
 from sheeplike.terminal import warn
 
 COMMAND_LINE = "command line"
@@ -128,8 +128,6 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
 
 def _check_change(change: Override, known: Mapping[str, Key], agent: str, sources: Sources) -> None:
     """Raise for an unknown key, and for another agent by its name alone."""
-    if change.key_or_group.startswith(("wandb", "logger.wandb")) or change.input_line == "logger=wandb":
-        raise CommandError(f"{change.input_line}: W&B is not supported; nearest: logger.tensorboard=true")
     check_key(change, known)
     name = change.value()
     if change.key_or_group == "agent.name" and name != agent and name in registry.list_agents():

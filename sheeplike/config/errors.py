@@ -37,14 +37,16 @@ class UnknownKey(CommandError):
 
 
 def _nearest_key(path: str, keys: Iterable[Key], *, anywhere: bool) -> str | None:
-    """Return the key of the same last name; else a similar one in that section; else, if ``anywhere``, in any."""
+    """Return the key of the same last name; else a similar one there, if ``anywhere`` elsewhere; else the key above."""
     section, _, last = path.replace("/", ".").rpartition(".")
     by_name: dict[str, list[str]] = {}
     for key in keys:
         by_name.setdefault(key.path.rpartition(".")[2], []).append(key.path)
     beside = [name for name, paths in by_name.items() if f"{section}.{name}".lstrip(".") in paths]
     name = last if last in by_name else nearest(last, beside) or (nearest(last, by_name) if anywhere else None)
-    return None if name is None else options.nearest(path.replace("/", "."), by_name[name])
+    if name is None:
+        return section if section in by_name.get(section.rpartition(".")[2], ()) else None
+    return options.nearest(path.replace("/", "."), by_name[name])
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

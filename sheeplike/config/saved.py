@@ -5,7 +5,7 @@ A run's directory may come from elsewhere. Nothing in it is composed, interpolat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import yaml
 
 from sheeplike.config.schema import Config, to_data
 from sheeplike.files import read_yaml
-from sheeplike.options import CommandError, format_value, is_within, keys_of, marked
+from sheeplike.options import CommandError, flat, format_value, is_within, keys_of, marked
 
 FORMAT = 1
 SHOWN = 8  # changes, at most
@@ -60,12 +60,3 @@ def read_saved(path: Path) -> dict[str, Any]:
     if data.pop("format", None) != FORMAT:
         raise CommandError(f"{path}: was written by another version of sheeplike, expected format {FORMAT}; start anew")
     return data
-
-
-def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted key and value of everything in nested dictionaries; an empty one is a value."""
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + str(name), value

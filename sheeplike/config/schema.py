@@ -14,6 +14,7 @@ from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import UnknownKey, as_command_errors, validated
+from sheeplike.envs.mjx.engines import Registry
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.options import (
@@ -144,8 +145,15 @@ class Data(Options):
     )
 
 
-class Logger(Options):
-    tensorboard: bool = Field(True, description="write TensorBoard events; metrics.jsonl is always written")
+LOGGERS = Registry(
+    "logger",
+    "sheeplike.loggers",
+    {
+        "tensorboard": "sheeplike.monitor.logger:EventFile",
+        "wandb": "sheeplike.monitor.sinks:WandB",
+        "mlflow": "sheeplike.monitor.sinks:MLflow",
+    },
+)
 
 
 class Config(Options):
@@ -204,7 +212,10 @@ class Config(Options):
     data: Annotated[Data, CONDITION] = Field(Data(), description="recorded episodes to learn from")
     checkpoint: Annotated[Checkpoint, RESUMABLE, INCIDENTAL] = Field(Checkpoint(), description="checkpoints")
     fabric: Fabric = Field(Fabric(), description="device and precision")
-    logger: Annotated[Logger, RESUMABLE, INCIDENTAL] = Field(Logger(), description="loggers beside metrics.jsonl")
+    logger: Annotated[tuple[str, ...], RESUMABLE, INCIDENTAL] = Field(
+        ("tensorboard",),
+        description="destinations beside metrics.jsonl: tensorboard, wandb, mlflow, and those of installed packages",
+    )
 
     @property
     def ranks(self) -> int:

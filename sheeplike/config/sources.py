@@ -9,6 +9,7 @@ from pathlib import Path
 from sheeplike import entry_points, envs
 from sheeplike.agents import registry
 from sheeplike.config.errors import expand
+from sheeplike.config.schema import LOGGERS
 from sheeplike.envs.gym.options import find_module
 from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
 from sheeplike.options import CommandError
@@ -44,15 +45,15 @@ class Sources:
         return [name for name in registered.get(group, list)() if name not in self._files(group)]
 
     def describe(self) -> str:
-        """Return a text of all choices, and of the packages that add environments, agents or engines."""
+        """Return a text of all choices, and of the packages that add environments, agents, engines or loggers."""
         lines = ["choices, as in exp=dreamer_v3"]
         lines += [f"  {group:<13} {', '.join(self.choices(group))}" for group in GROUPS]
         found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
         found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
-        for kind in (PHYSICS, RENDERERS):
+        for section, kind in (("env.", PHYSICS), ("env.", RENDERERS), ("", LOGGERS)):
             for name, plugins in entry_points.plugins(kind.group).items():
                 owners = [plugin.distribution for plugin in plugins]
-                found[f"env.{kind.option}={name}"] = ["sheeplike"] * (name in kind.built_in) + owners
+                found[f"{section}{kind.option}={name}"] = ["sheeplike"] * (name in kind.built_in) + owners
         others = []
         for choice, origins in found.items():
             refused = ": refused, since one package must have it" if len(origins) > 1 else ""

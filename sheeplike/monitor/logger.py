@@ -1,4 +1,4 @@
-"""Records of a run: ``metrics.jsonl``, and TensorBoard with policy steps on the x-axis."""
+"""Records of a run: ``metrics.jsonl``, and loggers beside it, of which TensorBoard is one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import json
 import math
 import os
 import queue
+import re
 import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from PIL import Image
 from torch import Tensor
@@ -27,14 +29,27 @@ from sheeplike.monitor.video import check_video, encode_gif
 _NUMBERS = itertools.count()  # they tell the event files of this process apart
 
 
-class Sink(Protocol):
-    """Destination beside ``metrics.jsonl``; methods may run in the video thread, and an error is reported once."""
+class Sink:
+    """Base class of loggers: destinations beside ``metrics.jsonl``, which override what they can show.
 
-    name: str
+    Methods may run in the video thread too. They must not wait for a network; an error is reported once, and the next
+    record is tried again.
 
+    Args:
+        run_dir: directory of the run.
+        run_id: id of the run in this destination, if it has one and the run is resumed.
+        purge_step: policy step from which the run is resumed; later records are to be dropped if possible.
+    """
+
+    name: str  # for messages, and in checkpoints
+    remedy = ""  # ends the message of an error
+    run_id: str | None = None  # kept in checkpoints
+
+    def __init__(self, run_dir: Path, *, run_id: str | None = None, purge_step: int | None = None) -> None: ...
     def add_scalars(self, values: Mapping[str, float], step: int) -> None: ...
     def add_text(self, name: str, text: str, step: int) -> None: ...
-    def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None: ...
+    def add_video(self, name: str, gif: bytes, step: int) -> None: ...
+    def add_config(self, config: Mapping[str, Any]) -> None: ...
     def add_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None: ...
     def add_charts(self, metrics: Iterable[str]) -> None: ...
     def close(self) -> None: ...
@@ -43,41 +58,49 @@ class Sink(Protocol):
 class NoLogger:
     """Logger of a rank that writes nothing."""
 
+    run_ids: ClassVar[dict[str, str]] = {}
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
 
 
 class RunLogger:
-    """Writer of a run's metrics, videos and texts into ``run_dir``, which it makes.
+    """Writer of a run's metrics, videos and texts into ``run_dir``, which it makes, and into other destinations.
 
     ``metrics.jsonl`` has one row per call of :meth:`log`; non-finite metrics are ``null``. Videos are encoded in a
-    thread. A destination that fails, for example on a full disk, warns once and is tried again; training goes on.
+    thread. A destination that fails, for example on a full disk, warns once and is tried again, unless it failed at the
+    start; training goes on.
 
     Args:
-        tensorboard: write an event file.
-        sinks: further destinations; with ``tensorboard=False`` and none, videos and texts are dropped.
+        sinks: further destinations; without any, videos and texts are dropped.
         purge_step: policy step from which a run is resumed. Later records are dropped from ``metrics.jsonl`` and
             hidden in TensorBoard.
+        run_ids: ids of the run in its destinations, by their names.
     """
 
     def __init__(
         self,
         run_dir: Path | str,
+        sinks: Sequence[type[Sink]] = (),
         *,
-        tensorboard: bool = True,
-        sinks: Sequence[Sink] = (),
         purge_step: int | None = None,
+        run_ids: Mapping[str, str] | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._rows = _open_rows(self.run_dir / "metrics.jsonl", purge_step)
-        # TensorBoard hides from the given step on, metrics.jsonl keeps that step: hence + 1.
-        purge = None if purge_step is None else purge_step + 1
-        self._sinks = [*([EventFile(self.run_dir, purge_step=purge)] if tensorboard else []), *sinks]
         self._failed: set[str] = set()
         self._closed = False
+        self.run_ids = dict(run_ids or {})
+        self._sinks: list[Sink] = []
+        for kind in sinks:
+            with self._guard(kind.name, kind.remedy):
+                sink = kind(self.run_dir, run_id=self.run_ids.get(kind.name), purge_step=purge_step)
+                self._sinks.append(sink)
+                if sink.run_id:
+                    self.run_ids[kind.name] = sink.run_id
         # When the queue is full, log_video waits: no video is lost, and memory stays bounded.
-        self._videos: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(maxsize=4)
+        self._videos: queue.Queue[Callable[[], None] | None] = queue.Queue(maxsize=4)
         self._encoder = threading.Thread(target=self._encode, name="video-encoder", daemon=True)
         self._encoder.start()
 
@@ -96,11 +119,15 @@ class RunLogger:
         check_video(video)
         if self._sinks and not self._closed:
             frames = video.detach().to("cpu", copy=True)
-            self._videos.put(lambda sink: sink.add_video(name, frames, step, fps))
+            self._videos.put(partial(self._add_video, name, frames, step, fps))
 
     def log_text(self, name: str, text: str, step: int = 0) -> None:
         """Show Markdown."""
         self._each(lambda sink: sink.add_text(name, text, step))
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Keep the whole configuration, nested dictionaries of plain values."""
+        self._each(lambda sink: sink.add_config(config))
 
     def log_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None:
         """Enter the run into TensorBoard's table of runs (see :func:`~sheeplike.monitor.dashboard.table_entry`)."""
@@ -124,35 +151,40 @@ class RunLogger:
     def _encode(self) -> None:
         while (write := self._videos.get()) is not None:
             # Under "python -W error" a warning would end the thread, and log_video would wait for ever.
-            with contextlib.suppress(Warning):
-                self._each(write)
+            with contextlib.suppress(Warning), self._guard("a video"):
+                write()
+
+    def _add_video(self, name: str, frames: Tensor, step: int, fps: float) -> None:
+        gif = encode_gif(frames, fps)
+        self._each(lambda sink: sink.add_video(name, gif, step))
 
     def _each(self, write: Callable[[Sink], object]) -> None:
         for sink in self._sinks:
-            with self._guard(sink.name):
+            with self._guard(sink.name, sink.remedy):
                 write(sink)
 
     @contextlib.contextmanager
-    def _guard(self, writer: str) -> Iterator[None]:
+    def _guard(self, writer: str, remedy: str = "") -> Iterator[None]:
         try:
             yield
         except Exception as error:  # training is worth more than its record
             if writer not in self._failed:
                 self._failed.add(writer)
-                problem = f"{writer} in {self.run_dir} cannot be written, training goes on: {error!r}"
+                problem = re.sub(r"://[^/\s]+@", "://", repr(error))  # an address may hold a password
+                problem = f"{writer} of {self.run_dir} cannot be written, training goes on: {problem}{remedy}"
                 warnings.warn(problem, RuntimeWarning, stacklevel=4)
 
 
-class EventFile:
+class EventFile(Sink):
     """Event file of TensorBoard, written in the caller's thread, each event atomically.
 
     The thread of torch's ``SummaryWriter`` ends at the first error, such as a disk that is full for a moment. Here any
-    method may raise OSError, and the next one may succeed. TensorBoard hides older files from ``purge_step`` on.
+    method may raise OSError, and the next one may succeed. TensorBoard hides what older files hold after purge_step.
     """
 
     name = "TensorBoard"
 
-    def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:
+    def __init__(self, run_dir: Path, *, run_id: str | None = None, purge_step: int | None = None) -> None:
         # This import takes seconds, which a run without TensorBoard need not pay.
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
@@ -164,7 +196,8 @@ class EventFile:
         self._file, self._lock = open_regular(run_dir / name, "ab"), threading.Lock()
         self._write(self._event(file_version="brain.Event:2"))
         if purge_step is not None:
-            self._write(self._event(step=purge_step, session_log=session(status=session.START)))
+            # TensorBoard hides from the given step on.
+            self._write(self._event(step=purge_step + 1, session_log=session(status=session.START)))
 
     def add(self, summary: Any, step: int = 0) -> None:
         """Add a ``Summary``."""
@@ -188,16 +221,14 @@ class EventFile:
 
         self.add(custom_scalars(layout(metrics)))
 
-    def add_video(self, name: str, video: Tensor, step: int, fps: float) -> None:
-        self._add_image(name, encode_gif(video, fps), video.shape[2], video.shape[1], step)
-
-    def add_image(self, name: str, png: bytes, step: int) -> None:
-        with Image.open(io.BytesIO(png)) as picture:
-            self._add_image(name, png, *picture.size, step)
-
-    def _add_image(self, name: str, encoded: bytes, width: int, height: int, step: int) -> None:
+    def add_image(self, name: str, encoded: bytes, step: int) -> None:
+        """Add a PNG or a GIF."""
+        with Image.open(io.BytesIO(encoded)) as picture:
+            width, height = picture.size
         image = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
         self.add(self._summary(value=[self._summary.Value(tag=name, image=image)]), step)
+
+    add_video = add_image
 
     def close(self) -> None:
         self._file.close()

@@ -24,10 +24,10 @@ from sheeplike import checkpoint, terminal
 from sheeplike.config.compose import start_of
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import to_yaml
-from sheeplike.config.schema import headlines
+from sheeplike.config.schema import LOGGERS, headlines, to_data
 from sheeplike.host import choose_gpu
 from sheeplike.loop import Every, LoopState, train
-from sheeplike.monitor.logger import NoLogger, RunLogger
+from sheeplike.monitor.logger import NoLogger, RunLogger, Sink
 from sheeplike.monitor.progress import Progress, banner
 from sheeplike.nn.compilation import CannotCompile
 from sheeplike.options import CommandError
@@ -95,6 +95,8 @@ class Experiment:
         self._asked, self.run_dir = planned.config, planned.run_dir
         self.config = config = self._asked.whole()  # numbers of all ranks together
         begun = time.monotonic()
+        with as_command_errors(ValueError):
+            sinks = [LOGGERS.load(name, Sink) for name in dict.fromkeys(config.logger)]
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop_requested: StopRequest = stack.enter_context(stoppable(ready=in_program))
             with explain_oom(config):
@@ -147,7 +149,8 @@ class Experiment:
             purge_step = saved.step - behind if saved else None
             logger = NoLogger()
             if self.ranks.first:
-                logger = RunLogger(self.storage.path, tensorboard=config.logger.tensorboard, purge_step=purge_step)
+                run_ids = saved.run_ids if saved else {}
+                logger = RunLogger(self.storage.path, sinks, purge_step=purge_step, run_ids=run_ids)
             self.recorder.logger = logger
             stack.callback(logger.close)
             stack.callback(self.recorder.flush_quietly)
@@ -182,6 +185,7 @@ class Experiment:
             return
         config, step, logger = self.config, self.policy_steps, self.recorder.logger
         banner("sheeplike", describe(config, self.envs, self.agent, step, self.run_dir, files, step_seconds))
+        logger.log_config(to_data(config))
         logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
         logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
         logger.log_hyperparameters(*headlines(config))

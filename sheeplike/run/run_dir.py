@@ -26,8 +26,9 @@ from sheeplike import host
 from sheeplike.config.compose import Composed, load, load_saved, start_of
 from sheeplike.config.errors import as_command_errors, expand, require_writable, writing
 from sheeplike.config.saved import changes, describe_changes, may_change, resumable_keys, to_yaml
-from sheeplike.config.schema import Config, to_data
+from sheeplike.config.schema import LOGGERS, Config, to_data
 from sheeplike.config.sources import Sources
+from sheeplike.envs.gym.options import find_module
 from sheeplike.files import EVENTS, open_regular, parse_yaml, read_text, read_yaml, write_atomically
 from sheeplike.files import lock as lock_file
 from sheeplike.options import CommandError, InvalidOption
@@ -61,6 +62,7 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
         parse_yaml(to_yaml(planned.config))
     except ValueError as error:
         raise CommandError(f"the configuration could not be read again from {CONFIG_FILE}: {error}") from None
+    check_loggers(planned.config)
     return planned
 
 
@@ -201,6 +203,15 @@ def check_accelerator(config: Config) -> None:
             f"fabric.accelerator=cuda, profile={config.profile}: expected a GPU, but {problem}; "
             "nearest: fabric.accelerator=cpu profile=cpu"
         )
+
+
+def check_loggers(config: Config) -> None:
+    """Raise if a logger, or the package that it needs, is not installed."""
+    for name in config.logger:
+        LOGGERS.check(name)
+        # A directory of this name, such as wandb leaves, is found too, without an origin.
+        if name in LOGGERS.built_in and not getattr(find_module(name), "origin", None):
+            raise CommandError(f"logger={name}: expected its package; nearest: pip install {name}")
 
 
 def free(path: Path) -> Path:

@@ -43,6 +43,7 @@ class Saved(NamedTuple):
     parts: dict[str, Any]
     changed: Collection[str]  # keys whose values have changed since it was made
     compiled: str | None  # compilation mode of the updates before it
+    run_ids: dict[str, str]  # of the run in its loggers
 
     def is_finished(self, config: Config) -> bool:
         """Return True if all of ``total_steps``, and the updates due after them, are made."""
@@ -79,7 +80,8 @@ def read(run_dir: Path, config: Config, ranks: Ranks = ALONE) -> Saved:
         there = meta["versions"] | {"device": meta["device"]}
         if different := [f"{name} {was} -> {here.get(name)}" for name, was in there.items() if here.get(name) != was]:
             warn(f"this resume may differ in the last bits: {', '.join(different)}")
-        return Saved(meta["step"], parts, changed, meta["compile"])
+        run_ids = {str(name): str(run_id) for name, run_id in dict(meta.get("loggers", {})).items()}
+        return Saved(meta["step"], parts, changed, meta["compile"], run_ids)
 
 
 def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -173,7 +175,7 @@ def take(
         parts["memory"] = {name: value for name, value in whole.items() if name not in learner}
     spaces = Spaces.of(envs.single_observation_space, envs.single_action_space)
     meta = {"env": config.env.name, "agent": config.agent.name, "spaces": spaces and spaces.model_dump(mode="json")}
-    meta |= {"ranks": ranks.size, "save": "alone"}
+    meta |= {"ranks": ranks.size, "save": "alone", "loggers": dict(recorder.logger.run_ids)}
     if "eval/return_mean" in recorder.latest:
         meta["score"] = recorder.latest["eval/return_mean"]  # decides which checkpoint is the best
     return parts, meta, agent.history if config.checkpoint.replay else None

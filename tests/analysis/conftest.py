@@ -13,7 +13,7 @@ import yaml
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
-from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.logger import EventFile, RunLogger
 
 
 class Printed(NamedTuple):
@@ -46,7 +46,7 @@ def _begin(place: Path, env: str = "franka_pick", agent: str = "dreamer_v3", **c
 def _record(
     place: Path, returns: Sequence[float], every: int = 1000, speed: float = 100.0, tensorboard: bool = False, **more
 ) -> Path:
-    run = RunLogger(place, tensorboard=tensorboard)
+    run = RunLogger(place, [EventFile] if tensorboard else [])
     for index, value in enumerate(returns):
         step = every * (index + 1)
         axes = {"gradient_steps": step // 8, "seconds": step / speed}

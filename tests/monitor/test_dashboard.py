@@ -9,7 +9,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
 from sheeplike.monitor.dashboard import CATEGORIES, OUTCOMES, layout
-from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.logger import EventFile, RunLogger
 
 WORLD_MODEL = [
     "loss/pixels/front",
@@ -36,7 +36,7 @@ VALUES = {"seed": 3.0, "env.name": "cartpole_balance", "agent.size": "1m"}
 
 @pytest.fixture
 def written(tmp_path: Path) -> EventAccumulator:
-    run = RunLogger(tmp_path / "run")
+    run = RunLogger(tmp_path / "run", [EventFile])
     run.log({"rollout/return_mean": 5.0}, step=32, gradient_steps=0, seconds=1)
     run.log_hyperparameters(COLUMNS, VALUES)
     run.log_layout(DREAMER)
@@ -99,7 +99,7 @@ def test_every_expression_is_valid():
 
 
 def test_without_tensorboard_nothing_happens(tmp_path):
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     run.log_hyperparameters(COLUMNS, VALUES)
     run.log_layout(PPO)
     run.close()

@@ -14,7 +14,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sheeplike.monitor import logger as logger_module
-from sheeplike.monitor.logger import RunLogger
+from sheeplike.monitor.logger import EventFile, RunLogger, Sink
 
 
 def rows(run_dir: Path) -> list[dict]:
@@ -39,7 +39,7 @@ def log(run: RunLogger, step: int, **metrics: float) -> None:
 
 
 def test_rows_and_curves_count_policy_steps(tmp_path):
-    run = RunLogger(tmp_path / "run")
+    run = RunLogger(tmp_path / "run", [EventFile])
     run.log({"loss/dyn": 1.5, "rollout/return_mean": 2}, step=100, gradient_steps=7, seconds=1.23456)
     run.log({"loss/dyn": 0.5}, step=200, gradient_steps=9, seconds=2)
     run.close()
@@ -52,7 +52,7 @@ def test_rows_and_curves_count_policy_steps(tmp_path):
 
 
 def test_a_row_is_on_the_disk_at_once_and_what_is_not_finite_is_null(tmp_path):
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     log(run, 1, a=math.nan, b=math.inf, c=-math.inf, d=0.0)
     (row,) = rows(tmp_path)
     assert row == {"step": 1, "gradient_steps": 0, "seconds": 0.01, "a": None, "b": None, "c": None, "d": 0.0}
@@ -60,7 +60,7 @@ def test_a_row_is_on_the_disk_at_once_and_what_is_not_finite_is_null(tmp_path):
 
 
 def test_without_tensorboard_there_is_no_event_file(tmp_path):
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     log(run, 1)
     run.log_video("video", video(), step=1, fps=10)
     run.log_text("config", "text", 1)
@@ -69,14 +69,14 @@ def test_without_tensorboard_there_is_no_event_file(tmp_path):
 
 
 def test_a_metric_cannot_hide_an_axis(tmp_path):
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     with pytest.raises(AssertionError, match="step"):
         run.log({"step": 5.0}, step=1, gradient_steps=0, seconds=0)
     run.close()
 
 
 def test_a_video_reads_back_as_a_gif(tmp_path):
-    run, clip = RunLogger(tmp_path), video()
+    run, clip = RunLogger(tmp_path, [EventFile]), video()
     run.log_video("open_loop/front", clip, step=50, fps=10)
     run.log_video("open_loop/front", clip, step=60, fps=10)
     clip.zero_()  # it was copied
@@ -101,7 +101,7 @@ def test_videos_are_encoded_beside_the_training(tmp_path, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(logger_module, "encode_gif", spy)
-    run = RunLogger(tmp_path)
+    run = RunLogger(tmp_path, [EventFile])
     for step in range(10):  # more than the queue holds
         run.log_video("video", video(), step=step, fps=10)
     run.close()
@@ -111,14 +111,14 @@ def test_videos_are_encoded_beside_the_training(tmp_path, monkeypatch):
 
 
 def test_a_video_of_the_wrong_type_is_refused_at_once(tmp_path):
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     with pytest.raises(AssertionError):
         run.log_video("open_loop", video().float(), step=1, fps=10)
     run.close()
 
 
 def test_a_text_reads_back(tmp_path):
-    run = RunLogger(tmp_path)
+    run = RunLogger(tmp_path, [EventFile])
     run.log_text("config", "```yaml\nseed: 1\n```", 0)
     run.close()
     tensor = events(tmp_path).Tensors("config/text_summary")[0].tensor_proto
@@ -126,11 +126,11 @@ def test_a_text_reads_back(tmp_path):
 
 
 def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
-    first = RunLogger(tmp_path)
+    first = RunLogger(tmp_path, [EventFile])
     for step in (10, 20, 30, 40):
         log(first, step)
     first.close()
-    second = RunLogger(tmp_path, purge_step=20)
+    second = RunLogger(tmp_path, [EventFile], purge_step=20)
     assert [row["step"] for row in rows(tmp_path)] == [10, 20]
     log(second, 25)
     second.close()
@@ -142,14 +142,14 @@ def test_files_of_a_resumed_run_come_later_by_name_although_the_clock_was_set_ba
     for now, process in ((2_000_000_000.0, 9876), (1_000_000_000.0, 10432)):
         monkeypatch.setattr("sheeplike.monitor.logger.time.time", lambda now=now: now)
         monkeypatch.setattr("sheeplike.monitor.logger.os.getpid", lambda process=process: process)
-        RunLogger(tmp_path).close()
+        RunLogger(tmp_path, [EventFile]).close()
     first, second = sorted(tmp_path.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
     assert first.name < second.name
 
 
 def test_without_purge_all_rows_stay(tmp_path):
     for step in (10, 5):
-        run = RunLogger(tmp_path, tensorboard=False)
+        run = RunLogger(tmp_path)
         log(run, step)
         run.close()
     assert [row["step"] for row in rows(tmp_path)] == [10, 5]
@@ -159,7 +159,7 @@ def test_without_purge_all_rows_stay(tmp_path):
 def test_a_row_cut_short_by_a_kill_is_dropped(tmp_path, torn):
     whole = b'{"step": 10, "gradient_steps": 1, "seconds": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole + torn)
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     log(run, 30)
     run.close()
     assert [row["step"] for row in rows(tmp_path)] == [10, 30]
@@ -170,13 +170,13 @@ def test_a_row_cut_short_by_a_kill_is_dropped(tmp_path, torn):
 def test_a_row_that_nobody_wrote_is_dropped(tmp_path, odd):
     whole = '{"step": 10, "gradient_steps": 1, "seconds": 1}\n'
     (tmp_path / "metrics.jsonl").write_text(whole + odd + "\n" + whole)
-    RunLogger(tmp_path, tensorboard=False, purge_step=20).close()
+    RunLogger(tmp_path, purge_step=20).close()
     assert (tmp_path / "metrics.jsonl").read_text() == 2 * whole
 
 
 def test_a_row_that_is_no_object_is_dropped_without_a_purge_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('[1]\n{"step": 10}\nnull\n')
-    RunLogger(tmp_path, tensorboard=False).close()
+    RunLogger(tmp_path).close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 10}\n'
 
 
@@ -190,7 +190,7 @@ def test_metrics_that_are_no_file_are_refused_at_the_start(tmp_path, kind):
     else:
         (run_dir / "metrics.jsonl").symlink_to(tmp_path / ("elsewhere" if kind == "link" else "absent"))
     with pytest.raises(OSError, match="link" if "link" in kind else "is no regular file"):
-        RunLogger(run_dir, tensorboard=False)
+        RunLogger(run_dir)
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
     assert not (tmp_path / "absent").exists()
 
@@ -198,7 +198,7 @@ def test_metrics_that_are_no_file_are_refused_at_the_start(tmp_path, kind):
 def test_what_is_kept_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     """And is not written through what an attempt or another user has left in its place."""
     (tmp_path / "elsewhere").write_text("mine\n")
-    run = RunLogger(tmp_path / "run", tensorboard=False)
+    run = RunLogger(tmp_path / "run")
     for step in (10, 20):
         log(run, step)
     run.close()
@@ -208,7 +208,7 @@ def test_what_is_kept_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
         os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name) or sync(file)
     )
     monkeypatch.setattr(os, "replace", lambda *names: done.append("replace") or replace(*names))
-    RunLogger(tmp_path / "run", tensorboard=False, purge_step=10).close()
+    RunLogger(tmp_path / "run", purge_step=10).close()
     assert done == [f".metrics.jsonl.{os.getpid()}", "replace", "run"]
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
     assert [row["step"] for row in rows(tmp_path / "run")] == [10]
@@ -228,7 +228,7 @@ class FullDisk:
 
 
 def test_a_full_disk_warns_once_and_rows_stay_whole(tmp_path, recwarn):
-    run = RunLogger(tmp_path, tensorboard=False)
+    run = RunLogger(tmp_path)
     run._rows = disk = FullDisk(run._rows)
     log(run, 1)
     disk.full = True
@@ -243,7 +243,7 @@ def test_a_full_disk_warns_once_and_rows_stay_whole(tmp_path, recwarn):
 
 
 def test_curves_go_on_when_a_full_disk_has_room_again(tmp_path):
-    run = RunLogger(tmp_path)
+    run = RunLogger(tmp_path, [EventFile])
     run._sinks[0]._file = disk = FullDisk(run._sinks[0]._file)
     log(run, 1)
     disk.full = True
@@ -257,7 +257,7 @@ def test_curves_go_on_when_a_full_disk_has_room_again(tmp_path):
 
 
 def test_tensorboard_that_fails_warns_once_and_the_rows_go_on(tmp_path, monkeypatch, recwarn):
-    run = RunLogger(tmp_path)
+    run = RunLogger(tmp_path, [EventFile])
 
     def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
@@ -281,7 +281,7 @@ def test_a_failing_encoder_does_not_stall_when_warnings_are_errors(tmp_path, mon
     monkeypatch.setattr(logger_module, "encode_gif", fail)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = RunLogger(tmp_path)
+        run = RunLogger(tmp_path, [EventFile])
         for step in range(3):
             run.log_video("video", video(), step=step, fps=10)
         run.close()
@@ -289,7 +289,7 @@ def test_a_failing_encoder_does_not_stall_when_warnings_are_errors(tmp_path, mon
 
 
 def test_closing_twice_and_logging_video_after_closing_are_harmless(tmp_path):
-    run = RunLogger(tmp_path)
+    run = RunLogger(tmp_path, [EventFile])
     run.close()
     run.close()
     for step in range(10):
@@ -299,20 +299,22 @@ def test_closing_twice_and_logging_video_after_closing_are_harmless(tmp_path):
 def test_a_run_dir_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        RunLogger(tmp_path / "file" / "run")
+        RunLogger(tmp_path / "file" / "run", [EventFile])
     assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_further_sink_gets_what_tensorboard_gets(tmp_path: Path) -> None:
     calls: list[tuple[str, object]] = []
 
-    class Stub:
+    class Stub(Sink):
         name = "stub"
 
-        def __getattr__(self, method: str) -> object:
+        def __getattribute__(self, method: str) -> object:
+            if not method.startswith(("add_", "close")):
+                return super().__getattribute__(method)
             return lambda *arguments: calls.append((method, arguments[0] if arguments else None))
 
-    run = RunLogger(tmp_path, tensorboard=False, sinks=[Stub()])
+    run = RunLogger(tmp_path, [Stub])
     run.log({"loss/dyn": 1.0}, step=1, gradient_steps=0, seconds=0.0)
     run.log_text("config", "seed: 0")
     run.log_video("eval/front", video(), step=1, fps=10)

@@ -30,7 +30,7 @@ from sheeplike.run.layout import checkpoint_steps
 from sheeplike.run.nonfinite import Halted
 from sheeplike.run.run_dir import plan
 
-SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
+SMALL = ("dry_run=true", "logger=[]", "video_every=null", "eval.every=null", "log_every=2")
 # Without images, and most in worlds that nothing has to be compiled for.
 CARTPOLE = ("env=cartpole_balance", "env.renderer=none", "agent.observations=[state]", *SMALL)
 GYM = ("env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", *SMALL)

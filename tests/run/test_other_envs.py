@@ -137,7 +137,7 @@ def test_a_run_its_videos_its_continuation_and_its_export(
     agent: str, kind: str, videos: dict[str, torch.Size], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = [f"exp={agent}", "env=odd", f"env.options.kind={kind}", *JOBS[agent], "dry_run=true"]
-    common += ["logger.tensorboard=false", "total_steps=96", "checkpoint.every=48", "eval.every=96", "video_every=96"]
+    common += ["logger=[]", "total_steps=96", "checkpoint.every=48", "eval.every=96", "video_every=96"]
     with sheeplike.init(*common, f"run_dir={tmp_path / 'straight'}") as run:
         run.iterate()
     banner = capsys.readouterr().out

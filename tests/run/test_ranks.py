@@ -48,7 +48,7 @@ COMMON = [
     "video_every=null",
     "log_every=200",
     "checkpoint.every=400",
-    "logger.tensorboard=false",
+    "logger=[]",
     "fabric.accelerator=cpu",
     "fabric.devices=2",
 ]

@@ -44,7 +44,7 @@ def recorder(tmp_path: Path, screen: io.StringIO) -> Iterator[Recorder]:
     envs = OptionalMembers()
     envs.num_envs, envs.device, envs.metadata, envs.state_dict = 2, "cpu", {"render_fps": 10}, dict
     envs.single_observation_space, envs.single_action_space = spaces.Dict({"state": box}), box
-    logger = RunLogger(tmp_path, tensorboard=False)
+    logger = RunLogger(tmp_path)
     yield Recorder(agent, envs, Progress(1000, interval=0.0, file=screen), logger)
     logger.close()
 

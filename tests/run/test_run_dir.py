@@ -99,12 +99,12 @@ def test_two_runs_that_start_at_once(sheeplike):
 
 def test_resume_takes_the_saved_configuration(begun, sheeplike):
     begun(*JOB, "env.num_envs=3", "agent.size=12m", "seed=5", "run_dir=mine", "total_steps=9999")
-    (run,) = sheeplike("resume=mine", "total_steps=20_000", "eval.every=null", "logger.tensorboard=false").runs
+    (run,) = sheeplike("resume=mine", "total_steps=20_000", "eval.every=null", "logger=[]").runs
     assert run.resume is True
     assert run.run_dir == Path("mine")
     config = run.config
     assert (config.env.num_envs, config.agent.size, config.seed) == (3, "12m", 5)
-    assert (config.total_steps, config.eval.every, config.logger.tensorboard) == (20_000, None, False)
+    assert (config.total_steps, config.eval.every, config.logger) == (20_000, None, ())
     Storage(Plan(config, run.run_dir)).update(config)
     assert sheeplike("train", "resume=mine").runs[0].config == config
     Path("mine").rename("there")
@@ -236,7 +236,7 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
 )
 def test_which_runs_have_nothing_left_to_do(sheeplike, loop, total_steps, finished):
     config = sheeplike(*JOB, f"total_steps={total_steps}").runs[0].config
-    assert Saved(2000, {"loop": loop}, (), None).is_finished(config) == finished
+    assert Saved(2000, {"loop": loop}, (), None, {}).is_finished(config) == finished
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])

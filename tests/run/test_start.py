@@ -24,7 +24,7 @@ from sheeplike.run import layout, run_dir
 from sheeplike.run.run_dir import Plan
 
 JOB = ("env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", "dry_run=true")
-JOB += ("total_steps=64", "video_every=null", "eval.every=null", "checkpoint.every=null", "logger.tensorboard=false")
+JOB += ("total_steps=64", "video_every=null", "eval.every=null", "checkpoint.every=null", "logger=[]")
 WORLDS = 2
 
 

@@ -1,4 +1,4 @@
-"""Physics engines and renderers by name: those of this package, and entry points of others.
+"""Parts that are chosen by name: physics engines, renderers, and by the same class loggers.
 
 Importing this module imports neither JAX nor MuJoCo.
 """
@@ -11,8 +11,8 @@ from sheeplike import entry_points
 from sheeplike.options import InvalidOption, nearest
 
 
-class Engines(NamedTuple):
-    """Engines of one kind."""
+class Registry(NamedTuple):
+    """Parts of one kind."""
 
     option: str  # the option that chooses one
     group: str  # the entry points of other packages
@@ -24,12 +24,12 @@ class Engines(NamedTuple):
         return list(dict.fromkeys([*self.automatic, *self.built_in, *entry_points.plugins(self.group)]))
 
     def check(self, name: str) -> None:
-        """Raise ``InvalidOption`` unless an engine of this name is installed, without importing it."""
+        """Raise ``InvalidOption`` unless a part of this name is installed, without importing it."""
         if name not in (known := self.names()):
             raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
 
     def load(self, name: str, base: type) -> type:
-        """Import the engine of this name; raise ``ValueError`` if that fails or it is no subclass of ``base``."""
+        """Import the part of this name; raise ``ValueError`` if that fails or it is no subclass of ``base``."""
         self.check(name)
         if name in self.built_in and name not in entry_points.plugins(self.group):
             return pkgutil.resolve_name(self.built_in[name])
@@ -39,7 +39,7 @@ class Engines(NamedTuple):
         return found
 
 
-PHYSICS = Engines(
+PHYSICS = Registry(
     "physics",
     "sheeplike.physics",
     {
@@ -48,7 +48,7 @@ PHYSICS = Engines(
     },
     automatic=("auto",),
 )
-RENDERERS = Engines(
+RENDERERS = Registry(
     "renderer",
     "sheeplike.renderers",
     {

@@ -12,7 +12,7 @@ from sheeplike.envs import make
 from sheeplike.envs.gym.world import derive_seed
 
 SMALL = ["env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]", "dry_run=true"]
-SMALL += ["logger.tensorboard=false", "video_every=null", "eval.every=null", "env.options.episode_length=200"]
+SMALL += ["logger=[]", "video_every=null", "eval.every=null", "env.options.episode_length=200"]
 APPROXIMATE = "approximate"
 
 
