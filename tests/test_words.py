@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OPENING = re.compile(r"(What|Whether|How|Where|Of|As|Who|That)\b")
 PACKAGE = ROOT / "sheeplike"
-COMMANDS = {
+OWN = ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "record")
+COMMANDS = {f"commands/{name}.py" for name in OWN}
     f"commands/{name}.py" for name in ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "record")
 }
 WINGS = {"analysis", "inspection", "tools", "trained"}
