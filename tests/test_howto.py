@@ -76,6 +76,11 @@ def test_every_command_asks_for_something_that_exists(
         assert "env " in capsys.readouterr().out
         return
     monkeypatch.chdir(tmp_path)
+    if arguments[0] == "compare" and arguments[1].startswith("howto/runs"):
+        monkeypatch.chdir(ROOT)
+        main([*(word for word in arguments if not word.startswith("out=")), f"out={tmp_path}"])
+        assert "| dreamer_v3" in capsys.readouterr().out
+        return
     if arguments[0] == "compare":
         for agent in ("dreamer_v3", "ppo"):
             record(tmp_path / arguments[1] / agent / agent / "seed_0", agent, Path(arguments[1]).name)

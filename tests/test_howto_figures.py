@@ -1,0 +1,31 @@
+"""Figures of the pages are drawn again from the evidence in the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sheeplike.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "howto" / "runs"
+FIGURES = {
+    "compare_by_steps": ("steps", ["cartpole_balance"], ["scale=log", "threshold=100"]),
+    "compare_by_time": ("time", ["cartpole_balance"], ["threshold=100"]),
+    "one_and_two_ranks": ("steps", ["cartpole_balance", "cartpole_balance_two_ranks"], ["scale=log"]),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_evidence_draws_the_figure(name: str, tmp_path: Path) -> None:
+    x, runs, others = FIGURES[name]
+    main(["compare", *(str(RUNS / run) for run in runs), f"x={x}", f"out={tmp_path}", *others])
+    drawn, shown = (
+        np.asarray(Image.open(path).convert("RGB"), float)
+        for path in (tmp_path / f"eval_return_mean_by_{x}.png", ROOT / "howto" / f"{name}.png")
+    )
+    assert drawn.shape == shown.shape
+    assert np.abs(drawn - shown).mean() < 1
