@@ -300,8 +300,7 @@ class Server:
         session, here = self.session, self.session.here
         version, upto = page.strip
         start = upto if version == session.version else session.first
-        hands = [[], *(sorted(names) for names in here.by_hand)]
-        drivers = (None, *here.settings.drivers)
+        hands, drivers = [[], *map(sorted, here.by_hand)], (None, *here.settings.drivers)
         sides = zip(PANELS, here.pictures, here.points, drivers, session.ends, hands, strict=False)
         real, dream = session.classes
         header = {

@@ -222,8 +222,8 @@ class Session:
         """Split the dream into two futures, the second with noise of its own; a second call ends that one."""
         first = self.here.settings.drivers[:1]
         if len(self.here.dreams) > 1:
-            alone = {"dreams": self.here.dreams[:1], "by_hand": self.here.by_hand[:1]}
-            self._change({"drivers": first, "branched": None}, **alone)
+            alone = {"drivers": first, "branched": None}
+            self._change(alone, dreams=self.here.dreams[:1], by_hand=self.here.by_hand[:1])
             return
         self._branches += 1
         settings = {"drivers": (*first, "same"), "branched": self.now, "salt": self._branches}
@@ -406,7 +406,6 @@ class Session:
         dreams = _awake(posterior, count, dreamt) if began else self._dream(dreamt, action, step)
         if not began:
             dreams |= {"age": before.age + 1, "blind": dreamt.blind + 1, "looks": dreamt.looks}
-            dreams["by_hand"] = dreamt.by_hand
         # The images are copied: the environment may use its memory again.
         seen = {key: obs[key].clone().to(model.device) for key in model.cameras}
         truth = obs["privileged_state"].clone() if self.places else None
@@ -430,7 +429,7 @@ class Session:
     def _dream(self, before: Moment, action: Tensor, step: int) -> dict[str, Any]:
         """Return the dreams ``(n,)``, and what belongs to them, one step later."""
         settings, start = before.settings, self._held(before)
-        dreams = {"dreams": self._imagine(start, settings, action, step, 9)}
+        dreams = {"dreams": self._imagine(start, settings, action, step, 9), "by_hand": before.by_hand}
         if before.twin:  # the same draws, as the first of as many dreams
             dreams["twin"] = self._imagine(combine([before.twin, start[1:]]), settings, action, step, 9)[:1]
         if before.crowd:

@@ -558,8 +558,9 @@ def test_what_was_changed_by_hand_is_told_until_the_next_look(grip):
 def test_what_was_changed_by_hand_ends_with_the_episode(dots):
     session = dots()
     session.force(0, 1)
-    ticks(session, 12)
-    assert session.here.by_hand == ({"classes"},)
+    for _ in range(12):
+        session.tick()
+        assert session.here.by_hand == ({"classes"},)
     session.release()
     session.tick()
     assert session.here.is_first
