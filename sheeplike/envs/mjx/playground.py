@@ -58,7 +58,7 @@ class Memory(NamedTuple):
 
 
 class PlaygroundTask:
-    """One world of a task of MuJoCo Playground, with actions in [-1, 1]; see the module's docstring.
+    """Task of MuJoCo Playground; one world, with actions in [-1, 1]; see the module's docstring.
 
     With ``textures`` one sees that a robot moves: without them the floor is white. They cost a fifth to a third of the
     renderer's speed. ``default_cameras`` is the scene's first, as in published results; see ``CAMERAS``.

@@ -5,6 +5,7 @@ trained on ``privileged_state`` predicts them; for any other model a linear prob
 
 In the simulator a body with a free joint is moved by its joint. In a dream the features are moved along their
 regression on all positions, so that the others stay; the decoder hardly follows the least change that a probe reads.
+There a body slides on the ground, z being upwards: a dream has seen no body in the air without what holds it.
 
 Shape letters: ``M`` steps, ``F`` features, ``N`` entries of ``privileged_state``.
 """
@@ -27,7 +28,9 @@ from sheeplike.inspection.episodes import play
 from sheeplike.inspection.model import Expected, States, TrainedModel
 
 EPISODES = 8  # number of episodes that everything here is fitted to
-CORRECTIONS = 5  # steps of a drag in a dream: what is read follows each by a part
+CORRECTIONS = 8  # most steps of a drag in a dream: what is read follows each by a part
+NEAR = 0.002  # metres; a drag in a dream ends so near to its goal
+LIFT = 0.02  # metres above the ground from which a drag asks for a lift
 PUSHES = 4  # times that a dragged body is pushed out of what it touches
 QPOS, QVEL = "[1].data.qpos", "[1].data.qvel"  # entries of the simulator's state_dict
 Point = tuple[str, float, float]
@@ -61,7 +64,8 @@ class Places:
     def __init__(self, envs: VectorEnv, read: Reader, *, scene: Mapping[str, Tensor] | None = None) -> None:
         self.envs, self.read, self.positions = envs, read, dict(envs.positions)
         self.trust: dict[str, float] = {}
-        self._slopes: Tensor | None = None  # (N, F), zeros for entries that are no positions
+        self._slopes: Tensor | None = None  # (P, F), of the P entries that are positions
+        self._entries = torch.empty(0, dtype=torch.int64)  # of all positions
         self._limits: dict[str, tuple[Tensor, Tensor]] = {}  # lowest and highest position (3,)
         self._model = copy.copy(envs.simulator.task.model)
         self._joints = {name: joint for name in self.positions if (joint := _free_joint(self._model, name)) is not None}
@@ -76,9 +80,8 @@ class Places:
 
     def fit(self, features: Tensor, state: Tensor) -> None:
         """Regress features ``(M, F)`` on all positions in ``privileged_state (M, N)`` together."""
-        entries = torch.cat([torch.arange(state.shape[1])[where] for where in self.positions.values()])
-        self._slopes = torch.zeros(state.shape[1], features.shape[1])
-        self._slopes[entries] = probes.directions(features, state[:, entries])
+        self._entries = torch.cat([torch.arange(state.shape[1])[where] for where in self.positions.values()])
+        self._slopes = probes.directions(features, state[:, self._entries])
         for name in self._joints:
             self._limits[name] = torch.aminmax(state[:, self.positions[name]], dim=0)
 
@@ -121,18 +124,32 @@ class Places:
             qpos[0, at : at + 3] = torch.from_numpy(data.qpos[at : at + 3])
         return changed | {QPOS: qpos, QVEL: qvel}
 
-    def dreamt(self, model: TrainedModel, states: States, name: str, place: np.ndarray) -> tuple[States, bool]:
-        """Return a state ``(1,)`` read as having one thing near ``place (3,)``; True if it was not seen so far out."""
+    def dreamt(self, model: TrainedModel, states: States, name: str, place: np.ndarray) -> tuple[States, str | None]:
+        """Return a state ``(1,)`` read as having one thing near ``place (3,)`` on the ground, and a remark or None."""
 
-        def believed() -> Tensor:
+        def believed(states: States) -> Tensor:
             return self.read(states, model.decode(states))[0].cpu()
 
-        goal, asked = believed().clone(), torch.as_tensor(place, dtype=torch.float32)
-        goal[self.positions[name]] = reached = asked.clamp(*self._limits[name])
+        low, high = self._limits[name]
+        goal, asked, rate = believed(states), torch.tensor(place, dtype=torch.float32), 1.0
+        start, lifts = goal[self._entries], asked[2] > low[2] + LIFT
+        asked[2] = low[2]
+        goal[self.positions[name]] = reached = asked.clamp(low, high)
+        missing = goal[self._entries] - start
         for _ in range(CORRECTIONS):
-            moved = states.features + ((goal - believed()) @ self._slopes).to(model.device)
-            states = States(model.rssm.split(moved), states.logits)
-        return states, not torch.allclose(asked, reached, atol=0.005)  # metres
+            if missing.norm() < NEAR:
+                break
+            moved = states.features + rate * (missing @ self._slopes).to(model.device)
+            tried = States(model.rssm.split(moved), states.logits)
+            left = (goal - believed(tried))[self._entries]
+            if left.norm() < missing.norm():
+                states, missing = tried, left
+            else:  # what is read is not linear in the features
+                rate /= 2
+        if lifts:
+            return states, f"the dream cannot lift the {name}: it slides on the ground"
+        far = not torch.allclose(asked, reached, atol=0.005)  # metres
+        return states, f"the model has not seen the {name} farther out" if far else None
 
     def _projections(self) -> dict[str, Projection]:
         for name, values in self.envs.varied_fields.items():  # cameras may be randomized

@@ -14,7 +14,7 @@ const HUES = ["--real", "--dream", "--other"];
 const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
 const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
 const UNITS = { reward: "for this step", value: "later rewards", continue: "P(goes on)", surprise: "KL in nats", error: "pixels, squared" };
-const DRIVERS = { same: "acts: as real", policy: "acts: policy", random: "acts: random" };
+const DRIVERS = { same: "acts: as on the left", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -72,8 +72,12 @@ function connect() {
 }
 
 function ask(what, values = {}) {
-  if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ do: what, ...values }));
+  if (socket.readyState !== WebSocket.OPEN) return;
+  if (what !== "shown" && what !== "drag") hush(); // a drag repeats its own remark
+  socket.send(JSON.stringify({ do: what, ...values }));
 }
+
+const hush = () => $("line").classList.remove("on");
 
 let lineTimer = 0;
 function say(text, retry = "", again = null) {
@@ -81,7 +85,7 @@ function say(text, retry = "", again = null) {
   $("line").replaceChildren(text);
   $("line").classList.add("on");
   if (retry) $("line").append(make("button", { textContent: retry, onclick: again }));
-  else lineTimer = setTimeout(() => $("line").classList.remove("on"), LINE);
+  else lineTimer = setTimeout(hush, LINE);
 }
 
 /** Reload where the server answers; a new server has a new address. */
@@ -95,7 +99,7 @@ function comeBack() {
 function begin(hello) {
   play.hello = hello;
   document.body.classList.remove("gone");
-  $("line").classList.remove("on");
+  hush();
   strips = noStrips();
   document.title = `${hello.about.env} · sheeplike dream`;
   $("latent-shape").textContent = `${hello.groups} groups × ${hello.classes} classes`;
@@ -105,8 +109,8 @@ function begin(hello) {
   $("scene").hidden = !hello.filmed;
   $("cell").textContent = ABOUT;
   const { classes, width, names } = hello.actions;
-  const third = !classes.length && width > 2 ? ` 3, then arrows: ${names[2] ? `the ${names[2]}` : "the third dimension"}.` : "";
-  $("guide-how").textContent = `You act in both.${third} M: the policy again.`;
+  const third = !classes.length && width > 2 ? ` 3, then left and right: ${names[2] ? `the ${names[2]}` : "the third dimension"}; 1: back.` : "";
+  $("guide-how").textContent = `Or ${classes.length ? "choose an action" : "move a slider"}: you act in both.${third} M: the policy again.`;
   guide();
 }
 
@@ -205,7 +209,7 @@ function makeStage(now) {
       points.setAttribute("viewBox", `0 0 ${width} ${height}`);
       const filmed = n === 0 && !(key in now.panels[1].cameras);
       const frame = make("div", { className: filmed ? "frame scene" : "frame" }, make("canvas", { width, height }), points);
-      frame.append(make("small", { textContent: filmed ? "not shown to the agent" : n ? "imagined" : "what the agent sees" }));
+      frame.append(make("small", { textContent: filmed ? "not shown to the agent" : "what the agent sees" }));
       frame.style.setProperty("--ratio", width / height);
       frame.dataset.camera = key;
       frame.dataset.panel = n;
@@ -220,7 +224,7 @@ function makeStage(now) {
     const element = make("div", { className: "panel" }, head, cameras, make("p", { className: "foot" }));
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
-      const select = make("select", { title: "Its actions: those of the real side, the policy's mode in this dream, or random ones" }, ...options);
+      const select = make("select", { title: "Its actions: those on the left, the policy's most likely ones in this dream, or random ones" }, ...options);
       select.onchange = () => {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
@@ -253,7 +257,10 @@ function show(now, buffer, at) {
   now.panels.forEach((panel, n) => {
     const element = $("stage").children[n];
     const [foot, select] = [".foot", "select"].map((name) => element.querySelector(name));
-    if (n) foot.textContent = `${blindness(now)} · PSNR\u00a0${(now.psnr[n - 1] ?? NaN).toFixed(1)}\u00a0dB`;
+    if (n) {
+      const changed = panel.by_hand.map((name) => ` · ${name} changed by hand`).join("");
+      foot.textContent = `${blindness(now)}${changed} · PSNR\u00a0${(now.psnr[n - 1] ?? NaN).toFixed(1)}\u00a0dB`;
+    }
     else {
       element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
       showLegend(foot, now);
@@ -292,6 +299,7 @@ function showPictures() {
       const frame = $("stage").children[n].querySelectorAll(".frame")[c];
       const rgb = new Uint8Array(buffer, at, height * width * 3);
       if (!n) real[key] = rgb;
+      if (n) frame.lastChild.textContent = play.onion ? "imagined, over the real picture" : "imagined";
       paint(frame.firstChild, rgb, width, height, n && play.onion ? real[key] : null);
       mark(frame.children[1], panel.points[key] || [], n ? [] : now.handles[key] || []);
       at += height * width * 3;
@@ -347,7 +355,8 @@ const movable = (now) => [...new Set(Object.values(now.handles).flat().map(([nam
 function showLegend(foot, now) {
   const names = [...new Set(Object.values(now.panels[0].points).flat().map(([name]) => name))];
   const grips = movable(now);
-  const key = JSON.stringify([names, grips, now.paused]);
+  const past = now.step < now.last && play.hello.exact;
+  const key = JSON.stringify([names, grips, now.paused, past]);
   if (foot.dataset.made === key) return;
   foot.dataset.made = key;
   const marks = names.map((name, n) => {
@@ -357,8 +366,9 @@ function showLegend(foot, now) {
     found.style.opacity = Math.max(trust ?? 1, 0.35);
     return found;
   });
-  const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream${now.paused ? "; while paused, each drag here moves one step on" : ""}` : "";
-  foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint ? ` · ${hint}` : "");
+  const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream${now.paused ? "; while paused, a drag here also plays one step, one in the dream does not" : ""}` : "";
+  foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint && !past ? ` · ${hint}` : "");
+  if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps. Save (S) first keeps them.` }));
 }
 
 function paint(canvas, rgb, width, height, under = null) {
@@ -397,7 +407,8 @@ function showControls(now) {
   $("pause").classList.toggle("on", now.paused);
   $("branch").textContent = now.panels.length > 2 ? "End branch" : "Branch";
   $("seed").placeholder = now.seed + 1;
-  $("about").textContent = [...Object.values(play.hello.about), `seed ${now.seed}`].join(" · ");
+  const { goal, about: { env, ...others } } = play.hello;
+  $("about").textContent = [goal ? `${env}: ${goal}` : env, ...Object.values(others), `seed ${now.seed}`].join(" · ");
   for (const [id, on] of [["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
   for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
@@ -648,6 +659,7 @@ function press(event) {
     const [x, y] = within(frame, moved).map((value, n) => value + found.off[n]);
     Object.assign(grabbed, { x, y, moved: true });
   };
+  hush();
   grabbed = { ...found, waiting: false };
   move(event);
   grabbed.moved = false; // a click moves nothing where the play waits
@@ -759,7 +771,7 @@ const KEYS = {
   "-": ["-  +", "slower, faster", () => rate(play.now.rate - 5)],
   "+": [null, null, () => rate(play.now.rate + 5)],
   "=": [null, null, () => rate(play.now.rate + 5)],
-  m: ["M", "you, the policy's mode, sampled from the policy", cycle],
+  m: ["M", "you, the policy's most likely action, sampled from the policy", cycle],
   c: ["C", "reality check: the dream sees all real pictures so far, then is blind again", () => {
     play.guide?.("check");
     ask("check");
@@ -785,9 +797,9 @@ function fillHelp() {
   const { classes } = play.hello.actions;
   const driving = classes.length
     ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"], ["while paused", "each choice is one step"]]
-    : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "both at once"]];
+    : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, if there is one, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "beside what can be dragged: both dimensions of the arrows at once, while held"]];
   for (const name of movable(play.now)) driving.push([`drag the ${name}`, "move it, in the simulator or in the dream"]);
-  const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a strip", "go to that step"]];
+  const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a strip", "go to that step; playing on from there deletes later ones"]];
   $("keys").replaceChildren(...rows.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]));
 }
 

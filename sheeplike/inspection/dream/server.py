@@ -15,6 +15,7 @@ import json
 import logging
 import mimetypes
 import os
+import re
 import secrets
 import signal
 import socket
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.http import HttpProcessingError
+from gymnasium.vector import VectorEnv
 from pydantic import Field, create_model
 
 from sheeplike.inspection.dream import recording
@@ -233,7 +235,7 @@ class Server:
             return "an episode is being saved: wait until it is done"
         episode, scene = await self._run(lambda: (self.session.episode(), self.session.films))
         self._saving = asyncio.create_task(self._write(episode, scene))
-        return f"saving {len(episode['action'])} steps, since the last start"
+        return f"saving all {len(episode['action'])} steps since the last start: a long play takes a while"
 
     async def _write(self, episode: Mapping[str, np.ndarray], scene: Sequence[np.ndarray | None]) -> None:
         """Write an episode while the play goes on."""
@@ -253,6 +255,7 @@ class Server:
         return {
             "kind": "hello",
             "about": self.about,
+            "goal": goal_of(session.envs),
             "actions": {name: getattr(codec, name) for name in ("width", "classes", "starts", "joint")}
             | {"names": session.envs.action_names},
             "groups": session.model.groups,
@@ -261,6 +264,7 @@ class Server:
             "recordings": recording.list_names(self.place),
             "fps": session.envs.metadata["render_fps"],
             "filmed": session.filmed,
+            "exact": session.exact,
             "gain": GAIN,
             "trust": session.places.trust if session.places else {},
         }
@@ -296,7 +300,8 @@ class Server:
         session, here = self.session, self.session.here
         version, upto = page.strip
         start = upto if version == session.version else session.first
-        sides = zip(PANELS, here.pictures, here.points, (None, *here.settings.drivers), session.ends, strict=False)
+        hands, drivers = [[], *map(sorted, here.by_hand)], (None, *here.settings.drivers)
+        sides = zip(PANELS, here.pictures, here.points, drivers, session.ends, hands, strict=False)
         real, dream = session.classes
         header = {
             "picture": page.sent,
@@ -321,8 +326,9 @@ class Server:
                     "end": end,
                     "cameras": {key: frame.shape[:2] for key, frame in frames.items()},
                     "points": points,
+                    "by_hand": hand,
                 }
-                for name, frames, points, driver, end in sides
+                for name, frames, points, driver, end, hand in sides
             ],
             "strip": {"start": start, **session.strip(start)},
             "forced": sorted(here.settings.forced.items()),
@@ -406,6 +412,13 @@ def bind(port: int) -> socket.socket:
         with suppress(OSError), socket.create_server((LOCAL[0], other)) as free:
             raise InvalidOption("port", port, expected, free.getsockname()[1])
     raise InvalidOption("port", port, expected)
+
+
+def goal_of(envs: VectorEnv) -> str:
+    """Return the beginning of the docstring of a simulated task, which says what to do; empty for other worlds."""
+    text = type(envs.simulator.task).__doc__ if envs.simulator else None
+    goal = re.split(r"[;.\n]", text or "")[0]
+    return goal[:1].lower() + goal[1:]
 
 
 async def _file(name: str, request: web.Request) -> web.Response:

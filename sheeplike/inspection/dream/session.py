@@ -68,6 +68,7 @@ class Moment:
         episode, age: number of the episode, and of the step in it.
         blind: steps since the dreams were last set to the posterior.
         looks: pictures of the episode that this posterior had been given.
+        by_hand: for each dream, names of what was changed in it since then.
         crowd: ``(CROWD,)``, the first dream with other noise; None if it is not shown.
         twin: ``(1,)``, the first dream without forced classes and with the same noise; None where none is forced.
         action: ``(1, ...)`` as the environment takes it, chosen here; None if not chosen yet.
@@ -94,6 +95,7 @@ class Moment:
     age: int = 0
     blind: int = 0
     looks: int = 1
+    by_hand: tuple[frozenset[str], ...] = (frozenset(),)
     crowd: States | None = None
     twin: States | None = None
     action: Tensor | None = None
@@ -220,11 +222,12 @@ class Session:
         """Split the dream into two futures, the second with noise of its own; a second call ends that one."""
         first = self.here.settings.drivers[:1]
         if len(self.here.dreams) > 1:
-            self._change({"drivers": first, "branched": None}, dreams=self.here.dreams[:1])
+            alone = {"drivers": first, "branched": None}
+            self._change(alone, dreams=self.here.dreams[:1], by_hand=self.here.by_hand[:1])
             return
         self._branches += 1
         settings = {"drivers": (*first, "same"), "branched": self.now, "salt": self._branches}
-        self._change(settings, dreams=repeat(self.here.dreams, 2))
+        self._change(settings, dreams=repeat(self.here.dreams, 2), by_hand=2 * self.here.by_hand)
 
     def spread(self) -> None:
         """Show :data:`CROWD` dreams with other noise, from the first dream as it is now; a second call ends them."""
@@ -259,9 +262,9 @@ class Session:
             return None
         start, end = here.dreams[panel - 1 : panel], here.dreams[panel:]
         believed = places.read(start, self.model.decode(start))[0, places.positions[name]].cpu().double().numpy()
-        changed, is_far = places.dreamt(self.model, start, name, places.aim(name, camera, x, y, believed))
-        self._change(dreams=combine([here.dreams[: panel - 1], changed, end]))
-        return f"the model has not seen the {name} farther out" if is_far else None
+        changed, remark = places.dreamt(self.model, start, name, places.aim(name, camera, x, y, believed))
+        self._change(dreams=combine([here.dreams[: panel - 1], changed, end]), by_hand=self._by_hand(panel, name))
+        return remark
 
     def go_to(self, step: int) -> str | None:
         """Show a moment, from which the play goes on; return a remark on it or None."""
@@ -281,7 +284,8 @@ class Session:
                 raise InvalidOption(name, value, f"from 0 to {count - 1}", min(max(value, 0), count - 1))
         forced = {key: held for key, held in self.here.settings.forced.items() if key != group}
         forced |= {} if one is None else {group: one}
-        self._change({"forced": forced}, twin=(self.here.twin or self.here.dreams[:1]) if forced else None)
+        twin = (self.here.twin or self.here.dreams[:1]) if forced else None
+        self._change({"forced": forced}, twin=twin, by_hand=self._by_hand(1, "classes"))
 
     def release(self) -> None:
         """Release all held classes."""
@@ -422,10 +426,10 @@ class Session:
             return self.recording.actions[self.last][None]
         return self.model.act(here.posterior, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
 
-    def _dream(self, before: Moment, action: Tensor, step: int) -> dict[str, States]:
+    def _dream(self, before: Moment, action: Tensor, step: int) -> dict[str, Any]:
         """Return the dreams ``(n,)``, and what belongs to them, one step later."""
         settings, start = before.settings, self._held(before)
-        dreams = {"dreams": self._imagine(start, settings, action, step, 9)}
+        dreams = {"dreams": self._imagine(start, settings, action, step, 9), "by_hand": before.by_hand}
         if before.twin:  # the same draws, as the first of as many dreams
             dreams["twin"] = self._imagine(combine([before.twin, start[1:]]), settings, action, step, 9)[:1]
         if before.crowd:
@@ -446,6 +450,10 @@ class Session:
                 actions.append(action)
         chosen = torch.cat(actions)[:, None].to(self.model.device)
         return self.model.imagine(start, chosen, seed=self._noise(step, use, salt)).map(lambda x: x[:, 0])
+
+    def _by_hand(self, panel: int, name: str) -> tuple[frozenset[str], ...]:
+        """Return the names of what was changed in each dream, one more in that of a panel."""
+        return tuple(names | ({name} if n == panel else set()) for n, names in enumerate(self.here.by_hand, 1))
 
     def _held(self, moment: Moment) -> States:
         """Return the dreams ``(n,)``, with the classes that are held in the first."""
@@ -556,7 +564,7 @@ def ending(moment: Moment) -> str:
     """Return how the episode ended at a moment; empty if it goes on."""
     if not moment.is_last:
         return ""
-    how = "success" if moment.success else "the episode has ended" if moment.is_terminal else "time is up"
+    how = "success" if moment.success else "ended" if moment.is_terminal else "time is up"
     return f"episode {moment.episode}: {how} after {moment.age} steps"
 
 
@@ -565,9 +573,9 @@ def repeat(states: States, count: int) -> States:
     return states[:1].map(lambda x: x.expand(count, *x.shape[1:]).clone())
 
 
-def _awake(posterior: States, count: int, before: Moment | None) -> dict[str, States]:
+def _awake(posterior: States, count: int, before: Moment | None) -> dict[str, Any]:
     """Return ``count`` dreams that begin at the posterior, and the crowd and the twin if ``before`` has them."""
-    found = {"dreams": repeat(posterior, count)}
+    found: dict[str, Any] = {"dreams": repeat(posterior, count), "by_hand": count * (frozenset(),)}
     if before and before.crowd:
         found["crowd"] = repeat(posterior, CROWD)
     return found | ({"twin": posterior} if before and before.twin else {})

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -356,6 +357,72 @@ def test_the_start_is_explained_once(dots, recordings, visit):
         page.reload()
         until(page, "window.play && play.drawn > 3")
         assert page.locator("#guide").is_hidden()
+
+
+def test_the_page_tells_the_task_the_past_and_what_was_changed(demo, places, recordings, visit):
+    session = Session(*demo, seed=1, places=places)
+    with serving(session, recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.now && play.now.step > 6")
+        pause(page)
+        assert "lift the red box to the green rod" in page.text_content("#about")
+        real, dream = page.locator(".panel .foot").first, page.locator(".panel .foot").nth(1)
+        assert page.locator(".foot b").count() == 0
+        _, x, y = page.evaluate("play.now.panels[1].points['pixels/front'][1]")
+        told = dream.text_content()
+        pull(page, 1, (x, y), (x, y - 4))
+        until(page, "play.now.panels[1].by_hand[0] === 'box'")
+        assert "box" not in told
+        assert "box" in dream.text_content()
+        # A remark ends at the next command.
+        shown = "document.getElementById('line').classList.contains('on')"
+        until(page, shown)
+        page.keyboard.press("c")
+        until(page, "play.now.blind === 0 && !play.now.panels[1].by_hand.length")
+        assert not page.evaluate(shown)
+        # Save in the past writes the later steps too; one step deletes them.
+        last = page.evaluate("play.now.last")
+        for step in range(last - 1, last - 4, -1):
+            page.keyboard.press(",")
+            until(page, f"play.now.step === {step}")
+        assert real.locator("b").is_visible()
+        page.keyboard.press("s")
+        until(page, "play.hello.recordings.length === 1")
+        with np.load(next(recordings.glob("*.npz"))) as saved:
+            assert len(saved["action"]) == last
+            assert len(saved["reward"]) == last + 1
+        page.keyboard.press("e")
+        until(page, f"play.now.last === {last - 2}")
+        assert page.locator(".foot b").count() == 0
+        # A branch beside the scene fits on a phone.
+        page.set_viewport_size({"width": 400, "height": 800})
+        page.keyboard.press("b")
+        until(page, "document.querySelectorAll('.panel').length === 3")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_the_overlay_and_the_choices_are_named(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 3")
+        label = page.locator(".frame small").last
+        before = label.text_content()
+        page.keyboard.press("o")
+        assert label.text_content() != before
+        page.keyboard.press("o")
+        assert label.text_content() == before
+        for button in page.locator("#sources button").all():
+            assert button.evaluate("one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight")
+
+
+def test_where_the_world_cannot_be_saved_no_step_is_deleted_and_none_is_said_to_be(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.now && play.now.step > 3")
+        pause(page)
+        page.keyboard.press(",")
+        until(page, "play.now.step < play.now.last")
+        assert page.locator(".foot b").count() == 0
 
 
 def test_commas_and_points_are_keys(dots, recordings, visit):

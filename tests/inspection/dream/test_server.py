@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, 
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from sheeplike.inspection.dream.server import TAKEN, Server, bind, make_runner
+from sheeplike.inspection.dream.server import TAKEN, Server, bind, goal_of, make_runner
 from sheeplike.options import InvalidOption
 
 Play = Callable[[TestClient, Server], Awaitable[None]]
@@ -432,6 +433,15 @@ def test_a_world_that_fails_pauses_the_play(served, monkeypatch):
 
 
 # The port
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"), [("Push the puck; slowly.\n\nMore.", "push the puck"), ("Wait", "wait"), (None, "")]
+)
+def test_the_goal_is_what_the_task_says_first(text, goal):
+    task = type("Task", (), {"__doc__": text})()
+    assert goal_of(SimpleNamespace(simulator=SimpleNamespace(task=task))) == goal
+    assert goal_of(SimpleNamespace(simulator=None)) == ""
 
 
 def test_a_port_that_is_taken():

@@ -515,6 +515,58 @@ def test_a_drag_to_where_the_model_has_not_seen_the_box_is_told(grip, places):
     assert x < grip.here.points[1]["pixels/front"][1][1] < x + 15
 
 
+@pytest.mark.parametrize("steps", [0, 8, 50])  # in the last the gripper holds the box
+@pytest.mark.parametrize(("across", "down"), [(0, -3), (0, 3), (3, 0), (-8, 0), (3, -3)])
+def test_a_dream_keeps_the_box_and_lays_it_on_the_ground(grip, places, steps, across, down):
+    ticks(grip, steps)
+    _, x, y = grip.here.points[1]["pixels/front"][1]
+    box = places.positions["box"]
+    height = float(places.read(grip.here.dreams, grip.model.decode(grip.here.dreams))[0, box][2])
+    assert (height > 0.06) == (steps == 50)
+    remark = grip.drag(1, "box", "pixels/front", x + across, y + down)
+    read = places.read(grip.here.dreams, grip.model.decode(grip.here.dreams))[0]
+    assert float(read[box][2]) == pytest.approx(0.03, abs=0.01)
+    frame = dreamt(grip)
+    assert ((frame[..., 0] > 90) & (frame[..., 1:].max(-1) < 60)).sum() >= 8
+    assert grip.here.points[1]["pixels/front"][1][1] == pytest.approx(x + np.clip(across, -6, 6), abs=3)
+    if down < 0:
+        assert "box" in remark
+
+
+def test_what_was_changed_by_hand_is_told_until_the_next_look(grip):
+    ticks(grip, 3)
+    _, x, y = grip.here.points[1]["pixels/front"][1]
+    grip.drag(0, "box", "pixels/front", x, y)
+    assert grip.here.by_hand == (set(),)
+    grip.drag(1, "box", "pixels/front", x + 2, y)
+    grip.branch()
+    grip.force(0, 1)
+    grip.release()
+    ticks(grip, 2)
+    assert grip.here.by_hand == ({"box", "classes"}, {"box"})
+    grip.go_to(3)
+    assert grip.here.by_hand == ({"box", "classes"}, {"box"})
+    grip.go_to(2)
+    assert grip.here.by_hand == (set(),)
+    grip.go_to(5)
+    grip.check_reality()
+    assert grip.here.by_hand == (set(), set())
+    grip.branch()
+    assert grip.here.by_hand == (set(),)
+
+
+def test_what_was_changed_by_hand_ends_with_the_episode(dots):
+    session = dots()
+    session.force(0, 1)
+    for _ in range(12):
+        session.tick()
+        assert session.here.by_hand == ({"classes"},)
+    session.release()
+    session.tick()
+    assert session.here.is_first
+    assert session.here.by_hand == (set(),)
+
+
 def test_the_policy_follows_the_box_that_was_dragged_in_its_dream(grip):
     ticks(grip, 5)
     grip.branch()

@@ -40,7 +40,7 @@ def tolerance(value: jax.Array, margin: float, value_at_margin: float = 0.1) -> 
 
 
 class Cartpole:
-    """Cart-pole; see the module's docstring, and ``howto/tasks.md`` for its observations.
+    """Keep the pole of a cart upright; see the module's docstring, and ``howto/tasks.md`` for its observations.
 
     Success: pole within 8 degrees of upright and cart within 0.5 m of the centre for one second (13 steps) in a row.
     In balance, a pole below the horizontal terminates the episode, as in MuJoCo Playground's cart-pole from pixels,

@@ -57,7 +57,7 @@ class Memory(NamedTuple):
 
 
 class FrankaPick:
-    """Franka pick; see the module's docstring, and ``howto/tasks.md`` for actions and observations.
+    """Lift the red box to the green rod; see the module's docstring, and ``howto/tasks.md`` for actions and inputs.
 
     Success: the box's centre within 5 cm of the target height and within 3 cm of the tip. It terminates the episode, as
     does a box that leaves the scene (more than 1 m away along an axis, or below the floor).
