@@ -11,8 +11,6 @@ OPENING = re.compile(r"(What|Whether|How|Where|Of|As|Who|That)\b")
 PACKAGE = ROOT / "sheeplike"
 OWN = ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "record")
 COMMANDS = {f"commands/{name}.py" for name in OWN}
-    f"commands/{name}.py" for name in ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "record")
-}
 WINGS = {"analysis", "inspection", "tools", "trained"}
 PRONOUN = re.compile(r"\b(no|some|any)body\b|\b(who|what)ever\b|\bsomeone\b", re.IGNORECASE)
 
@@ -37,4 +35,4 @@ def test_what_trains_and_the_rest_have_their_ceilings() -> None:
         wing = "rest" if name in COMMANDS or name.partition("/")[0] in WINGS else "trains"
         lines[wing] += len(file.read_text(encoding="utf-8").splitlines())
     assert lines["trains"] <= 18_550
-    assert lines["rest"] <= 6_430
+    assert lines["rest"] <= 6_470
