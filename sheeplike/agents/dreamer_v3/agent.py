@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -61,6 +62,7 @@ class DreamerV3(Agent):
         autocast: maker of the context of mixed precision, such as ``fabric.autocast``.
         seed: seed of parameters and replay sampling.
         ranks: processes that learn together, each from ``batch_size`` sequences of its own worlds.
+        directory: place of the replay's file with ``replay_device=disk``.
 
     Raises:
         ValueError: the options do not suit the spaces.
@@ -81,6 +83,7 @@ class DreamerV3(Agent):
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
         ranks: Ranks = ALONE,
+        directory: Path | None = None,
     ) -> None:
         self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
         self.ranks = ranks
@@ -103,6 +106,9 @@ class DreamerV3(Agent):
             size=config.replay_size,
             sequence=config.batch_length + CONTEXT,
             device=self.device,
+            place="device" if config.replay_device == "auto" else config.replay_device,
+            directory=directory,
+            sampling=config.sampling,
             seed=ranks.seed(seed),
             refreshed=LATENTS,
         )
@@ -159,12 +165,13 @@ class DreamerV3(Agent):
     def update(self) -> dict[str, Tensor]:
         """Make one gradient step; static shapes, one backward pass, no host synchronisation."""
         self._last_draw = self.replay.draw(self.config.batch_size)
-        return (self._learn if self.ranks.size == 1 else self._learn_together)(*self._last_draw)
+        fetched = self.replay.fetch(*self._last_draw)
+        return (self._learn if self.ranks.size == 1 else self._learn_together)(*fetched)
 
-    def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
-        """Learn from the replayed sequences of worlds ``envs`` from times ``starts``, ``(B,)`` int64 each."""
+    def _learn(self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Learn from the sequences of :meth:`SequenceReplay.fetch`."""
         before = self.actor_critic.return_scale.range.clone()
-        data, _, times = self.replay.gather(envs, starts)
+        data, _, times = self.replay.gather(envs, starts, fetched)
         means, metrics, fresh = self._differentiate(data)
         # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
         finite = data["reward"].isfinite().all()
@@ -221,19 +228,21 @@ class DreamerV3(Agent):
 
     # --- learning with other ranks ----------------------------------------------------------------------------------
 
-    def _learn_together(self, envs: Tensor, starts: Tensor, *, exchange: bool = True) -> dict[str, Tensor]:
+    def _learn_together(
+        self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor], *, exchange: bool = True
+    ) -> dict[str, Tensor]:
         """Make the step that one rank would make with the sequences of all: a collective of sums, and one of returns.
 
         Collectives are eager, between two halves that may be captured. Without ``exchange`` the others are like this.
         """
-        flat, returns, *rest = self._differentiate_share(envs, starts)
+        flat, returns, *rest = self._differentiate_share(envs, starts, fetched)
         if exchange:
             flat, returns = self.ranks.sum(flat), self.ranks.gather(returns)
         else:
             returns = returns.repeat(self.ranks.size, 1, 1, 1)
         return self._apply_sum(flat, returns, envs, *rest)
 
-    def _differentiate_share(self, envs: Tensor, starts: Tensor) -> tuple[Any, ...]:
+    def _differentiate_share(self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor]) -> tuple[Any, ...]:
         """Return what all ranks add up: gradients, sums and counts of the metrics, and 1 if a number is not finite.
 
         The gradient of REINFORCE, not yet scaled, stands behind the others. Also returned are the imagined returns,
@@ -242,7 +251,7 @@ class DreamerV3(Agent):
         with torch.no_grad():
             torch._foreach_copy_(list(self.reinforced.parameters()), list(self.actor_critic.policy.parameters()))
         self.reinforced.zero_grad()
-        data, _, times = self.replay.gather(envs, starts)
+        data, _, times = self.replay.gather(envs, starts, fetched)
         means, metrics, fresh = self._differentiate(data)
         finite = means["total"].isfinite() & data["reward"].isfinite().all()
         returns = metrics.pop("returns")
@@ -416,7 +425,7 @@ class DreamerV3(Agent):
         """
         if self._last_draw is None:
             return {}
-        data, envs, times = self.replay.gather(*self._last_draw)
+        data, envs, times = self.replay.gather(*self.replay.fetch(*self._last_draw))
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
@@ -449,8 +458,9 @@ class DreamerV3(Agent):
     def warm_up(self) -> None:
         # Ranks may need different numbers of calls, so they exchange nothing here.
         step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
-        none = torch.zeros(self.config.batch_size, dtype=torch.int64, device=self.device)
-        data, envs, times = self.replay.gather(none[:1], none[:1])
+        none = torch.zeros(self.config.batch_size, dtype=torch.int64)
+        fetched = self.replay.fetch(none, none)
+        data, envs, times = self.replay.gather(*self.replay.fetch(none[:1], none[:1]))
         latents = {name: data[name].clone() for name in LATENTS}
         learners = [(self.networks, self.optimizer)]
         learners += [] if self.probes is None else [(self.probes.heads, self.probes.optimizer)]
@@ -458,7 +468,7 @@ class DreamerV3(Agent):
             with ExitStack() as stack:
                 for networks, optimizer in learners:
                     stack.enter_context(preserve_state(networks, optimizer, self.skips, self.device))
-                self.compiled.warm_up(lambda: step(none, none))
+                self.compiled.warm_up(lambda: step(*fetched))
         finally:
             self.replay.write_back(envs, times, latents)
 
