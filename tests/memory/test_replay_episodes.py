@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -38,8 +39,8 @@ def expected(begins: np.ndarray) -> dict[tuple[int, int], float]:
     oldest, stop = max(0, added - LENGTH), added - SEQUENCE + 1
     episodes = []
     for world in range(worlds):
-        edges = sorted({oldest, *(t for t in range(oldest, stop) if begins[t, world])}) + [added]
-        episodes += [(world, set(range(a, b))) for a, b in zip(edges, edges[1:], strict=False)]
+        edges = [*sorted({oldest, *(t for t in range(oldest, stop) if begins[t, world])}), added]
+        episodes += [(world, set(range(a, b))) for a, b in itertools.pairwise(edges)]
     chances: Counter = Counter()
     for world, steps in episodes:
         starts = [s for s in range(oldest, stop) if steps & set(range(s, s + SEQUENCE))]
@@ -93,7 +94,7 @@ def test_ends_of_an_episode_are_replayed_as_often_as_its_middle() -> None:
     begins = np.zeros((24, 1), bool)
     begins[[0, 8, 15]] = True  # the episode [8, 15) is away from both ends of the ring
     replay = make(begins)
-    envs, starts = replay.draw(90_000)
+    starts = replay.draw(90_000)[1]
     often = Counter((starts[:, None] + torch.arange(SEQUENCE)).flatten().tolist())
     counts = torch.tensor([often[time] for time in range(8, 15)], dtype=torch.float64)
     assert float(counts.std() / counts.mean()) < 0.15  # the other two episodes serve its ends a little more
