@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,6 +170,8 @@ class SequenceReplay:
             self.pending.append((self.added, torch.cuda.Event(), arriving))
             self.pending[-1][1].record()
             self._settle(self.added - self.sequence)
+        if self.maps and self.added % self.sequence == 0:  # the pages of old steps are read before they are overwritten
+            self._read_ahead(range(self.num_envs), [self.added] * self.num_envs)
         self._touch(self.num_envs)
         self.added += 1
         self.head.fill_(self.added)
@@ -307,7 +309,7 @@ class SequenceReplay:
             for key, value in values.items():
                 self.staged[key][added % self.length].copy_(value)
 
-    def _read_ahead(self, envs: list[int], starts: list[int]) -> None:
+    def _read_ahead(self, envs: Iterable[int], starts: Iterable[int]) -> None:
         """Have the system read sequences of a file side by side, not page by page."""
         for key, memory in self.maps.items():
             size = self.storage[key][0, 0].nbytes
