@@ -234,7 +234,8 @@ def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., Refusal]:
 
 IMAGE = 48
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
-RUN = {"num_envs", "device", "compile", "autocast", "seed"}  # arguments of an agent's constructor; the rest is options
+# Arguments of an agent's constructor; the rest is options.
+RUN = {"num_envs", "device", "compile", "autocast", "seed", "directory"}
 
 
 def observation_space(cameras: Collection[str] | dict[str, tuple[int, ...]], vectors: dict[str, int]) -> spaces.Dict:

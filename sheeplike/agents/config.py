@@ -31,6 +31,11 @@ class AgentConfig(Options):
     has_world_model: ClassVar[bool] = False
     has_replay: ClassVar[bool] = False
 
+    @property
+    def keeps_files(self) -> bool:
+        """True if the agent takes a ``directory``, in which it may keep files while it learns."""
+        return False
+
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Check the options against the run, and fill in those that follow from it.
 

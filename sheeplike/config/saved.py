@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from sheeplike.config.schema import Config, to_data
+from sheeplike.agents import registry
+from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.files import read_yaml
 from sheeplike.options import CommandError, flat, format_value, is_within, keys_of, marked
 
@@ -26,7 +27,7 @@ def to_yaml(config: Config) -> str:
 
 def resumable_keys() -> frozenset[str]:
     """Return the keys and sections that may change when a run is resumed."""
-    return marked(keys_of(Config), "resumable")
+    return marked(all_keys(*registry.built_in()), "resumable")
 
 
 def may_change(key: str) -> bool:

@@ -34,7 +34,7 @@ class MixedReplay:
 
     def sample(self, batch: int) -> Sequences:
         """Sample ``batch`` sequences."""
-        return self.gather(*self.draw(batch))
+        return self.gather(*self.fetch(*self.draw(batch)))
 
     def draw(self, batch: int) -> tuple[Tensor, Tensor]:
         """Draw as :meth:`SequenceReplay.draw`; the recorded sequences come last."""
@@ -48,17 +48,30 @@ class MixedReplay:
 
     def origin(self, batch: int) -> tuple[Tensor, Tensor]:
         """Return worlds and starts of a batch that exists before anything is collected."""
-        (collected, recorded), device = self.split(batch), self.collected.device
-        envs = torch.tensor([0] * collected + [self.collected.num_envs] * recorded, device=device)
+        collected, recorded = self.split(batch)
+        envs = torch.tensor([0] * collected + [self.collected.num_envs] * recorded)
         return envs, torch.zeros_like(envs)
 
-    def gather(self, envs: Tensor, starts: Tensor) -> Sequences:
-        """Read the sequences of :meth:`draw`."""
+    def fetch(self, envs: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Move a draw to the device, as :meth:`SequenceReplay.fetch`."""
         collected, _ = self.split(len(envs))
-        recorded = self.recorded.gather(envs[collected:] - self.collected.num_envs, starts[collected:])
+        own, begins, fetched = self.recorded.fetch(envs[collected:] - self.collected.num_envs, starts[collected:])
+        own = own + self.collected.num_envs
+        if not collected:
+            return own, begins, fetched
+        others, first, found = self.collected.fetch(envs[:collected], starts[:collected])
+        both = {key: torch.cat([value, fetched[key]]) for key, value in found.items()}
+        return torch.cat([others, own]), torch.cat([first, begins]), both
+
+    def gather(self, envs: Tensor, starts: Tensor, fetched: Mapping[str, Tensor]) -> Sequences:
+        """Read the sequences of :meth:`fetch`."""
+        collected, _ = self.split(len(envs))
+        own = {key: value[collected:] for key, value in fetched.items()}
+        recorded = self.recorded.gather(envs[collected:] - self.collected.num_envs, starts[collected:], own)
         if not collected:
             return recorded._replace(envs=envs)
-        first = self.collected.gather(envs[:collected], starts[:collected])
+        others = {key: value[:collected] for key, value in fetched.items()}
+        first = self.collected.gather(envs[:collected], starts[:collected], others)
         data = {key: torch.cat([value, recorded.data[key]]) for key, value in first.data.items()}
         return Sequences(data, envs, torch.cat([first.times, recorded.times]))
 

@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.agent import Agent
-from sheeplike.config.errors import as_command_errors
+from sheeplike.config.errors import as_command_errors, expand
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import Config
 from sheeplike.config.schema import Fabric as FabricOptions
@@ -192,7 +192,10 @@ def make_envs(
 
 def make_agent(config: Config, envs: VectorEnv, fabric: Fabric, ranks: Ranks = ALONE) -> Agent:
     """Return the agent that the configuration describes, built to learn in ``env.num_envs`` of these worlds."""
-    others = {} if ranks.size == 1 else {"ranks": ranks}
+    others: dict[str, Any] = {} if ranks.size == 1 else {"ranks": ranks}
+    if config.agent.keeps_files:
+        run_dir = expand(config.run_dir or "").absolute()  # made only when all is built
+        others["directory"] = next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
     with as_command_errors(ValueError, TypeError):
         return registry.find(config.agent.name).load()(
             envs.single_observation_space,
@@ -303,7 +306,7 @@ def explain_oom(config: Config) -> Iterator[None]:
             raise
         reason = next(iter(text_of(error).splitlines()), "")
         if isinstance(error, TooLarge):  # the message says what would fit
-            raise CommandError(f"agent.replay_size: out of memory: {reason}") from error
+            raise CommandError(f"agent.replay_size: {reason}") from error
         agent = config.agent
         smaller = {"env.num_envs": config.env.num_envs}
         if config.eval.every is not None and config.eval.num_envs > config.env.num_envs:

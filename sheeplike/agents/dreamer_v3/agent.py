@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -62,6 +63,7 @@ class DreamerV3(Agent):
         autocast: maker of the context of mixed precision, such as ``fabric.autocast``.
         seed: seed of parameters and replay sampling.
         ranks: processes that learn together, each from ``batch_size`` sequences of its own worlds.
+        directory: place of the replay's file with ``replay_device=disk``.
 
     Raises:
         ValueError: the options do not suit the spaces.
@@ -82,6 +84,7 @@ class DreamerV3(Agent):
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         seed: int = 0,
         ranks: Ranks = ALONE,
+        directory: Path | None = None,
     ) -> None:
         self.config, self.num_envs, self.device, self.autocast = config, num_envs, torch.device(device), autocast
         self.ranks = ranks
@@ -98,6 +101,7 @@ class DreamerV3(Agent):
             probed = ModelKeys(observation_space, config.probes)
             widths = self.world_model.rssm.features, config.widths.units
             self.probes = Probes(probed, *widths, device=self.device, seed=seed)
+        self._directory = directory
         self.replay = self._make_replay(num_envs, config.replay_size, seed=ranks.seed(seed))
         self.sampled: SequenceReplay | MixedReplay = self.replay  # what batches come from
         self.recorded: SequenceReplay | None = None
@@ -118,6 +122,9 @@ class DreamerV3(Agent):
             size=size,
             sequence=self.config.batch_length + CONTEXT,
             device=self.device,
+            place="device" if self.config.replay_device == "auto" else self.config.replay_device,
+            directory=self._directory,
+            sampling=self.config.sampling,
             online=online,
             seed=seed,
             refreshed=LATENTS,
@@ -199,7 +206,8 @@ class DreamerV3(Agent):
         action = torch.zeros(ring.num_envs, 1, self.codec.width, device=self.device)
         with own_randomness(self.device, seed=0), self.compiled.paused(), self.autocast():
             for time in range(ring.oldest, ring.added):
-                row = {key: value[time % ring.length].unsqueeze(1) for key, value in ring.storage.items()}
+                stored = ring.read_steps(time, time + 1)
+                row = {key: value[0].to(self.device).unsqueeze(1) for key, value in stored.items()}
                 latent, _ = self.world_model.observe(latent, action, row, row["is_first"])
                 latent, action = latent.map(lambda x: x.squeeze(1)), row["action"]
                 for name, value in pack_latent(latent).items():
@@ -213,8 +221,8 @@ class DreamerV3(Agent):
         with own_randomness(self.device, seed=0), torch.no_grad(), self.compiled.paused(), self.autocast():
             found = []
             for start in range(0, self.held_out.added - self.held_out.sequence + 1, self.config.batch_length):
-                envs = torch.arange(self.held_out.num_envs, device=self.device)
-                data = self.held_out.gather(envs, torch.full_like(envs, start)).data
+                envs = torch.arange(self.held_out.num_envs)
+                data = self.held_out.gather(*self.held_out.fetch(envs, torch.full_like(envs, start))).data
                 batch = {key: value[:, CONTEXT:] for key, value in data.items()}
                 action = data["action"][:, CONTEXT - 1 : -1]
                 posterior, logits = self.world_model.observe(self.context(data), action, batch, batch["is_first"])
@@ -236,12 +244,13 @@ class DreamerV3(Agent):
     def update(self) -> dict[str, Tensor]:
         """Make one gradient step; static shapes, one backward pass, no host synchronisation."""
         self._last_draw = self.sampled.draw(self.config.batch_size)
-        return (self._learn if self.ranks.size == 1 else self._learn_together)(*self._last_draw)
+        fetched = self.sampled.fetch(*self._last_draw)
+        return (self._learn if self.ranks.size == 1 else self._learn_together)(*fetched)
 
-    def _learn(self, envs: Tensor, starts: Tensor) -> dict[str, Tensor]:
-        """Learn from the replayed sequences of worlds ``envs`` from times ``starts``, ``(B,)`` int64 each."""
+    def _learn(self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Learn from the sequences of :meth:`SequenceReplay.fetch`."""
         before = self.actor_critic.return_scale.range.clone()
-        data, _, times = self.sampled.gather(envs, starts)
+        data, _, times = self.sampled.gather(envs, starts, fetched)
         means, metrics, fresh = self._differentiate(data)
         # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
         finite = data["reward"].isfinite().all()
@@ -298,19 +307,21 @@ class DreamerV3(Agent):
 
     # --- learning with other ranks ----------------------------------------------------------------------------------
 
-    def _learn_together(self, envs: Tensor, starts: Tensor, *, exchange: bool = True) -> dict[str, Tensor]:
+    def _learn_together(
+        self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor], *, exchange: bool = True
+    ) -> dict[str, Tensor]:
         """Make the step that one rank would make with the sequences of all: a collective of sums, and one of returns.
 
         Collectives are eager, between two halves that may be captured. Without ``exchange`` the others are like this.
         """
-        flat, returns, *rest = self._differentiate_share(envs, starts)
+        flat, returns, *rest = self._differentiate_share(envs, starts, fetched)
         if exchange:
             flat, returns = self.ranks.sum(flat), self.ranks.gather(returns)
         else:
             returns = returns.repeat(self.ranks.size, 1, 1, 1)
         return self._apply_sum(flat, returns, envs, *rest)
 
-    def _differentiate_share(self, envs: Tensor, starts: Tensor) -> tuple[Any, ...]:
+    def _differentiate_share(self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor]) -> tuple[Any, ...]:
         """Return what all ranks add up: gradients, sums and counts of the metrics, and 1 if a number is not finite.
 
         The gradient of REINFORCE, not yet scaled, stands behind the others. Also returned are the imagined returns,
@@ -319,7 +330,7 @@ class DreamerV3(Agent):
         with torch.no_grad():
             torch._foreach_copy_(list(self.reinforced.parameters()), list(self.actor_critic.policy.parameters()))
         self.reinforced.zero_grad()
-        data, _, times = self.sampled.gather(envs, starts)
+        data, _, times = self.sampled.gather(envs, starts, fetched)
         means, metrics, fresh = self._differentiate(data)
         finite = means["total"].isfinite() & data["reward"].isfinite().all()
         returns = metrics.pop("returns")
@@ -493,7 +504,7 @@ class DreamerV3(Agent):
         """
         if self._last_draw is None:
             return {}
-        data, envs, times = self.sampled.gather(*self._last_draw)
+        data, envs, times = self.sampled.gather(*self.sampled.fetch(*self._last_draw))
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
@@ -526,8 +537,8 @@ class DreamerV3(Agent):
     def warm_up(self) -> None:
         # Ranks may need different numbers of calls, so they exchange nothing here.
         step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
-        first = self.sampled.origin(self.config.batch_size)
-        data, envs, times = self.sampled.gather(*first)
+        fetched = self.sampled.fetch(*self.sampled.origin(self.config.batch_size))
+        data, envs, times = self.sampled.gather(*fetched)
         latents = {name: data[name].clone() for name in LATENTS}
         learners = [(self.networks, self.optimizer)]
         learners += [] if self.probes is None else [(self.probes.heads, self.probes.optimizer)]
@@ -535,7 +546,7 @@ class DreamerV3(Agent):
             with ExitStack() as stack:
                 for networks, optimizer in learners:
                     stack.enter_context(preserve_state(networks, optimizer, self.skips, self.device))
-                self.compiled.warm_up(lambda: step(*first))
+                self.compiled.warm_up(lambda: step(*fetched))
         finally:
             self.sampled.write_back(envs, times, latents)
 
@@ -572,8 +583,9 @@ class DreamerV3(Agent):
     def _digest(ring: SequenceReplay) -> str:
         """Return a hash of what a ring holds and no update changes."""
         found = hashlib.sha256()
-        for key in ring.fixed:
-            found.update(ring.storage[key].cpu().contiguous().view(torch.uint8).numpy())
+        for time in range(ring.oldest, ring.added):
+            for _, value in sorted(ring.read_steps(time, time + 1).items()):
+                found.update(value.contiguous().view(torch.uint8).numpy())
         return found.hexdigest()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from sheeplike.agents.config import AgentConfig
-from sheeplike.options import HEADLINE, INCIDENTAL, InvalidOption, Options
+from sheeplike.options import HEADLINE, INCIDENTAL, RESUMABLE, InvalidOption, Options
 
 CONTEXT = 1  # replayed steps before each training sequence; the last one's stored latent initialises the RSSM
 WRITE_HEAD = 1  # steps at the write head that no sequence may span: it would join old and new steps
@@ -73,6 +73,16 @@ class DreamerV3Config(AgentConfig):
         None, ge=0, description="policy steps before the first gradient step; null: when the replay holds a batch"
     )
     replay_size: int = Field(500_000, ge=1, le=10**12, description="policy steps kept for replay, over all worlds")
+    replay_device: Annotated[Literal["auto", "device", "cpu", "disk"], RESUMABLE, INCIDENTAL] = Field(
+        "auto",
+        description="memory of the replay: the learner's device, the host's memory, or a file on the disk of the run; "
+        "auto: device",
+    )
+    sampling: Literal["uniform", "episode"] = Field(
+        "uniform",
+        description="replayed sequences, uniform: each start is equally likely; episode: each episode, and its ends as "
+        "often as its middle",
+    )
     batch_size: Annotated[int, HEADLINE] = Field(16, ge=1, le=2**16, description="sequences per gradient step")
     batch_length: Annotated[int, HEADLINE] = Field(64, ge=2, le=2**16, description="time steps per sequence")
     learning_rate: Annotated[float, HEADLINE] = Field(4e-5, gt=0, le=1, description="step size after the warm-up")
@@ -112,6 +122,10 @@ class DreamerV3Config(AgentConfig):
     @property
     def widths(self) -> Size:
         return SIZES[self.size] if isinstance(self.size, str) else self.size
+
+    @property
+    def keeps_files(self) -> bool:
+        return self.replay_device == "disk"
 
     @property
     def train_ratio(self) -> float:

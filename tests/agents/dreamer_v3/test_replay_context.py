@@ -157,8 +157,8 @@ def test_new_latents_are_written_back_to_their_worlds_and_times(agent: DreamerV3
     captured: dict[str, Any] = {}
     gather, losses = agent.replay.gather, agent.losses
 
-    def gather_spy(worlds: Tensor, starts: Tensor) -> Any:
-        captured["sample"] = gather(worlds, starts)
+    def gather_spy(*fetched: Any) -> Any:
+        captured["sample"] = gather(*fetched)
         return captured["sample"]
 
     def losses_spy(data: dict[str, Tensor]) -> Any:
