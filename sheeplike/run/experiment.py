@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -34,6 +33,8 @@ from sheeplike.options import CommandError
 from sheeplike.run import snapshot
 from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
+from sheeplike.run.layout import again
+from sheeplike.run.mirror import FINISHING, STOPPING
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_ahead import RunAheadLimit
@@ -337,9 +338,12 @@ class Experiment:
                     raise error  # the other ranks do not know of it: there is no saving together
                 if not self._unsavable:
                     self._save_at_the_end()
+                    if self.storage.mirror:
+                        # Schedulers kill a run soon after their signal; a second signal ends this wait.
+                        self.storage.mirror.wait(STOPPING if self.stop_requested() else FINISHING)
                     saved = self.stop_requested.settled = True
             if saved and self.status:
-                info(f"saved; go on with: python -m sheeplike {shlex.quote(f'resume={self.run_dir}')}")
+                info(f"saved; go on with: {again(self.run_dir, self.config)}")
         except Halted:
             halted = True
             raise
