@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -33,7 +34,6 @@ from sheeplike.options import CommandError
 from sheeplike.run import snapshot
 from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
-from sheeplike.run.layout import again
 from sheeplike.run.mirror import FINISHING, STOPPING
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
@@ -343,7 +343,9 @@ class Experiment:
                         self.storage.mirror.wait(STOPPING if self.stop_requested() else FINISHING)
                     saved = self.stop_requested.settled = True
             if saved and self.status:
-                info(f"saved; go on with: {again(self.run_dir, self.config)}")
+                mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
+                again = shlex.join([f"resume={self.run_dir}", *mirror])
+                info(f"saved; go on with: python -m sheeplike {again}")
         except Halted:
             halted = True
             raise

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from sheeplike.config.errors import nearest
-from sheeplike.config.schema import Config
 from sheeplike.files import REPLAY, find_unusual, list_checkpoints, step_of, why_not_regular
 from sheeplike.options import CommandError, InvalidOption
 
@@ -47,12 +45,6 @@ def config_file(run_dir: Path, key: str) -> Path:
             "a link leads to"
         )
     return file
-
-
-def again(run_dir: Path | str, config: Config, *changed: str) -> str:
-    """Return the command that resumes a run; it names the mirror, which is not taken from the directory."""
-    mirror = [f"checkpoint.mirror={config.checkpoint.mirror}"] if config.checkpoint.mirror else []
-    return shlex.join(["python", "-m", "sheeplike", f"resume={run_dir}", *changed, *mirror])
 
 
 def place_of(run_dir: Path, rank: int) -> Path:

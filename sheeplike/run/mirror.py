@@ -32,7 +32,7 @@ from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, METRICS, STARTS, chec
 from sheeplike.terminal import first_sentence, reason_of, warn
 
 STOPPING, FINISHING = 60, 3600  # seconds that the last copy may take: after a signal or an error, and otherwise
-_FILES = "files"
+_FILES, _SMALL = "files", (STARTS, CONFIG_FILE, METRICS)
 _LIST = re.compile(r"step_([0-9]{12,})\.json")
 
 
@@ -88,13 +88,11 @@ class Mirror:
 
     def _manifests(self, step: int) -> list[str]:
         """Return the manifests of all ranks, as a checkpoint there lists them."""
-        try:
+        with suppress(ValueError, RecursionError):
             texts = json.loads(self._read(_list_of(step)))
-        except (ValueError, RecursionError):
-            texts = None
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise Corrupt(f"{self.url}/{_list_of(step)}: is no list of manifests")
-        return texts
+            if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+                return texts
+        raise Corrupt(f"{self.url}/{_list_of(step)}: is no list of manifests")
 
     def _path(self, step: int, rank: int = 0) -> Path:
         return place_of(self.run_dir, rank) / CHECKPOINTS / f"step_{step:012d}"
@@ -125,21 +123,18 @@ class Mirror:
         return None
 
     def download(self) -> None:
-        """Copy the checkpoints there into the run directory, the newest first, unless its own are ahead.
+        """Copy the checkpoints there into a run directory that has none, the newest first.
 
-        CommandError if the place belongs to another run, cannot be read though there is nothing here, or is damaged.
+        CommandError if the place belongs to another run, or if this run needs it and it is damaged or cannot be read.
         """
-        own, ours, steps = checkpoint_steps(self.run_dir), self._own_starts(), []
-        with self._reading(needed=not own):
-            steps, theirs = self._steps(), self._read(STARTS)
-        if not steps or (own and theirs and ours.startswith(theirs)):
+        if checkpoint_steps(self.run_dir):
+            with self._reading(needed=False):
+                self._check_owner()
             return
-        if own and (not theirs.startswith(ours) or steps[-1] < own[-1]):
-            raise self._foreign()
         with self._reading():
-            for name in (CONFIG_FILE, METRICS):
+            steps, self._there = self._steps(), self._sizes(_FILES)
+            for name in _SMALL:
                 write_atomically(self.run_dir / name, self._read(name))
-            self._there = self._sizes(_FILES)
         for step in reversed(steps):
             try:
                 with self._reading(f"downloading the checkpoint of policy step {step:,} from"):
@@ -151,21 +146,19 @@ class Mirror:
                 warn(f"passing over a damaged checkpoint in {self.url}: {error}")
         if not checkpoint_steps(self.run_dir):
             raise CommandError(f"checkpoint.mirror={self.url}: all {len(steps)} checkpoints are damaged")
-        write_atomically(self.run_dir / STARTS, theirs)  # last: from now on what is here is as new
 
     def _get(self, size: int, sha256: str, path: Path) -> None:
         if self._there.get(sha256) != size:
             raise Corrupt(f"{self.url}/{_FILES}/{sha256}: is not there, or not of {size} bytes")
         self._fs.get_file(f"{self._root}/{_FILES}/{sha256}", str(path))
 
-    def _own_starts(self) -> bytes:
-        with suppress(FileNotFoundError):
-            return (self.run_dir / STARTS).read_bytes()
-        return b""
-
-    def _foreign(self) -> CommandError:
-        what = "belongs to another run, or to this one as it went on elsewhere"
-        return CommandError(f"checkpoint.mirror={self.url} {what}: expected another place")
+    def _check_owner(self) -> None:
+        """Raise unless this run has made all starts of the run there: each start adds a line."""
+        theirs = self._read(STARTS)
+        if self._steps() and not (theirs and (self.run_dir / STARTS).read_bytes().startswith(theirs)):
+            what = "belongs to another run, or to this one as it went on elsewhere"
+            expected = "another place, or an empty run_dir and resume=auto to go on from there"
+            raise CommandError(f"checkpoint.mirror={self.url} {what}: expected {expected}")
 
     def follow(self, writer: checkpoint.Writer) -> None:
         """Copy each checkpoint in the background once it is written; one that waits gives way to a newer one."""
@@ -209,10 +202,8 @@ class Mirror:
 
     def _copy_all(self) -> None:
         """Copy what is new here, the newest checkpoint first, and remove what is no more."""
-        ours, theirs = self._own_starts(), self._read(STARTS)
-        if self._steps() and not (theirs and ours.startswith(theirs)):
-            raise self._foreign()
-        for name in (STARTS, CONFIG_FILE, METRICS):
+        self._check_owner()
+        for name in _SMALL:
             self._fs.pipe_file(f"{self._root}/{name}", (self.run_dir / name).read_bytes())
         self._there = self._sizes(_FILES)
         for number, step in enumerate(reversed(checkpoint_steps(self.run_dir))):
@@ -225,12 +216,10 @@ class Mirror:
     def _copy(self, step: int) -> bool:
         """Copy one checkpoint; return False if it was removed or replaced meanwhile."""
         texts = self._own_manifests(step)
-        for rank, text in enumerate(texts):
-            path = self._path(step, rank)
-            for file, (size, sha256) in checkpoint.files_of(path, checkpoint.parse_manifest(text, path)).items():
-                if self._there.get(sha256) != size:
-                    self._fs.put_file(str(file), f"{self._root}/{_FILES}/{sha256}")
-                    self._there[sha256] = size
+        for path, (size, sha256) in self._own_files(step, texts).items():
+            if self._there.get(sha256) != size:
+                self._fs.put_file(str(path), f"{self._root}/{_FILES}/{sha256}")
+                self._there[sha256] = size
         if not texts or texts != self._own_manifests(step):
             return False
         content = json.dumps(texts).encode()
@@ -242,19 +231,24 @@ class Mirror:
         """Return the manifests of all ranks of a checkpoint here; none if it is no longer whole."""
         with suppress(FileNotFoundError):
             first = json.loads((self._path(step) / MANIFEST).read_bytes())
-            return [(self._path(step, rank) / MANIFEST).read_text() for rank in range(first["meta"].get("ranks", 1))]
+            return [
+                (self._path(step, rank) / MANIFEST).read_text("utf-8") for rank in range(first["meta"].get("ranks", 1))
+            ]
         return []
+
+    def _own_files(self, step: int, texts: list[str]) -> dict[Path, tuple[int, str]]:
+        """Return size and SHA-256 of the files that these manifests name."""
+        paths = [self._path(step, rank) for rank in range(len(texts))]
+        found = [checkpoint.files_of(p, checkpoint.parse_manifest(t, p)) for p, t in zip(paths, texts, strict=True)]
+        return {path: entry for rank in found for path, entry in rank.items()}
 
     def _prune(self) -> None:
         """Remove the checkpoints that are no longer here, and files that no remaining one needs."""
         kept, needed = checkpoint_steps(self.run_dir), set()
-        for step in self._steps():
-            if step not in kept:
-                self._fs.rm_file(f"{self._root}/{_list_of(step)}")
-                continue
-            for text in self._manifests(step):
-                manifest = checkpoint.parse_manifest(text, self._path(step))
-                needed |= {sha256 for _, sha256 in checkpoint.files_of(self._path(step), manifest).values()}
+        for step in set(self._steps()) - set(kept):
+            self._fs.rm_file(f"{self._root}/{_list_of(step)}")
+        for step in kept:
+            needed |= {sha256 for _, sha256 in self._own_files(step, self._own_manifests(step)).values()}
         for name in self._sizes(_FILES).keys() - needed:
             self._fs.rm_file(f"{self._root}/{_FILES}/{name}")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 from sheeplike.agents.agent import Agent
 from sheeplike.config.schema import Config
 from sheeplike.options import CommandError
-from sheeplike.run.layout import again
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.signals import FAILED
 from sheeplike.run.storage import Storage
@@ -47,6 +48,7 @@ class NonFiniteGuard:
         step = self.storage.newest_step()
         hint = "there is no checkpoint to go on from"
         if step is not None:  # the same seed would fail again
-            command = again(self.config.run_dir, self.config, f"seed={self.config.seed + 1}")
-            hint = f"go on from policy step {step:,} with other random numbers: {command}"
+            mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
+            again = shlex.join([f"resume={self.config.run_dir}", f"seed={self.config.seed + 1}", *mirror])
+            hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
         raise Halted(f"{reason}, at policy step {policy_steps:,}; the batch of the last update {batch}; {hint}")

@@ -90,16 +90,17 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     check_accelerator(config)
     # Links and devices in a run are refused here.
     saved = config_file(run_dir, "run_dir") if (run_dir / CONFIG_FILE).is_file() else None
-    mirrored = None
-    if config.checkpoint.mirror:
+    resume = saved is not None and auto and bool(checkpoint_steps(run_dir))
+    before, place = None, f"run_dir={run_dir}"
+    if (url := config.checkpoint.mirror) and not checkpoint_steps(run_dir):
         from sheeplike.run.mirror import Mirror  # it imports torch, which takes seconds
 
-        mirror = Mirror(config.checkpoint.mirror, run_dir)
-        mirrored = None if checkpoint_steps(run_dir) else mirror.newest_config(auto=auto)
-    resume = auto and (mirrored is not None or (saved is not None and bool(checkpoint_steps(run_dir))))
-    before, holder = mirrored, f"checkpoint.mirror={config.checkpoint.mirror}"
-    if mirrored is None and saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
-        before, holder = to_data(load_saved(saved).config), f"run_dir={run_dir}"
+        before = Mirror(url, run_dir).newest_config(auto=auto)
+        resume = before is not None
+    if before is not None:
+        place = f"checkpoint.mirror={url}"
+    elif saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
+        before = to_data(load_saved(saved).config)
     if before is not None:
         changed = changes(before, config)
         refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
@@ -107,15 +108,13 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
             refused["total_steps"] = steps
         if refused:
             raise CommandError(
-                f"{holder} holds another run: {describe_changes(refused)}; expected the command line that "
+                f"{place} holds another run: {describe_changes(refused)}; expected the command line that "
                 f"began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ, total_steps upwards), or "
-                f"another {holder.partition('=')[0]}"
+                f"another {place.partition('=')[0]}"
             )
-    if mirrored is not None:
+    if not resume or not checkpoint_steps(run_dir):
         check(config, run_dir)
-    if not resume:
-        return Plan(config, check(config, run_dir), files=composed.files)
-    return Plan(config, run_dir, resume=True, auto=True, files=composed.files)
+    return Plan(config, run_dir, resume=resume, auto=resume, files=composed.files)
 
 
 def check(config: Config, run_dir: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import signal
@@ -30,7 +29,7 @@ from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.memory import SequenceReplay
 from sheeplike.options import CommandError
-from sheeplike.run.layout import again, checkpoint_steps, place_of
+from sheeplike.run.layout import checkpoint_steps, place_of
 from sheeplike.run.mirror import Mirror
 
 JOB = ("exp=ppo", "env=cartpole_balance")
@@ -374,21 +373,21 @@ def test_the_copies_of_another_run_are_left_alone(
 def test_a_machine_that_was_left_behind_does_not_mix_with_the_one_that_went_on(
     begin: Callable[..., Copied], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It gets the newer checkpoints if it has not gone on by itself."""
     left = begin()
     left.copied(10)
-    shutil.copytree(left.run_dir, tmp_path / "stopped")
     (tmp_path / "next").mkdir()
     Mirror(left.mirror.url, tmp_path / "next").download()
     went_on = begin("next")
     went_on.copied(20)
     left.copied(20)
     assert capsys.readouterr().err.count("went on elsewhere") == 1
-    Mirror(left.mirror.url, tmp_path / "stopped").download()
-    assert_same_checkpoint(went_on.run_dir, tmp_path / "stopped", 20)
-    left.start()
     with pytest.raises(CommandError, match="went on elsewhere"):
         left.mirror.download()
+    assert_same_checkpoint(went_on.run_dir, tmp_path / "next", 20)
+    shutil.rmtree(left.run_dir)
+    left.run_dir.mkdir()
+    Mirror(left.mirror.url, left.run_dir).download()
+    assert_same_checkpoint(went_on.run_dir, left.run_dir, 20)
 
 
 def test_what_is_here_and_newer_wins(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
@@ -436,11 +435,8 @@ def test_an_impossible_place_is_refused(url: str, refused: Callable[..., Any]) -
 
 
 def test_a_missing_package_is_named(refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*fsspec.registry]:
-        if name in ("s3", "s3a"):
-            fsspec.registry.target.pop(name) if hasattr(fsspec.registry, "target") else None
-    registry = importlib.import_module("fsspec.registry")
-    monkeypatch.setattr(registry, "_registry", {k: v for k, v in registry._registry.items() if k != "s3"})
+    registry = sys.modules["fsspec.registry"]
+    monkeypatch.setattr(registry, "_registry", {})
     monkeypatch.setattr(registry, "registry", registry._registry)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     assert refused(*JOB, "checkpoint.mirror=s3://bucket/x").names("checkpoint.mirror", "pip install s3fs")
@@ -463,9 +459,9 @@ def test_a_directory_does_not_choose_where_to_write(
     mirror = f"checkpoint.mirror={run.mirror.url}"
     assert refused(f"resume={run.run_dir}").names(mirror, "checkpoint.mirror=null")
     (plan,) = sheeplike(f"resume={run.run_dir}", mirror).runs
-    assert again(run.run_dir, plan.config) == f"python -m sheeplike resume={run.run_dir} {mirror}"
+    assert plan.config.checkpoint.mirror == run.mirror.url
     (plan,) = sheeplike(f"resume={run.run_dir}", "checkpoint.mirror=null").runs
-    assert again(run.run_dir, plan.config) == f"python -m sheeplike resume={run.run_dir}"
+    assert plan.config.checkpoint.mirror is None
 
 
 def test_a_place_that_cannot_be_reached(
@@ -477,6 +473,13 @@ def test_a_place_that_cannot_be_reached(
     assert not result.runs[0].resume
     assert result.error.count("no such host") == result.error.count("\n") == 1
     assert refused(*JOB, "checkpoint.mirror=faulty://bucket/x", "resume=auto").names("no such host")
+
+
+def test_the_command_on_the_page(sheeplike: Callable[..., Any], faulty: type[Faulty]) -> None:
+    page = (Path(__file__).parents[2] / "howto/resume.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if "checkpoint.mirror=s3://" in line]
+    (plan,) = sheeplike(*line.replace("s3://", "faulty://").split()[3:]).runs
+    assert plan.config.checkpoint.mirror == "faulty://bucket/pick"
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------
@@ -610,22 +613,22 @@ def test_s3(s3: Server, begin: Callable[..., Copied], capsys: pytest.CaptureFixt
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_s3(s3: Server, tmp_path: Path) -> None:
     """Bit for bit, and its credentials are in no file and in no output."""
-    command = [sys.executable, "-m", "sheeplike", *WHOLE, f"run_dir={tmp_path}/run"]
-    mirrored = [*command, "checkpoint.mirror=s3://bucket/runs/x", "resume=auto"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen([*mirrored, "total_steps=1000000"], **pipes)
-    output = []
-    while not s3.files.glob("bucket/runs/x/checkpoints/*"):
-        time.sleep(0.05)
+    command = [sys.executable, "-m", "sheeplike", *WHOLE, "total_steps=1000", "checkpoint.every=100", "log_every=100"]
+    mirrored = [*command, f"run_dir={tmp_path}/run", "checkpoint.mirror=s3://bucket/runs/x", "resume=auto"]
+    pipes, output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}, []
+
+    def newest() -> int:
         s3.files.invalidate_cache()
-        assert process.poll() is None, process.stdout.read()
+        return max((int(path[-17:-5]) for path in s3.files.glob("bucket/runs/x/checkpoints/*")), default=0)
+
+    process = subprocess.Popen(mirrored, **pipes)
+    while not newest():
+        time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     output.append(process.communicate()[0])
     shutil.rmtree(tmp_path / "run")
-    reached = max(int(path[-17:-5]) for path in s3.files.glob("bucket/runs/x/checkpoints/*"))
-    end = reached + 64
-    longer = [*mirrored[:-1], "resume=auto", "total_steps=1000000"]
-    process = subprocess.Popen(longer, **pipes)
+    killed = newest()
+    process = subprocess.Popen(mirrored, **pipes)
     for line in process.stdout:
         output.append(line)
         if line.startswith("  simulation "):
@@ -633,16 +636,10 @@ def test_a_killed_run_goes_on_from_s3(s3: Server, tmp_path: Path) -> None:
             break
     output.append(process.communicate(timeout=200)[0])
     assert process.returncode == 75, output
-    assert f"continued from policy step {reached:,}" in "".join(output)
-    stopped = max(checkpoint_steps(tmp_path / "run"))
-    s3.files.invalidate_cache()
-    assert max(int(path[-17:-5]) for path in s3.files.glob("bucket/runs/x/checkpoints/*")) == stopped
-    end = stopped + 64
+    assert f"continued from policy step {killed:,}" in "".join(output)
+    assert newest() == max(checkpoint_steps(tmp_path / "run")) < 1_000, "the end waits for the last copy"
     shutil.rmtree(tmp_path / "run")
-    for line in (
-        [*mirrored, f"total_steps={end}"],
-        [*command[:-1], f"run_dir={tmp_path}/straight", f"total_steps={end}"],
-    ):
+    for line in (mirrored, [*command, f"run_dir={tmp_path}/straight"]):
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         output += [done.stdout, done.stderr]
         assert done.returncode == 0, output
