@@ -269,6 +269,11 @@ def test_a_failure_is_told_once_and_the_next_checkpoint_is_tried(
     checkpoint.load_latest(empty / "checkpoints")
     run.copied(40)
     assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [30, 40]
+    shutil.rmtree(empty)
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    for step in (30, 40):
+        assert_same_checkpoint(run.run_dir, empty, step)
 
 
 def test_a_connection_that_is_cut_during_a_download_is_taken_up_again(
