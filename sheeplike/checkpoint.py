@@ -167,6 +167,8 @@ def _corrupt_if_unreadable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Corrupt(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{path}: is no text: {error}") from None
 
 
 def _open_verified(path: Path, size: int, sha256: str) -> BinaryIO:
@@ -213,9 +215,15 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Read a manifest and verify it by its own digest, which is left out."""
     path = checkpoint / MANIFEST
+    with _corrupt_if_unreadable(path):
+        return parse_manifest(files.read_text(path, _LARGEST_MANIFEST), checkpoint)
+
+
+def parse_manifest(text: str, checkpoint: Path) -> dict[str, Any]:
+    """Parse a manifest and verify it by its own digest, which is left out; Corrupt if anything is wrong."""
+    path = checkpoint / MANIFEST
     try:
-        with _corrupt_if_unreadable(path):
-            manifest = json.loads(files.read_text(path, _LARGEST_MANIFEST))
+        manifest = json.loads(text)
         if manifest.pop("sha256") != _digest_of(manifest):
             raise Corrupt(f"{path}: was altered, its SHA-256 is not its own")
         if manifest["format"] != FORMAT:
@@ -239,6 +247,38 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{path}: is no manifest: {error!r}") from None
     return manifest
+
+
+def files_of(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[Path, tuple[int, str]]:
+    """Return size and SHA-256 of each file that a checkpoint needs beside its manifest: parts and chunks."""
+    parts = {checkpoint / name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    replay = _replay_of(checkpoint.parent)
+    return parts | {replay / chunk.name: (chunk.bytes, chunk.sha256) for chunk in manifest["chunks"]}
+
+
+def install(checkpoint: Path, text: str, get: Callable[[int, str, Path], None]) -> None:
+    """Make a checkpoint of the text of its manifest and the files that ``get(bytes, sha256, path)`` writes.
+
+    Chunks that are there already are kept. Corrupt if a file is not what the manifest says; then nothing is made.
+    """
+    manifest, temporary = parse_manifest(text, checkpoint), _temporary(checkpoint.parent)
+    files.make_directory(temporary)
+    try:
+        for path, (size, sha256) in files_of(temporary, manifest).items():
+            with contextlib.suppress(Corrupt):
+                _open_verified(path, size, sha256).close()
+                continue
+            files.make_directory(path.parent)
+            target = _temporary(path.parent)
+            get(size, sha256, target)
+            with _open_verified(target, size, sha256) as file:
+                os.fsync(file.fileno())
+            os.replace(target, path)
+        files.write_atomically(temporary / MANIFEST, text)
+        os.rename(temporary, checkpoint)
+        files.sync_directory(checkpoint.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def versions() -> dict[str, str | None]:
@@ -443,6 +483,10 @@ class Writer:
         config, device: entries of every manifest.
         report: called with one line for each new kind of error; by default a RuntimeWarning.
         check: raises OSError if nothing may be written or removed any more.
+
+    Attributes:
+        written: called after each checkpoint, in the thread that has written it.
+        pinned: step of a checkpoint that is kept for now.
     """
 
     def __init__(
@@ -461,6 +505,8 @@ class Writer:
         self.replay = _replay_of(self.root)
         self.extra = {"device": device, "config": dict(config or {})}
         self.last: Saved | None = None  # the newest checkpoint that was written; None after going back
+        self.written: Callable[[], None] = lambda: None
+        self.pinned: int | None = None
         self._resumed_from: int | None = None
         self._check = check
         self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
@@ -582,6 +628,7 @@ class Writer:
         except Exception as error:  # torch raises other errors for a short write and for memory
             raise NotWritten(f"{type(error).__name__}: {error}") from error
         self.last, self._resumed_from = saved, None
+        self.written()
 
     def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
         temporary = _temporary(self.root)
@@ -608,7 +655,7 @@ class Writer:
         valid = [path for path in found if step_of(path) <= reached or step_of(path) == step]
         spared = valid[-self.keep_last :] + [path for path in _ranking(self.root) if path in valid][: self.keep_best]
         for path in found:
-            if path not in spared:
+            if path not in spared and step_of(path) != self.pinned:
                 _remove(path)
 
     def _remove_chunks(self, plan: _Plan | None, up_to: int | None = None) -> None:

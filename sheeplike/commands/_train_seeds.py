@@ -36,6 +36,8 @@ def main(request: Request) -> int:
     lines = {}
     for seed in list_seeds(start.seeds, config.seed, given="seed" in keys):
         place = [f"run_dir={config.run_dir}/seed_{seed}"] if "run_dir" in keys else []
+        if config.checkpoint.mirror:
+            place.append(f"checkpoint.mirror={config.checkpoint.mirror}/seed_{seed}")
         lines[seed] = [*overrides, f"seed={seed}", *place, *resume]
     plans = {seed: plan(line, request.config_dirs) for seed, line in lines.items()}
     if "TORCHELASTIC_RUN_ID" in os.environ:

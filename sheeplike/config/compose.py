@@ -44,7 +44,7 @@ from sheeplike.terminal import warn
 
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)
-PATHS = ("resume", "run", "run_dir", "out", "to")  # keys whose values are paths
+PATHS = ("resume", "run", "run_dir", "out", "to", "checkpoint.mirror")  # keys whose values are paths or URLs
 SECTIONS = {"agents": "agent", "profiles": "profile"}  # section of a file -> the group whose choices its names are
 
 

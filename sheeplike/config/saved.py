@@ -14,7 +14,7 @@ import yaml
 from sheeplike.agents import registry
 from sheeplike.config.schema import Config, all_keys, to_data
 from sheeplike.files import read_yaml
-from sheeplike.options import CommandError, flat, format_value, is_within, keys_of, marked
+from sheeplike.options import CommandError, flat, format_value, is_within, marked
 
 FORMAT = 1
 SHOWN = 8  # changes, at most

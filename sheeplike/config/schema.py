@@ -5,6 +5,7 @@ An agent's options stand beside the agent; ``configs/`` holds what differs from 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -92,6 +93,12 @@ class Checkpoint(Options):
     )
     replay: bool = Field(
         True, description="save the replay or the rollout too; otherwise a resumed run starts with an empty one"
+    )
+    mirror: str | None = Field(
+        None,
+        min_length=1,
+        description="URL such as s3://bucket/prefix, gs://bucket/prefix or file:///directory, to which each checkpoint "
+        "is copied; resume=auto on an empty machine goes on from there",
     )
 
 
@@ -295,6 +302,11 @@ def validate(data: Mapping[str, Any]) -> Config:
         data = {**data, "agent": validated(spec.config, agent, "agent.")}
     config = validated(Config, data)
     env = config.env
+    if re.search(r"://[^/]*:.*@|[?]", config.checkpoint.mirror or ""):  # the URL is not shown
+        raise CommandError(
+            "checkpoint.mirror: expected a URL without password and query; credentials stand in environment variables, "
+            "for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or in files of the cloud's own tools"
+        )
     with as_command_errors(ValueError):
         _check_env(config)
         _check_rendering(config)

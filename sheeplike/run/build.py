@@ -261,6 +261,7 @@ def describe(
         **agent.describe(),
         "configs": ", ".join(files),
         "run": f"{continued}{config.last_step - start:,} {config.unit}{updating}{evaluated}, in {run_dir}",
+        "mirror": config.checkpoint.mirror or "",
         "simulation": f"{config.env.num_envs / step_seconds:,.0f} policy steps/s alone",
     }
     return {name: text for name, text in lines.items() if text}

@@ -34,6 +34,7 @@ from sheeplike.options import CommandError
 from sheeplike.run import data, snapshot
 from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
+from sheeplike.run.mirror import FINISHING, STOPPING
 from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_ahead import RunAheadLimit
@@ -348,9 +349,14 @@ class Experiment:
                     raise error  # the other ranks do not know of it: there is no saving together
                 if not self._unsavable:
                     self._save_at_the_end()
+                    if self.storage.mirror:
+                        # Schedulers kill a run soon after their signal; a second signal ends this wait.
+                        self.storage.mirror.wait(STOPPING if self.stop_requested() else FINISHING)
                     saved = self.stop_requested.settled = True
             if saved and self.status:
-                info(f"saved; go on with: python -m sheeplike {shlex.quote(f'resume={self.run_dir}')}")
+                mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
+                again = shlex.join([f"resume={self.run_dir}", *mirror])
+                info(f"saved; go on with: python -m sheeplike {again}")
         except Halted:
             halted = True
             raise

@@ -48,6 +48,7 @@ class NonFiniteGuard:
         step = self.storage.newest_step()
         hint = "there is no checkpoint to go on from"
         if step is not None:  # the same seed would fail again
-            again = shlex.join([f"resume={self.config.run_dir}", f"seed={self.config.seed + 1}"])
+            mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
+            again = shlex.join([f"resume={self.config.run_dir}", f"seed={self.config.seed + 1}", *mirror])
             hint = f"go on from policy step {step:,} with other random numbers: python -m sheeplike {again}"
         raise Halted(f"{reason}, at policy step {policy_steps:,}; the batch of the last update {batch}; {hint}")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from sheeplike import host
-from sheeplike.config.compose import Composed, load, load_saved, start_of
+from sheeplike.config.compose import COMMAND_LINE, Composed, load, load_saved, start_of
 from sheeplike.config.errors import as_command_errors, expand, require_writable, writing
 from sheeplike.config.saved import changes, describe_changes, may_change, resumable_keys, to_yaml
 from sheeplike.config.schema import LOGGERS, Config, to_data
@@ -77,6 +77,12 @@ def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
     composed = load_saved(file, overrides)
     config = composed.config.replace(run_dir=str(run_dir))  # the directory may have been moved
     check_accelerator(config)
+    if (url := config.checkpoint.mirror) and composed.sources.get("checkpoint.mirror") != COMMAND_LINE:
+        # The directory may come from elsewhere, and may not choose a place to write to.
+        raise CommandError(
+            f"resume={run_dir}: its checkpoints are copied to {url}: expected that on the command line too; nearest: "
+            f"{shlex.quote(f'checkpoint.mirror={url}')}, or checkpoint.mirror=null"
+        )
     return Plan(config, run_dir, resume=True, files=composed.files)
 
 
@@ -87,20 +93,30 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     # Links and devices in a run are refused here.
     saved = config_file(run_dir, "run_dir") if (run_dir / CONFIG_FILE).is_file() else None
     resume = saved is not None and auto and bool(checkpoint_steps(run_dir))
-    if saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
-        changed = changes(to_data(load_saved(saved).config), config)
+    before, place = None, f"run_dir={run_dir}"
+    if (url := config.checkpoint.mirror) and not checkpoint_steps(run_dir):
+        from sheeplike.run.mirror import Mirror  # it imports torch, which takes seconds
+
+        before = Mirror(url, run_dir).newest_config(auto=auto)
+        resume = before is not None
+    if before is not None:
+        place = f"checkpoint.mirror={url}"
+    elif saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
+        before = to_data(load_saved(saved).config)
+    if before is not None:
+        changed = changes(before, config)
         refused = {key: values for key, values in changed.items() if key == "seed" or not may_change(key)}
         if resume and (steps := changed.get("total_steps", (0, 0)))[1] < steps[0]:  # a longer run is none of a series
             refused["total_steps"] = steps
         if refused:
             raise CommandError(
-                f"run_dir={run_dir} holds another run: {describe_changes(refused)}; expected the command line that "
+                f"{place} holds another run: {describe_changes(refused)}; expected the command line that "
                 f"began it (only {', '.join(sorted(resumable_keys() - {'seed'}))} may differ, total_steps upwards), or "
-                "another run_dir"
+                f"another {place.partition('=')[0]}"
             )
-    if not resume:
-        return Plan(config, check(config, run_dir), files=composed.files)
-    return Plan(config, run_dir, resume=True, auto=True, files=composed.files)
+    if not resume or not checkpoint_steps(run_dir):
+        check(config, run_dir)
+    return Plan(config, run_dir, resume=resume, auto=resume, files=composed.files)
 
 
 def check(config: Config, run_dir: Path) -> Path:
@@ -125,7 +141,6 @@ def check(config: Config, run_dir: Path) -> Path:
 def claim(run_dir: Path, config: Config) -> BinaryIO:
     """Create and lock the directory of a new run, and write its configuration; returns the lock."""
     with writing("run_dir", run_dir), ExitStack() as stack:
-        run_dir.mkdir(parents=True, exist_ok=True)
         held = stack.enter_context(lock(run_dir))
         if config.dry_run and _holds_dry_run(run_dir):
             _clear(run_dir)
@@ -159,6 +174,7 @@ def lock(run_dir: Path) -> BinaryIO:
     """Lock a run directory until the returned file is closed or the process ends; CommandError if it is in use."""
     path = run_dir / LOCK_FILE
     with writing("run_dir", run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
         if (run_dir / METRICS).exists():
             open_regular(run_dir / METRICS, "ab").close()  # refused now, not after the worlds are built
         file = open_regular(path, "ab")

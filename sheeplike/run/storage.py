@@ -39,6 +39,7 @@ from sheeplike.run.layout import (
     checkpoint_steps,
     place_of,
 )
+from sheeplike.run.mirror import STOPPING, Mirror
 from sheeplike.run.run_dir import Plan, claim, lock
 from sheeplike.terminal import reason_of, warn
 
@@ -51,6 +52,7 @@ class Storage:
     Attributes:
         path: the directory; absolute, since an environment may change the working directory.
         writer: writes the checkpoints, or this rank's share of them.
+        mirror: copies the checkpoints of all ranks; None if there is none, or another rank does it.
     """
 
     writer: checkpoint.Writer
@@ -58,6 +60,8 @@ class Storage:
     def __init__(self, planned: Plan, ranks: Ranks = ALONE) -> None:
         self.path, self.ranks = planned.run_dir.absolute(), ranks
         self.place = place_of(self.path, ranks.rank)
+        url = planned.config.checkpoint.mirror
+        self.mirror = Mirror(url, self.path) if url and ranks.first else None
         self._stack = ExitStack()
 
     def create(self, config: Config) -> None:
@@ -65,8 +69,15 @@ class Storage:
         self._enter(config, claim)
 
     def resume(self, config: Config) -> snapshot.Saved:
-        """Lock the directory of a run and return its newest whole checkpoint."""
-        self._enter(config, lambda path, config: lock(path))  # removes what a kill may have left
+        """Lock the directory of a run and return its newest whole checkpoint, which may have to be downloaded."""
+
+        def hold(path: Path, config: Config) -> BinaryIO:
+            held = lock(path)
+            if self.mirror:
+                self.mirror.download()
+            return held
+
+        self._enter(config, hold)  # removes what a kill may have left
         saved = snapshot.read(self.path, config, self.ranks)
         self.writer.resumed_from(saved.step)
         return saved
@@ -185,6 +196,9 @@ class Storage:
                 report=warn,
                 check=self._check_owner,
             )
+        if self.mirror:
+            self.mirror.follow(self.writer)
+            self._stack.callback(self.mirror.wait, STOPPING)
         self._stack.callback(self.writer.close)
 
     def _check_owner(self) -> None:

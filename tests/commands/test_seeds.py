@@ -88,6 +88,13 @@ def test_compare_is_named_only_after_evaluations(started, every, named):
     assert ("compare" in result.output) == named
 
 
+def test_each_seed_has_a_mirror_of_its_own(started):
+    commands, _ = started(*JOB, "seeds=[4,5]", "checkpoint.mirror=memory://bucket/x")
+    assert [[word for word in line if "mirror" in word][-1] for line in commands] == [
+        f"checkpoint.mirror=memory://bucket/x/seed_{seed}" for seed in (4, 5)
+    ]
+
+
 def test_a_run_dir_is_the_parent_of_all(started, sheeplike, tmp_path):
     (tmp_path / "search/exp").mkdir(parents=True)
     (tmp_path / "search/exp/mine.yaml").write_text(f"{MINE}total_steps: 5_000")

@@ -1,0 +1,653 @@
+"""Checkpoints that are copied to a place that outlives the machine, and an empty machine that goes on from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+import sheeplike
+from sheeplike import checkpoint
+from sheeplike.config.compose import load
+from sheeplike.config.saved import to_yaml
+from sheeplike.config.schema import to_data
+from sheeplike.config.sources import Sources
+from sheeplike.memory import SequenceReplay
+from sheeplike.options import CommandError
+from sheeplike.run.layout import checkpoint_steps, place_of
+from sheeplike.run.mirror import Mirror
+
+JOB = ("exp=ppo", "env=cartpole_balance")
+SPEC = {"image": ((4, 4), torch.uint8), "is_first": ((), torch.bool), "is_last": ((), torch.bool)}
+
+
+class Faulty(MemoryFileSystem):
+    """A place in memory that fails as it is asked to."""
+
+    protocol = "faulty"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    puts: list = []  # noqa: RUF012
+    gate = threading.Event()
+    problem: Any = staticmethod(lambda name: None)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("faulty://"))
+
+    def put_file(self, lpath: str, rpath: str, **kwargs: Any) -> None:
+        self.gate.wait(30)
+        error = self.problem(rpath)
+        if error:  # as a connection that is cut: half of it is there
+            content = Path(lpath).read_bytes()
+            self.pipe_file(rpath, content[: len(content) // 2])
+            raise error
+        self.puts.append(rpath.rpartition("/")[2])
+        super().put_file(lpath, rpath, **kwargs)
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
+        if path.endswith((".json", ".jsonl")) and (error := self.problem(path)):
+            raise error
+        super().pipe_file(path, value, **kwargs)
+
+    def ls(self, path: str, **kwargs: Any) -> list:
+        if error := self.problem("ls"):
+            raise error
+        return super().ls(path, **kwargs)
+
+
+@pytest.fixture
+def faulty() -> Iterator[type[Faulty]]:
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    Faulty.store.clear()
+    Faulty.pseudo_dirs[:] = [""]
+    Faulty.puts.clear()
+    Faulty.gate.set()
+    Faulty.problem = staticmethod(lambda name: None)
+    yield Faulty
+    Faulty.gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "mirror":
+            thread.join(30)
+
+
+class Copied:
+    """A run's directory whose checkpoints are copied, without the run."""
+
+    def __init__(self, place: Path, url: str, keep_last: int = 2, ranks: int = 1) -> None:
+        self.run_dir, self.ranks = place, ranks
+        place.mkdir(exist_ok=True)
+        config = load([*JOB, f"checkpoint.mirror={url}"], Sources()).config
+        (place / "config.yaml").write_text(to_yaml(config))
+        (place / "metrics.jsonl").write_text("{}\n")
+        self.start()
+        self.mirror = Mirror(url, place)
+        self.writer = checkpoint.Writer(place / "checkpoints", keep_last=keep_last, config=to_data(config))
+        self.mirror.follow(self.writer)
+        self.replay = SequenceReplay(SPEC, num_envs=2, size=80, sequence=4)
+
+    def start(self) -> None:
+        with open(self.run_dir / "starts.jsonl", "a") as file:
+            file.write(json.dumps({"command": uuid.uuid4().hex}) + "\n")
+
+    def save(self, step: int, **meta: Any) -> None:
+        """Write a checkpoint after 15 more time steps of the replay; a chunk has 10."""
+        for _ in range(15):
+            self.replay.add({k: torch.randint(0, 256, (2, *shape)).to(d) for k, (shape, d) in SPEC.items()})
+        meta |= {"ranks": self.ranks}
+        for rank in reversed(range(self.ranks)):
+            root = place_of(self.run_dir, rank) / "checkpoints"
+            writer = checkpoint.Writer(root, keep_last=9) if rank else self.writer
+            parts = {
+                "agent": {"x": torch.full((50,), step + 0.5 + rank)},
+                "memory": self.replay.state_dict(history=False),
+            }
+            writer.save(step, parts, meta, self.replay, wait=True)
+            self.replay.chunks = [] if self.ranks > 1 else self.replay.chunks
+
+    def copied(self, step: int, **meta: Any) -> None:
+        self.save(step, **meta)
+        self.wait()
+
+    def wait(self) -> None:
+        while self.mirror._thread is not None:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Copied]:
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 36 * 10)
+    return lambda name="run", url=f"file://{tmp_path}/bucket/here", **options: Copied(tmp_path / name, url, **options)
+
+
+def steps_in(bucket: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step_")) for path in (bucket / "checkpoints").glob("*"))
+
+
+def digests(run_dir: Path) -> set[str]:
+    """SHA-256 of all parts and chunks of the checkpoints in a run directory."""
+    found = set()
+    for path in run_dir.rglob("manifest.json"):
+        manifest = json.loads(path.read_text())
+        found |= {entry["sha256"] for entry in manifest["files"].values()} | {entry[4] for entry in manifest["chunks"]}
+    return found
+
+
+def assert_same_checkpoint(one: Path, other: Path, step: int) -> None:
+    (meta, parts), (theirs, others) = (checkpoint.load(d / f"checkpoints/step_{step:012d}") for d in (one, other))
+    assert meta == theirs
+    assert torch.equal(parts["agent"]["x"], others["agent"]["x"])
+    rings = [SequenceReplay(SPEC, num_envs=2, size=80, sequence=4) for _ in range(2)]
+    for ring, found in zip(rings, (parts, others), strict=True):
+        ring.load_state_dict(found["memory"])
+        found["history"].copy_to(ring)
+    assert all(torch.equal(rings[0].storage[key], rings[1].storage[key]) for key in SPEC)
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_machine_gets_what_the_run_directory_held(begin: Callable[..., Copied], tmp_path: Path) -> None:
+    """And nothing lies in the bucket that these checkpoints do not need."""
+    run = begin()
+    for step in range(10, 60, 10):
+        run.copied(step)
+    bucket, empty = tmp_path / "bucket/here", tmp_path / "empty"
+    assert steps_in(bucket) == checkpoint_steps(run.run_dir) == [40, 50]
+    assert {file.name for file in (bucket / "files").iterdir()} == digests(run.run_dir)
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    for step in (40, 50):
+        assert_same_checkpoint(run.run_dir, empty, step)
+    for name in ("starts.jsonl", "config.yaml", "metrics.jsonl"):
+        assert (empty / name).read_bytes() == (run.run_dir / name).read_bytes()
+    assert sorted(f.name for f in empty.rglob("*.pt")) == sorted(f.name for f in run.run_dir.rglob("*.pt"))
+
+
+def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
+    run = begin(url="faulty://bucket/x", keep_last=9)
+    for step in (10, 20, 30, 40):
+        run.copied(step)
+    assert sorted(faulty.puts) == sorted(digests(run.run_dir))
+
+
+def test_a_checkpoint_of_the_same_step_replaces_the_copy(begin: Callable[..., Copied], tmp_path: Path) -> None:
+    run = begin(keep_last=1)
+    run.copied(10)
+    run.copied(10)
+    (tmp_path / "empty").mkdir()
+    Mirror(run.mirror.url, tmp_path / "empty").download()
+    assert_same_checkpoint(run.run_dir, tmp_path / "empty", 10)
+    assert len(list((tmp_path / "bucket/here/files").iterdir())) == len(digests(run.run_dir))
+
+
+def test_the_shares_of_all_ranks_are_copied(begin: Callable[..., Copied], tmp_path: Path) -> None:
+    run = begin(ranks=3)
+    run.copied(10)
+    run.copied(20)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    for rank in range(3):
+        assert_same_checkpoint(place_of(run.run_dir, rank), place_of(empty, rank), 20)
+        assert (
+            checkpoint.load(place_of(empty, rank) / "checkpoints/step_000000000020")[1]["agent"]["x"][0] == 20.5 + rank
+        )
+
+
+def test_a_checkpoint_that_waits_gives_way_and_one_that_is_copied_is_kept(
+    begin: Callable[..., Copied], faulty: type[Faulty]
+) -> None:
+    """Saving never waits for a slow place, and a place slower than checkpoints come still gets them."""
+    faulty.gate.clear()
+    run = begin(url="faulty://bucket/x", keep_last=1)
+    for step in (10, 20, 30, 40):
+        run.save(step)
+    assert checkpoint_steps(run.run_dir) == [10, 40]
+    faulty.gate.set()
+    run.wait()
+    run.copied(50)
+    assert checkpoint_steps(run.run_dir) == run.mirror._steps() == [50]
+    run.mirror.wait(1)
+
+
+def test_the_end_waits_for_the_newest_checkpoint_within_a_bound(
+    begin: Callable[..., Copied], faulty: type[Faulty], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begin(url="faulty://bucket/x")
+    faulty.gate.clear()
+    run.save(10)
+    threading.Timer(0.5, faulty.gate.set).start()
+    run.mirror.wait(30)
+    assert run.mirror._steps() == [10]
+    assert capsys.readouterr().err == ""
+    faulty.gate.clear()
+    run.save(20)
+    run.mirror.wait(0.1)
+    run.mirror.wait(30)  # it has given up
+    assert run.mirror._steps() == [10]
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["files/", "checkpoints/", "starts.jsonl", "ls"])
+@pytest.mark.parametrize("error", [PermissionError("refused"), ConnectionResetError("cut"), RuntimeError("strange")])
+def test_a_failure_is_told_once_and_the_next_checkpoint_is_tried(
+    error: Exception, where: str, begin: Callable[..., Copied], faulty: type[Faulty], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begin(url="faulty://bucket/x")
+    run.copied(10)
+    faulty.problem = staticmethod(lambda name: error if where in name else None)
+    run.copied(20)
+    run.copied(30)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(error) in line
+    assert run.mirror.url in line
+    faulty.problem = staticmethod(lambda name: None)
+    assert run.mirror._steps() == [10], "what was whole stays until a newer one is"
+    empty = run.run_dir.with_name("empty")
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    assert checkpoint_steps(empty) == [10], "half of one is none"
+    checkpoint.load_latest(empty / "checkpoints")
+    run.copied(40)
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [30, 40]
+    shutil.rmtree(empty)
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    for step in (30, 40):
+        assert_same_checkpoint(run.run_dir, empty, step)
+
+
+def test_a_connection_that_is_cut_during_a_download_is_taken_up_again(
+    begin: Callable[..., Copied], faulty: type[Faulty], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(url="faulty://bucket/x")
+    run.copied(10)
+    run.copied(20)
+    empty, got, get = run.run_dir.with_name("empty"), [], faulty.get_file
+    empty.mkdir()
+
+    def cut(self: Faulty, rpath: str, lpath: str, **kwargs: Any) -> None:
+        got.append(rpath)
+        if len(got) in (2, 6):
+            raise ConnectionResetError("cut")
+        get(self, rpath, lpath, **kwargs)
+
+    monkeypatch.setattr(faulty, "get_file", cut)
+    with pytest.raises(CommandError, match="cut"):
+        Mirror(run.mirror.url, empty).download()
+    assert checkpoint_steps(empty) == []
+    with pytest.raises(CommandError, match="cut"):
+        Mirror(run.mirror.url, empty).download()
+    Mirror(run.mirror.url, empty).download()
+    assert checkpoint_steps(empty) == [10, 20]
+    assert_same_checkpoint(run.run_dir, empty, 20)
+
+
+def test_a_damaged_copy_is_passed_over(
+    begin: Callable[..., Copied], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begin()
+    run.copied(10)
+    before = digests(run.run_dir)
+    run.copied(20)
+    for number, name in enumerate(digests(run.run_dir) - before):
+        file = tmp_path / "bucket/here/files" / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content if number else content[:-1])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    assert checkpoint_steps(empty) == [10]
+    assert_same_checkpoint(run.run_dir, empty, 10)
+    assert run.mirror.url in capsys.readouterr().err
+    shutil.rmtree(empty)
+    empty.mkdir()
+    shutil.rmtree(tmp_path / "bucket/here/files")
+    with pytest.raises(CommandError, match="damaged"):
+        Mirror(run.mirror.url, empty).download()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[1]", '["{}"]', "[" * 100_000])
+def test_a_list_of_something_else_is_refused(content: str, begin: Callable[..., Copied], tmp_path: Path) -> None:
+    run = begin()
+    run.copied(10)
+    (tmp_path / "bucket/here/checkpoints/step_000000000010.json").write_text(content)
+    with pytest.raises(CommandError):
+        Mirror(run.mirror.url, tmp_path / "empty").newest_config(auto=True)
+
+
+def test_a_strangers_list_leads_nowhere(begin: Callable[..., Copied], tmp_path: Path) -> None:
+    """It is forged with its digest; no file is read but those in the place."""
+    run = begin()
+    run.copied(10)
+    (tmp_path / "secret").write_text("do-not-tell")
+    file = tmp_path / "bucket/here/checkpoints/step_000000000010.json"
+    (text,) = json.loads(file.read_text())
+    for entry in ({"../agent.pt": {"bytes": 1, "sha256": "0"}}, {"a.pt": {"bytes": 11, "sha256": "../../../secret"}}):
+        manifest = json.loads(text) | {"files": entry}
+        manifest.pop("sha256")
+        manifest["sha256"] = checkpoint._digest_of(manifest)
+        file.write_text(json.dumps([json.dumps(manifest)]))
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(CommandError):
+            Mirror(run.mirror.url, tmp_path / "empty").download()
+        assert not [path for path in (tmp_path / "empty").rglob("*") if path.suffix == ".pt"]
+        shutil.rmtree(tmp_path / "empty")
+
+
+# --- whose place it is ----------------------------------------------------------------------------------------------
+
+
+def test_the_copies_of_another_run_are_left_alone(
+    begin: Callable[..., Copied], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = begin(), begin("other")
+    run.copied(10)
+    before = {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
+    other.copied(10)
+    other.copied(20)
+    assert capsys.readouterr().err.count("another run") == 1
+    with pytest.raises(CommandError, match="another run"):
+        other.mirror.download()
+    assert {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()} == before
+    run.start()  # resumed, it goes on
+    run.copied(20)
+    assert steps_in(tmp_path / "bucket/here") == [10, 20]
+
+
+def test_a_machine_that_was_left_behind_does_not_mix_with_the_one_that_went_on(
+    begin: Callable[..., Copied], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = begin()
+    left.copied(10)
+    (tmp_path / "next").mkdir()
+    Mirror(left.mirror.url, tmp_path / "next").download()
+    went_on = begin("next")
+    went_on.copied(20)
+    left.copied(20)
+    assert capsys.readouterr().err.count("went on elsewhere") == 1
+    with pytest.raises(CommandError, match="went on elsewhere"):
+        left.mirror.download()
+    assert_same_checkpoint(went_on.run_dir, tmp_path / "next", 20)
+    shutil.rmtree(left.run_dir)
+    left.run_dir.mkdir()
+    Mirror(left.mirror.url, left.run_dir).download()
+    assert_same_checkpoint(went_on.run_dir, left.run_dir, 20)
+
+
+def test_what_is_here_and_newer_wins(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
+    run = begin(url="faulty://bucket/x")
+    run.copied(10)
+    faulty.problem = staticmethod(lambda name: OSError("away") if "files" in name else None)
+    run.copied(20)
+    faulty.problem = staticmethod(lambda name: None)
+    before = {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()}
+    Mirror(run.mirror.url, run.run_dir).download()
+    assert {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()} == before
+
+
+# --- command lines --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(begin: Callable[..., Copied], tmp_path: Path) -> str:
+    """The URL of a place that holds a checkpoint of ``JOB``, whose run directory is gone."""
+    run = begin()
+    run.copied(10)
+    shutil.rmtree(run.run_dir)
+    return run.mirror.url
+
+
+def test_auto_finds_it(bucket: str, sheeplike: Callable[..., Any], refused: Callable[..., Any], tmp_path: Path) -> None:
+    mirror = f"checkpoint.mirror={bucket}"
+    (plan,) = sheeplike(*JOB, mirror, "resume=auto").runs
+    assert plan.resume
+    assert not plan.run_dir.exists(), "nothing is copied yet"
+    assert refused(*JOB, mirror).names(mirror, "resume=auto")
+    assert refused(*JOB, mirror, "resume=auto", "env.num_envs=2").names(mirror, "env.num_envs")
+    assert refused(*JOB, mirror, "resume=auto", "seed=1").names(mirror, "seed")
+    (plan,) = sheeplike(*JOB, "checkpoint.mirror=memory://nothing/here", "resume=auto").runs
+    assert not plan.resume
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").touch()
+    assert refused(*JOB, f"checkpoint.mirror=file://{tmp_path}/full").names(f"{tmp_path}/full")
+    assert refused(*JOB, mirror, "resume=auto", f"run_dir={tmp_path}/full").names(f"run_dir={tmp_path}/full")
+
+
+@pytest.mark.parametrize("url", ["s4://bucket/x", "bucket/x", "s3://", "simplecache::file:///x", "file://", "://x"])
+def test_an_impossible_place_is_refused(url: str, refused: Callable[..., Any]) -> None:
+    assert refused(*JOB, f"checkpoint.mirror={url}").names(f"checkpoint.mirror={url}", "s3://bucket/prefix")
+
+
+def test_a_missing_package_is_named(refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = sys.modules["fsspec.registry"]
+    monkeypatch.setattr(registry, "_registry", {})
+    monkeypatch.setattr(registry, "registry", registry._registry)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    assert refused(*JOB, "checkpoint.mirror=s3://bucket/x").names("checkpoint.mirror", "pip install s3fs")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://KEY:do-not-tell@bucket/x", "s3://KEY:do-not/tell@bucket/x", "https://bucket/x?sig=do-not-tell"]
+)
+def test_a_password_is_not_taken_and_not_shown(url: str, refused: Callable[..., Any]) -> None:
+    line = refused(*JOB, f"checkpoint.mirror={url}")
+    assert line.names("checkpoint.mirror", "AWS_SECRET_ACCESS_KEY")
+    assert "tell" not in line
+
+
+def test_a_directory_does_not_choose_where_to_write(
+    begin: Callable[..., Copied], sheeplike: Callable[..., Any], refused: Callable[..., Any]
+) -> None:
+    run = begin()
+    run.copied(10)
+    mirror = f"checkpoint.mirror={run.mirror.url}"
+    assert refused(f"resume={run.run_dir}").names(mirror, "checkpoint.mirror=null")
+    (plan,) = sheeplike(f"resume={run.run_dir}", mirror).runs
+    assert plan.config.checkpoint.mirror == run.mirror.url
+    (plan,) = sheeplike(f"resume={run.run_dir}", "checkpoint.mirror=null").runs
+    assert plan.config.checkpoint.mirror is None
+
+
+def test_a_place_that_cannot_be_reached(
+    sheeplike: Callable[..., Any], refused: Callable[..., Any], faulty: type[Faulty]
+) -> None:
+    """A new run begins all the same; where a checkpoint may be that was not found, none begins anew."""
+    faulty.problem = staticmethod(lambda name: ConnectionError("no such host"))
+    result = sheeplike(*JOB, "checkpoint.mirror=faulty://bucket/x")
+    assert not result.runs[0].resume
+    assert result.error.count("no such host") == result.error.count("\n") == 1
+    assert refused(*JOB, "checkpoint.mirror=faulty://bucket/x", "resume=auto").names("no such host")
+
+
+def test_the_command_on_the_page(sheeplike: Callable[..., Any], faulty: type[Faulty]) -> None:
+    page = (Path(__file__).parents[2] / "howto/resume.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if "checkpoint.mirror=s3://" in line]
+    (plan,) = sheeplike(*line.replace("s3://", "faulty://").split()[3:]).runs
+    assert plan.config.checkpoint.mirror == "faulty://bucket/pick"
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------------
+
+SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
+WHOLE = (*JOB, "env.renderer=none", "agent.observations=[state]", *SMALL, "total_steps=96", "checkpoint.every=32")
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in found]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    (meta, parts), (theirs, others) = (checkpoint.load_latest(run_dir / "checkpoints") for run_dir in (one, other))
+    assert meta["step"] == theirs["step"]
+    for name in ("agent", "envs", "loop", "memory", "rng"):
+        assert_same(parts[name], others[name], name)
+    assert rows(one) == rows(other)
+
+
+def assert_same(one: Any, other: Any, where: str) -> None:
+    """Every number, bit for bit; times apart."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num()), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one.keys() - {"seconds", "pauses"}:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}/{index}")
+    else:
+        assert one == other, where
+
+
+@pytest.mark.slow
+def test_an_empty_machine_goes_on_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = (*WHOLE, f"run_dir={tmp_path}/run", f"checkpoint.mirror=memory://{uuid.uuid4().hex}/x", "resume=auto")
+    run = sheeplike.init(*begin)
+    run.iterate(64)
+    run.iterate(80)
+    run.close()  # as if it were killed: its last steps are lost
+    assert checkpoint_steps(run.run_dir) == [32, 64]
+    shutil.rmtree(run.run_dir)
+    with sheeplike.init(*begin) as again:
+        assert again.policy_steps == 64
+        again.iterate()
+    assert f"mirror         {again.config.checkpoint.mirror}" in capsys.readouterr().out
+    assert len((again.run_dir / "starts.jsonl").read_text().splitlines()) == 2
+    with sheeplike.init(*WHOLE, f"run_dir={tmp_path}/straight") as straight:
+        straight.iterate()
+    assert_same_end(run.run_dir, straight.run_dir)
+
+
+# --- S3 -------------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A process that speaks S3."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-p", str(self.port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(self.url, timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError("the server does not answer")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    pytest.importorskip("moto.server")
+    s3fs = pytest.importorskip("s3fs")
+    server = Server()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDONOTTELL")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server.files = s3fs.S3FileSystem(skip_instance_cache=True)
+    server.files.mkdir("bucket")
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+def test_s3(s3: Server, begin: Callable[..., Copied], capsys: pytest.CaptureFixture[str]) -> None:
+    """Copies, removals, a server that goes away in between, and a bucket that does not exist."""
+    run = begin(url="s3://bucket/some/where")
+    for step in (10, 20, 30):
+        run.copied(step)
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [20, 30]
+    assert run.mirror._sizes("files").keys() == digests(run.run_dir)
+    empty = run.run_dir.with_name("empty")
+    empty.mkdir()
+    Mirror(run.mirror.url, empty).download()
+    assert_same_checkpoint(run.run_dir, empty, 30)
+    s3.stop()
+    run.copied(40)
+    run.copied(50)
+    assert capsys.readouterr().err.count("\n") == 1
+    s3.start()  # it has forgotten everything
+    run.copied(60)
+    assert capsys.readouterr().err == "", "the bucket is missing: told before, as a failure"
+    s3.files.invalidate_cache()
+    s3.files.mkdir("bucket")
+    run.copied(70)
+    assert run.mirror._steps() == [60, 70]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_s3(s3: Server, tmp_path: Path) -> None:
+    """Bit for bit, and its credentials are in no file and in no output."""
+    command = [sys.executable, "-m", "sheeplike", *WHOLE, "total_steps=1000", "checkpoint.every=100", "log_every=100"]
+    mirrored = [*command, f"run_dir={tmp_path}/run", "checkpoint.mirror=s3://bucket/runs/x", "resume=auto"]
+    pipes, output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}, []
+
+    def newest() -> int:
+        s3.files.invalidate_cache()
+        return max((int(path[-17:-5]) for path in s3.files.glob("bucket/runs/x/checkpoints/*")), default=0)
+
+    process = subprocess.Popen(mirrored, **pipes)
+    while not newest():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    output.append(process.communicate()[0])
+    shutil.rmtree(tmp_path / "run")
+    killed = newest()
+    process = subprocess.Popen(mirrored, **pipes)
+    for line in process.stdout:
+        output.append(line)
+        if line.startswith("  simulation "):
+            process.send_signal(signal.SIGTERM)
+            break
+    output.append(process.communicate(timeout=200)[0])
+    assert process.returncode == 75, output
+    assert f"continued from policy step {killed:,}" in "".join(output)
+    assert newest() == max(checkpoint_steps(tmp_path / "run")) < 1_000, "the end waits for the last copy"
+    shutil.rmtree(tmp_path / "run")
+    for line in (mirrored, [*command, f"run_dir={tmp_path}/straight"]):
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        output += [done.stdout, done.stderr]
+        assert done.returncode == 0, output
+    assert_same_end(tmp_path / "run", tmp_path / "straight")
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [part for part in (*written, "".join(output).encode()) if b"do-not-tell" in part or b"AKIDO" in part]
