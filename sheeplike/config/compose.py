@@ -356,10 +356,11 @@ def _check_choice(override: Override, sources: Sources) -> None:
             raise CommandError(f"{path}: expected UTF-8 without a byte order mark, which hides the first line")
         if group == "exp" and not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
             raise CommandError(f"{path}: expected '# @package _global_' as its first line")
-        try:
-            OmegaConf.load(path)  # Hydra's own error would not name the file
-        except OmegaConfBaseException as error:
-            raise CommandError(f"{path}: {str(error).splitlines()[0]}") from None
+        with _one_line():
+            try:
+                OmegaConf.load(path)  # Hydra's own error would not name the file
+            except OmegaConfBaseException as error:
+                raise CommandError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
 def _check_keys(file: _File, known: Mapping[str, Key]) -> None:
