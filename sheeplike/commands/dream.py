@@ -7,6 +7,7 @@ export, or ``demo:<name>``, which comes with the program.
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from socket import socket
 
@@ -15,14 +16,15 @@ from pydantic import Field
 from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import as_command_errors
+from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.config.schema import Config
+from sheeplike.data.writing import NpzWriter
 from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
 from sheeplike.trained.playing import AgentOptions, open_trained, results_of
 
-RECORDINGS = "dream"  # a directory in that of the run
+RECORDINGS, DEMOS = "dream", "demonstrations"  # directories in that of the run
 MAX_RATE = 30.0  # steps per second at the start
 
 
@@ -30,6 +32,9 @@ class DreamOptions(AgentOptions):
     """Keys of this command."""
 
     port: int = Field(8000, ge=0, le=2**16 - 1, description="port on this machine's own address; 0: any free one")
+    to: str | None = Field(
+        None, description="record whole episodes from the start, into this directory; null: once asked, beside the run"
+    )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="random seed of the first start")
 
 
@@ -44,6 +49,8 @@ def main(request: Request) -> None:
         return
     asked = load_options(DreamOptions, request.about_run())
     run_dir, config, asked = open_trained(asked, "dream", RECORDINGS, world_model=True)
+    if asked.to:
+        require_writable("to", expand(asked.to).parent)
     from sheeplike.inspection.dream.server import bind
 
     with bind(asked.port) as listening:
@@ -61,6 +68,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     from sheeplike.inspection.model import load
     from sheeplike.monitor.progress import phase
     from sheeplike.run.build import build_envs, launch
+    from sheeplike.trained.recording import facts_of
 
     config = config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator), compile="off")
     fabric = launch(config)
@@ -72,7 +80,9 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     refused = envs.Unusable if envs.simulated(config.env.name) else Exception
     try:
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
-            session = Session(world, model, seed=asked.seed)
+            place = expand(asked.to) if asked.to else recordings.with_name(DEMOS)
+            demos = partial(NpzWriter, place, facts_of(config, world))
+            session = Session(world, model, seed=asked.seed, demos=demos)
             session.tick()
         if world.positions:
             label = f"playing {overlay.EPISODES} episodes, to learn where the model believes things to be"
@@ -80,6 +90,8 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
             opened = closing(build_envs(config, overlay.EPISODES, fabric.device)) if several else nullcontext(world)
             with opened as worlds, phase(label):
                 session.places = overlay.learn(model, world, worlds)
+        if asked.to:
+            info(session.teach())
         session.start(asked.seed)
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
         rate = min(world.metadata["render_fps"], MAX_RATE)

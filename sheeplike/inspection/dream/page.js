@@ -409,7 +409,9 @@ function showControls(now) {
   $("seed").placeholder = now.seed + 1;
   const { goal, about: { env, ...others } } = play.hello;
   $("about").textContent = [goal ? `${env}: ${goal}` : env, ...Object.values(others), `seed ${now.seed}`].join(" · ");
-  for (const [id, on] of [["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
+  const [taught, succeeded] = now.taught;
+  $("teach").textContent = taught || now.teaching ? `Record (T): ${taught} episode${taught === 1 ? "" : "s"}, ${succeeded} succeeded` : "Record (T)";
+  for (const [id, on] of [["teach", now.teaching], ["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
   for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
   $("recordings").hidden = source() !== "recorded";
@@ -777,6 +779,7 @@ const KEYS = {
     ask("check");
   }],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
+  t: ["T", "record whole episodes of the simulator, to learn from; once more: stop", () => ask("teach")],
   s: ["S", "save all steps since the last start", () => ask("save")],
   u: ["U", "eight copies of the dream, other noise: where they differ, the model is unsure", () => ask("spread")],
   o: ["O", "overlay: the dream over the real picture", () => {
@@ -838,7 +841,7 @@ addEventListener("blur", () => {
   act();
 });
 
-for (const [id, key] of Object.entries({ pause: " ", step: "e", start: "n", check: "c", branch: "b", save: "s", scene: "v", onion: "o", spread: "u", release: "Escape" })) {
+for (const [id, key] of Object.entries({ pause: " ", step: "e", start: "n", check: "c", branch: "b", teach: "t", save: "s", scene: "v", onion: "o", spread: "u", release: "Escape" })) {
   $(id).onclick = () => {
     KEYS[key][2]();
     $(id).blur();

@@ -74,6 +74,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "force": {"group": (int, ...), "one": (int | None, ...)},
     "release": {},
     "save": {},
+    "teach": {},
 }
 MESSAGES = {name: create_model(name, __base__=Options, **fields) for name, fields in _FIELDS.items()}
 """Messages of the page, ``{"do": name, …}``, with their fields; the method of that name answers each."""
@@ -313,6 +314,8 @@ class Server:
             "seed": session.seed,
             **{name: getattr(here, name) for name in ("episode", "age", "blind", "looks", "effect")},
             "scene": session.scene,
+            "teaching": session.teaching,
+            "taught": [len(session.taught), sum(session.taught)],
             "handles": session.handles,
             "extras": {name: frame.shape[:2] for name, frame in here.extras.items()},
             "mark": here.settings.branched,

@@ -15,7 +15,7 @@ A session does not know the web server, and is used by one thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +26,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.spaces import ActionCodec
+from sheeplike.data.episodes import Episode
+from sheeplike.data.writing import NpzWriter
 from sheeplike.inspection.dream.recording import MOST_SEED, PLACED, Recording
 from sheeplike.inspection.model import States, TrainedModel, combine
 from sheeplike.monitor.video import to_colour
@@ -77,6 +79,7 @@ class Moment:
         pictures, points: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``, and to labelled points.
         extras: other pictures, by name.
         effect: mean change of the first dream's pixels by forced classes, of 255.
+        obs: all that the environment showed, while demonstrations are recorded.
     """
 
     seen: dict[str, Tensor]
@@ -105,6 +108,7 @@ class Moment:
     points: list[Points] = field(default_factory=list)
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     effect: float = 0.0
+    obs: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 STRIPS = {
@@ -121,7 +125,11 @@ RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "valu
 class Session:
     """The real simulator, one environment, and a model's dreams of it; ``places`` are drawn and can be dragged.
 
+    Args:
+        demos: makes the writer of the episodes that :meth:`teach` records.
+
     Attributes:
+        taught: success of each recorded episode.
         source: source of the actions.
         now: the moment that is shown, from which the play goes on.
         version: grows whenever moments are cut off or replaced.
@@ -132,8 +140,18 @@ class Session:
         CommandError: the model shows no images, or is of another environment.
     """
 
-    def __init__(self, envs: VectorEnv, model: TrainedModel, *, seed: int = 0, places: Places | None = None) -> None:
+    def __init__(
+        self,
+        envs: VectorEnv,
+        model: TrainedModel,
+        *,
+        seed: int = 0,
+        places: Places | None = None,
+        demos: Callable[[], NpzWriter] | None = None,
+    ) -> None:
         self.envs, self.model, self.places = envs, model, places
+        self._demos, self._writer = demos, None
+        self.teaching, self.taught = False, []
         check(envs, model)
         self._camera, self.scene, self.late = ThreadPoolExecutor(1, "scene"), True, False
         self._placed: dict[str, np.ndarray] = {}
@@ -188,6 +206,30 @@ class Session:
             self._dropped.append((gone.action, gone.placed))
             self.first += 1
         self.now = self.last
+        if self.teaching and moment.is_last:
+            self._keep_demonstration()
+
+    def teach(self) -> str | None:
+        """Record the real side's whole episodes from the next one on, or no longer; return a remark."""
+        if self._demos is None:
+            raise CommandError("episodes cannot be recorded here")
+        self._writer = self._writer or self._demos()
+        self.teaching = not self.teaching
+        return f"whole episodes go to {self._writer.place}, from the next one on" if self.teaching else None
+
+    def _keep_demonstration(self) -> None:
+        """Write the episode that has just ended, unless a part is missing or something was dragged in it."""
+        first = self.last - self.here.age
+        moments = self.moments[max(first - self.first, 0) :]
+        if first < self.first or any(not moment.obs or moment.placed for moment in moments):
+            return
+        obs = {key: np.stack([moment.obs[key] for moment in moments]) for key in self.here.obs}
+        actions = torch.cat([*(moment.action for moment in moments[:-1]), self.neutral()])
+        actions = actions if self.model.codec.discrete else actions.clamp(-1, 1)
+        reward = np.array([0.0, *(moment.reward for moment in moments[1:])], np.float32)
+        facts = {"policy": "page", "cut": False, "success": self.here.success}
+        self._writer.add(Episode(obs, actions.cpu().numpy(), reward, self.here.is_terminal, info=facts))
+        self.taught.append(self.here.success)
 
     def act(self, action: Any) -> None:
         """Set the action of ``source="keys"``, from now on."""
@@ -412,6 +454,7 @@ class Session:
         ends = terminated or truncated, terminated, success
         shown = picture(film.result()) if film else before.film if self.scene else {}
         shared = {"settings": settings, "env": env, "film": shown, "truth": truth}
+        shared["obs"] = {key: value[0].cpu().numpy().copy() for key, value in obs.items()} if self.teaching else {}
         number = before.episode + began if before else 1
         return self._decode(Moment(seen, reward, began, *ends, posterior, episode=number, **shared, **dreams))
 

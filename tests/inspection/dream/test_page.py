@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from sheeplike.data.reading import read
+from sheeplike.data.writing import NpzWriter
 from sheeplike.inspection.dream.server import TAKEN, Server, bind, make_runner
 from sheeplike.inspection.dream.session import Moment, Session
 
@@ -105,6 +107,24 @@ def click_class(page: playwright.Page, group: int, one: int) -> None:
     box = page.locator("#grid").bounding_box()
     groups, classes = page.evaluate("[play.hello.groups, play.hello.classes]")
     page.mouse.click(box["x"] + (group + 0.5) * box["width"] / groups, box["y"] + (one + 0.5) * box["height"] / classes)
+
+
+def test_episodes_played_by_hand_are_recorded(dots, recordings, tmp_path, visit):
+    session = dots(demos=lambda: NpzWriter(tmp_path / "demos", {"fps": 20}))
+    with serving(session, recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.drawn > 1")
+        page.keyboard.press("t")
+        until(page, "play.now.teaching")
+        page.keyboard.down("ArrowRight")
+        until(page, "play.now.taught[0] >= 2")
+        page.keyboard.up("ArrowRight")
+        assert page.locator("#teach").get_attribute("class") == "on"
+        page.click("#teach")
+        until(page, "!play.now.teaching")
+    first, second, *_ = read(tmp_path / "demos")
+    assert (second.action[1:-1, 0] == 1).all(), "the arrow was down in all of it"
+    assert len(first) == len(second) == 13
 
 
 def test_a_visit(dots, recordings, visit):
