@@ -18,7 +18,6 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.config.schema import Config
-from sheeplike.data.writing import NpzWriter
 from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
@@ -62,6 +61,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     """Build the environment and the model, and serve them; ``recordings`` is a directory."""
     import asyncio
 
+    from sheeplike.data.writing import NpzWriter
     from sheeplike.inspection.dream import overlay
     from sheeplike.inspection.dream.server import Server, serve
     from sheeplike.inspection.dream.session import NO_IMAGES, Session

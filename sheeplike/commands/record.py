@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,7 +14,6 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import expand, require_writable
 from sheeplike.config.schema import Config
-from sheeplike.data.writing import Format
 from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.terminal import echo, info
 from sheeplike.trained.playing import TrainedOptions, open_trained, rebuild
@@ -24,7 +24,9 @@ class RecordOptions(TrainedOptions):
 
     to: str | None = Field(None, description="directory of the recording; an existing one of the same task goes on")
     episodes: int = Field(100, ge=1, le=2**20, description="episodes that the recording is to have in all")
-    format: Format = Field("npz", description="npz: a file per episode; or a dataset of minari or of lerobot")
+    format: Literal["npz", "minari", "lerobot"] = Field(
+        "npz", description="npz: a file per episode; or a dataset of minari or of lerobot"
+    )
     policy: str = Field(
         "trained", description="trained; random; or <module>:<function>, called with observations and is_first (N,)"
     )
