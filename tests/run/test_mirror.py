@@ -489,7 +489,7 @@ def test_the_command_on_the_page(sheeplike: Callable[..., Any], faulty: type[Fau
 
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
-SMALL = ("dry_run=true", "logger.tensorboard=false", "video_every=null", "eval.every=null", "log_every=2")
+SMALL = ("dry_run=true", "logger=[]", "video_every=null", "eval.every=null", "log_every=2")
 WHOLE = (*JOB, "env.renderer=none", "agent.observations=[state]", *SMALL, "total_steps=96", "checkpoint.every=32")
 
 
