@@ -15,7 +15,6 @@ from sheeplike.data.episodes import Episode, deal, fit
 from sheeplike.data.reading import control_rate, guess_format, read
 from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError
-from sheeplike.ranks import Ranks
 from sheeplike.terminal import info
 
 COLUMNS = 16  # most pieces that the stream of all episodes is cut into; latents are inferred in all of them at once
@@ -29,7 +28,7 @@ def check(asked: Data) -> str:
     return asked.format or guess_format(path)
 
 
-def load(config: Config, agent: Agent, envs: VectorEnv, ranks: Ranks, *, resumed: bool) -> None:
+def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> None:
     """Give the agent the episodes that ``config.data`` asks for; a resumed run has those of its replay already."""
     asked = config.data
     if asked.path is None:
@@ -37,9 +36,8 @@ def load(config: Config, agent: Agent, envs: VectorEnv, ranks: Ranks, *, resumed
     share = 1.0 if config.offline else asked.fraction
     with phase("reading recorded episodes"):
         learnt, held_out = _split(_read(asked, agent, envs), asked.held_out)
-    learnt = learnt[ranks.rank :: ranks.size]
     if not learnt or (asked.held_out and not held_out):
-        raise CommandError(f"data.path={asked.path}: holds too few episodes for data.held_out and the ranks")
+        raise CommandError(f"data.path={asked.path}: holds too few episodes for data.held_out")
     total, sequence = sum(map(len, learnt)), config.agent.batch_length + 1
     returns = [episode.total for episode in learnt + held_out]
     mean = sum(returns) / len(returns)

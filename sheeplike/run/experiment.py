@@ -123,7 +123,7 @@ class Experiment:
                 stack.callback(self.envs.close)
                 self.agent = make_agent(own, self.envs, fabric, self.ranks)
                 self.ranks.copy_first(self.agent.networks.state_dict().values())
-                data.load(config, self.agent, self.envs, self.ranks, resumed=saved is not None)
+                data.load(config, self.agent, self.envs, resumed=saved is not None)
                 step_seconds = warm_up(own, self.envs, self.agent)
                 self.evaluator = Evaluator(own, self.agent, fabric.device, self.ranks)
                 stack.callback(self.evaluator.close)

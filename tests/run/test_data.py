@@ -146,6 +146,7 @@ def test_other_episodes_do_not_resume(run, tmp_path):
         (("total_steps=0",), ("total_steps=0", "data.updates")),
         (("data.path=nowhere", "data.updates=5"), ("total_steps=128", "0")),
         (("data.path=nowhere", "data.updates=5", "total_steps=0", "data.fraction=0.5"), ("data.fraction=0.5",)),
+        (("data.path=nowhere", "fabric.devices=2"), ("fabric.devices=2", "data.path=")),
         (("data.path=nowhere", "exp=ppo"), ("data.path=nowhere", "ppo")),
     ],
 )
