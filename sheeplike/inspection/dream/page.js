@@ -410,7 +410,7 @@ function showControls(now) {
   const { goal, about: { env, ...others } } = play.hello;
   $("about").textContent = [goal ? `${env}: ${goal}` : env, ...Object.values(others), `seed ${now.seed}`].join(" · ");
   const [taught, succeeded] = now.taught;
-  $("teach").textContent = taught || now.teaching ? `Record (T): ${taught} episode${taught === 1 ? "" : "s"}, ${succeeded} succeeded` : "Record (T)";
+  $("teach").textContent = taught || now.teaching ? `Record: ${taught} episode${taught === 1 ? "" : "s"}, ${succeeded} succeeded` : "Record";
   for (const [id, on] of [["teach", now.teaching], ["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
   for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
