@@ -43,6 +43,7 @@ COMMANDS = {
     "doctor": ("doctor", "disk", "out=mine/doctor.json"),
     "analyze": ("analyze", "run=mine", "episodes=4"),
     "dream": ("dream", "run=mine", "port=0"),
+    "record": ("record", "run=mine", "to=recorded", "episodes=2"),
 }
 # Of what a run has written, and that come to an end with it.
 READERS = [name for name in COMMANDS if name not in ("analyze", "bench", "doctor", "dream")]
@@ -57,6 +58,7 @@ NAMES = {
     "doctor": ("doctor.json",),
     "analyze": ("config.yaml", "checkpoints", "analyze", "analyze/x/analysis.json"),
     "dream": ("config.yaml", "checkpoints", "dream", "dream/x.npz"),
+    "record": ("config.yaml", "checkpoints", "checkpoints/step_000000000064/agent.pt"),
 }
 KINDS = ("link", "pipe", "directory")  # a pipe stands for sockets and devices
 ESCAPES = "\x1b]0;pwn\x07\x1b[31m\u202ered\x9b2J"
@@ -216,7 +218,7 @@ def test_names_in_what_is_otherwise_in_order(
     status, output, error = call(*arguments)
     assert status == 0, error
     assert not any(sign in output + error for sign in "\x1b\x07\x9b\u202e")
-    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export")
+    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export", "record")
 
 
 @pytest.mark.parametrize("text", [ESCAPES, "x\ntouch PWNED; return 0 # $\\frac{$ a|b \ud83d"])
@@ -311,7 +313,7 @@ def test_an_edited_configuration_is_noticed(trained: Path, call: Callable[..., t
     status, _, error = call("train", "resume=mine", "total_steps=200")
     assert status == 2
     assert "agent.discount 0.99 -> 0.1" in error
-    for command in ("eval", "export"):
+    for command in ("eval", "export", "record"):
         status, _, error = call(*COMMANDS[command])
         assert status == 0, error
         assert "agent.discount 0.99 -> 0.1\n" in error

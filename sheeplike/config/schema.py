@@ -140,7 +140,7 @@ class Data(Options):
     fraction: float | None = Field(
         None, gt=0, lt=1, description="share of every batch that comes from these episodes; null: as old as any other"
     )
-    updates: Annotated[int | None, RESUMABLE] = Field(
+    updates: Annotated[int | None, RESUMABLE, INCIDENTAL] = Field(
         None,
         ge=1,
         le=10**12,

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from sheeplike.files import write_atomically
 from sheeplike.monitor.logger import Sink
 from sheeplike.options import flat
 from sheeplike.terminal import info
@@ -167,7 +168,7 @@ class MLflow(Sink):
     def _upload(self, name: str, gif: bytes, step: int) -> None:
         with TemporaryDirectory() as place:
             file = Path(place, f"{step:012d}.gif")
-            file.write_bytes(gif)
+            write_atomically(file, gif)
             self._client.log_artifact(self.run_id, str(file), name)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -117,7 +118,9 @@ class Recorder:
         with suppress(RuntimeError):
             self.flush()
 
-    def evaluated(self, result: Evaluation, state: LoopState, others: dict[str, float]) -> dict[str, float]:
+    def evaluated(
+        self, result: Evaluation, state: LoopState, others: Mapping[str, float] = MappingProxyType({})
+    ) -> dict[str, float]:
         """Write the outcome of an evaluation, ``others`` and its video; returns the metrics."""
         metrics = summarize(result) | others
         self._write(metrics, state)

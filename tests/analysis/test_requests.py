@@ -21,7 +21,7 @@ RETURN, SUCCESS = "eval/return_mean", "eval/success_rate"
         (("empty",), ["empty", "metrics.jsonl", "events.out.tfevents."]),
         (("logs/franka_pick", "empty"), ["empty"]),
         (("file",), ["file"]),
-        (("logs/franka_pick", "axis=time"), ["'axis'", "x, scale, metric, threshold, out"]),
+        (("logs/franka_pick", "axis=time"), ["'axis'", "x, scale, metric, threshold, reference"]),
         (("logs/franka_pick", "tresholds=3"), ["key 'tresholds'", "nearest: threshold"]),
         (("logs/franka_pick", "x=step"), ["x=step", "steps, time", "nearest: x=steps"]),
         (("logs/franka_pick", "x=Time"), ["nearest: x=time"]),
