@@ -160,9 +160,10 @@ def steps_in(stored: checkpoint.Stored | None) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("agent", "name", "stop_at"),
-    [pytest.param("dreamer_v3", "DreamerV3", 9, marks=pytest.mark.slow), ("ppo", "PPO", 6)],
+    [("dreamer_v3", "DreamerV3", 9), ("ppo", "PPO", 6)],
     ids=JOBS,
 )
+@pytest.mark.slow
 def test_stopped_by_a_signal_in_the_middle_of_a_burst_and_resumed(
     agent: str, name: str, stop_at: int, tmp_path: Path
 ) -> None:
