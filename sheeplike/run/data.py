@@ -34,6 +34,8 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     if asked.path is None:
         return
     share = 1.0 if config.offline else asked.fraction
+    if resumed and share is None and not asked.held_out:
+        return
     with phase("reading recorded episodes"):
         learnt, held_out = _split(_read(asked, agent, envs), asked.held_out)
     if not learnt or (asked.held_out and not held_out):

@@ -45,7 +45,8 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
 
 def _random_actions(envs: VectorEnv) -> Tensor:
     space, count = envs.single_action_space, envs.num_envs
-    if choices := getattr(space, "nvec", getattr(space, "n", None)):
+    choices = getattr(space, "nvec", getattr(space, "n", None))
+    if choices is not None:
         drawn = (torch.rand(count, *space.shape) * torch.as_tensor(choices)).long() + torch.as_tensor(space.start)
         return drawn.to(envs.device)
     return (torch.rand(count, *space.shape) * 2 - 1).to(envs.device)

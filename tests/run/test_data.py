@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,15 @@ def test_held_out_episodes_are_not_learnt_from(run):
         assert len(kept) == 2
         assert not seen & kept
         assert seen | kept == set(range(8))
+
+
+def test_after_a_prefill_the_files_are_not_needed(run, tmp_path):
+    with run("prefill", "run") as experiment:
+        experiment.iterate(64)
+    shutil.rmtree(tmp_path / "demos")
+    with sheeplike.init(f"resume={tmp_path / 'run'}") as experiment:
+        experiment.iterate()
+        assert experiment.finished
 
 
 def test_other_episodes_do_not_resume(run, tmp_path):

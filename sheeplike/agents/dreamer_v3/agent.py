@@ -177,6 +177,7 @@ class DreamerV3(Agent):
         else:
             self.recorded = self._record(steps, num_envs)
             self.recorded.generator = self.generator
+            self._recorded_digest = self._digest(self.recorded)
             self.sampled = MixedReplay(self.replay, self.recorded, share)
 
     def hold_out(self, steps: Iterable[Step], num_envs: int) -> None:
@@ -576,7 +577,7 @@ class DreamerV3(Agent):
         } | self.skips.state_dict()
         state |= {} if self.probes is None else {"probes": self.probes.state_dict()}
         if self.recorded is not None:  # its frames are read again; only the latents have changed
-            state["recorded"] = self.recorded.state_dict(history=False) | {"digest": self._digest(self.recorded)}
+            state["recorded"] = self.recorded.state_dict(history=False) | {"digest": self._recorded_digest}
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     @staticmethod
@@ -596,7 +597,7 @@ class DreamerV3(Agent):
         if self.probes is not None:
             self.probes.load_state_dict(state["probes"])
         if self.recorded is not None:
-            if state["recorded"]["digest"] != self._digest(self.recorded):
+            if state["recorded"]["digest"] != self._recorded_digest:
                 raise ValueError("the recorded episodes are not those with which the run began")
             self.recorded.load_state_dict(state["recorded"])
             self.recorded.expected = None

@@ -1,0 +1,73 @@
+"""Episodes of a policy are recorded whole, and a recording goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from sheeplike import envs
+from sheeplike.data.reading import read
+from sheeplike.data.writing import NpzWriter
+from sheeplike.options import CommandError
+from sheeplike.trained.recording import find_policy, record
+
+
+@pytest.fixture
+def worlds():
+    made = envs.make("gym", num_envs=3, id="CartPole-v1", frames="none")
+    yield made
+    made.close()
+
+
+def test_whole_episodes_as_they_were_played(worlds, tmp_path):
+    writer = NpzWriter(tmp_path / "demos", {"fps": 50})
+    policy = find_policy("random", None, worlds, sample=True)
+    returns, _ = record(policy, worlds, writer, episodes=7, seed=0, name="random")
+    episodes = list(read(tmp_path / "demos"))
+    assert writer.written == len(episodes) == len(returns) == 7
+    for episode, total in zip(episodes, returns, strict=True):
+        world = gymnasium.make("CartPole-v1").unwrapped
+        world.reset()
+        world.state = episode.obs["state"][0].astype(np.float64)
+        for step, action in enumerate(episode.action[:-1], 1):
+            seen, *_ = world.step(int(action))
+            np.testing.assert_allclose(seen, episode.obs["state"][step], atol=1e-4)
+        assert total == episode.total == len(episode) - 1
+        assert episode.terminal
+        assert episode.info["policy"] == "random"
+
+
+def test_a_recording_goes_on_in_other_worlds(worlds, tmp_path):
+    policy = find_policy("random", None, worlds, sample=True)
+    for episodes, new in ((2, 2), (5, 3), (5, 0)):
+        writer = NpzWriter(tmp_path / "demos", {"fps": 50})
+        returns, _ = record(policy, worlds, writer, episodes=episodes, seed=0, name="random")
+        assert len(returns) == new
+        assert len(list((tmp_path / "demos").glob("episode_*.npz"))) == episodes
+    begins = {episode.obs["state"][0].tobytes() for episode in read(tmp_path / "demos")}
+    assert len(begins) == 5
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(-1, 1, (2,), np.float32),
+        gymnasium.spaces.Discrete(3, start=1),
+        gymnasium.spaces.MultiDiscrete([2, 3], start=[0, -1]),
+    ],
+)
+def test_random_actions_of_every_kind(space):
+    some = SimpleNamespace(single_action_space=space, num_envs=200, device=torch.device("cpu"))
+    drawn = find_policy("random", None, some, sample=True)({}, None).numpy().astype(space.dtype)
+    assert all(action in space for action in drawn)
+    assert len(np.unique(drawn, axis=0)) > (2 if isinstance(space, gymnasium.spaces.Discrete) else 5)
+
+
+@pytest.mark.parametrize("name", ["nowhere:act", "math:nothing", "math"])
+def test_a_policy_that_does_not_exist(worlds, name):
+    with pytest.raises(CommandError, match=name):
+        find_policy(name, None, worlds, sample=True)
