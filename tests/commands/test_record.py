@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import gymnasium
@@ -71,3 +75,28 @@ def test_random_actions_of_every_kind(space):
 def test_a_policy_that_does_not_exist(worlds, name):
     with pytest.raises(CommandError, match=name):
         find_policy(name, None, worlds, sample=True)
+
+
+@pytest.mark.slow
+def test_ten_kills_lose_what_was_going_on_alone(tmp_path):
+    place, chance = tmp_path / "demos", random.Random(0)
+    command = [sys.executable, "-m", "sheeplike", "record", "run=demo:franka_pick", f"to={place}", "num_envs=2"]
+    kept: dict[str, bytes] = {}
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in place.glob("episode_*.npz")}
+
+    for _ in range(10):
+        process = subprocess.Popen([*command, "episodes=1000"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+        while len(files()) <= len(kept):
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 3))
+        process.kill()
+        process.wait()
+        before, kept = kept, files()
+        assert before.items() < kept.items(), "no episode is lost or written anew"
+        assert len(list(read(place))) == len(kept), "each is whole"
+    subprocess.run([*command, f"episodes={len(kept) + 2}"], cwd=tmp_path, check=True)
+    assert kept.items() < files().items()
+    assert len(list(read(place))) == len(kept) + 2
