@@ -6,6 +6,7 @@ Time alignment is that of :class:`~sheeplike.agents.agent.Step`: ``action[t]`` w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,19 +115,15 @@ def _fit_action(episode: Episode, space: gymnasium.Space) -> np.ndarray:
             limits = f"from {space.low.min():g} to {space.high.max():g}"
             raise _refuse(episode, "action", f"values from {used.min():.4g} to {used.max():.4g}", f"values {limits}")
         return np.append(np.clip(used, space.low, space.high), np.zeros_like(used[:1]), axis=0)
-    choices = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))
-    one_hot = action.ndim == 2 and action.shape[1] == choices[0] > 1 == len(choices)
-    if one_hot and np.isin(action, (0, 1)).all() and (action[:-1].sum(1) == 1).all():
+    one_hot = action.shape == (steps, getattr(space, "n", 0)) and np.isin(action, (0, 1)).all()
+    if one_hot and (action[:-1].sum(1) == 1).all():
         action = action.argmax(1)
-    action = action[:, None] if action.ndim == 1 else action
-    if action.shape != (steps, len(choices)) or action.dtype.kind not in "iu":
-        raise _refuse(episode, "action", f"{action.dtype} {action.shape}", f"whole numbers {(steps, len(choices))}")
-    low = np.broadcast_to(space.start, len(choices))
-    action = np.append(action[:-1].astype(np.int64), low[None], axis=0)
-    if (action < low).any() or (action >= low + choices).any():
-        limits = f"choices from {low.tolist()} to {(low + choices - 1).tolist()}"
-        raise _refuse(episode, "action", f"values from {action[:-1].min()} to {action[:-1].max()}", limits)
-    return action if hasattr(space, "nvec") else action[:, 0]
+    if action.size != steps * math.prod(space.shape) or action.dtype.kind not in "iu":
+        raise _refuse(episode, "action", f"{action.dtype} {action.shape}", f"whole numbers {(steps, *space.shape)}")
+    used = action[:-1].reshape(steps - 1, *space.shape).astype(np.int64)
+    if not all(one in space for one in used):
+        raise _refuse(episode, "action", f"values from {used.min()} to {used.max()}", space)
+    return np.append(used, np.full((1, *space.shape), space.start), axis=0)
 
 
 def deal(episodes: Sequence[Episode], columns: int) -> Iterator[dict[str, Any]]:

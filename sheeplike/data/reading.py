@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sheeplike.data.episodes import Episode
-from sheeplike.options import CommandError
+from sheeplike.options import CommandError, flat
 
 FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset", "terminal", "discount")
 ENDS = ("is_terminal", "terminated", "terminal", "discount")
@@ -174,38 +174,31 @@ def _pixels(value: Any) -> np.ndarray:
 
 
 def _read_parquet(path: Path) -> Iterator[Episode]:
-    """Yield the episodes of shards, which may go on in the next one; rows of ``EpicPinkPenguin/visual_dm_control``."""
+    """Yield the episodes of each shard, parts at its ends included; rows of ``EpicPinkPenguin/visual_dm_control``."""
     require("pyarrow")
     from pyarrow import parquet
 
-    rows: dict[str, list[np.ndarray]] = {name: [] for name in ROWS}
-    series, source = None, ""
-
-    def take(whole: bool) -> Episode:
-        columns = {name: np.stack(values) for name, values in rows.items()}
-        for values in rows.values():
-            values.clear()
-        used = slice(None if whole else -1)  # in an episode without an end, the last row is the closing observation
-        obs, terminal = {"observation": columns["observation"]}, columns["terminated"][-1]
-        return _episode(obs, columns["action"][used], columns["reward"][used], terminal, source)
-
     for file in _files(path, "parquet"):
-        if series != (series := (file.parent, re.sub(r"\d+", "", file.name))) and len(rows["reward"]) > 1:
-            yield take(whole=False)  # train-00003-of-00004 goes on from train-00002-of-00004, not from test
         with expecting(file, f"rows of {', '.join(ROWS)}"), parquet.ParquetFile(file) as table:
             if missing := [name for name in ROWS if name not in table.schema_arrow.names]:
                 raise CommandError(f"{file}: {missing[0]}: expected columns {', '.join(ROWS)}")
-            done = 0
+            rows, done = [], 0
             for batch in table.iter_batches(batch_size=64, columns=list(ROWS)):
                 for row in batch.to_pylist():
-                    source = source if rows["reward"] else f"{file}, row {done}"
-                    done += 1
-                    for name, value in row.items():
-                        rows[name].append(_pixels(value))
+                    rows.append({name: _pixels(value) for name, value in row.items()})
                     if row["terminated"] or row["truncated"]:
-                        yield take(whole=True)
-    if len(rows["reward"]) > 1:
-        yield take(whole=False)
+                        yield _of_rows(rows, f"{file}, row {done}")
+                        rows, done = [], done + len(rows)
+            if len(rows) > 1:
+                yield _of_rows(rows, f"{file}, row {done}")
+
+
+def _of_rows(rows: list[dict[str, np.ndarray]], source: str) -> Episode:
+    columns = {name: np.stack([row[name] for row in rows]) for name in ROWS}
+    image, action, reward, terminated, truncated = columns.values()
+    # In an episode without an end, the last row is the closing observation.
+    used = slice(None if terminated[-1] or truncated[-1] else -1)
+    return _episode({"observation": image}, action[used], reward[used], terminated[-1], source)
 
 
 def _read_minari(path: Path) -> Iterator[Episode]:
@@ -213,17 +206,10 @@ def _read_minari(path: Path) -> Iterator[Episode]:
     with expecting(path, "a dataset of Minari"):
         dataset = minari.MinariDataset(path / "data" if (path / "data").is_dir() else path)
         for one in dataset.iterate_episodes():
-            obs = one.observations if isinstance(one.observations, dict) else {"observation": one.observations}
+            parts = flat({"observation": one.observations})
+            obs = {name.removeprefix("observation.").replace(".", "/"): np.asarray(value) for name, value in parts}
             source = f"{path}, episode {one.id}"
-            yield _episode(dict(_flatten(obs)), np.asarray(one.actions), one.rewards, one.terminations[-1], source)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, np.asarray(value)
+            yield _episode(obs, np.asarray(one.actions), one.rewards, one.terminations[-1], source)
 
 
 def _read_lerobot(path: Path) -> Iterator[Episode]:

@@ -89,11 +89,11 @@ def test_npz(case, tmp_path):
 @pytest.mark.parametrize(
     ("action", "facts"),
     [
-        (np.array([0, 1, 2, 3, 0]), ["action", "0 to 3", "[0] to [2]"]),
+        (np.array([0, 1, 2, 3, 0]), ["action", "0 to 3", "Discrete(3)"]),
         (np.array([0, -1, 2, 1, 0]), ["action", "-1 to 2"]),
         (np.array([0, 0.5, 1, 1, 0]), ["action", "float64", "whole numbers"]),
-        (np.zeros((5, 2), np.int64), ["action", "(6, 2)", "(6, 1)"]),
-        (np.full((5, 3), 1 / 3), ["action", "(6, 3)", "(6, 1)"]),  # probabilities are no choice
+        (np.zeros((5, 2), np.int64), ["action", "(6, 2)", "(6,)"]),
+        (np.full((5, 3), 1 / 3), ["action", "(6, 3)", "(6,)"]),  # probabilities are no choice
     ],
 )
 def test_choices(action, facts, tmp_path):

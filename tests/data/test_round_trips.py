@@ -177,21 +177,20 @@ def to_rows(episode, encoded=True):
 
 @pytest.mark.parametrize("encoded", [True, False])
 def test_parquet(encoded, cartpole, same, tmp_path):
-    rows = [row for episode in cartpole.episodes for row in to_rows(episode, encoded)]
-    shard(tmp_path / "task" / "train-00000-of-00002.parquet", rows[:8])  # the second episode begins here
-    shard(tmp_path / "task" / "train-00001-of-00002.parquet", rows[8:])
-    shard(tmp_path / "task" / "test-00000-of-00001.parquet", rows[:4])  # without an end, and not that of "train"
+    """A shard may begin and end in the middle of an episode."""
+    first, second = (to_rows(episode, encoded) for episode in cartpole.episodes)
+    shard(tmp_path / "task" / "train-00000-of-00002.parquet", first + second[:4])
+    shard(tmp_path / "task" / "train-00001-of-00002.parquet", second[4:])
     assert guess_format(tmp_path) == "parquet"
-    cut, *whole = (fit(one, spaces_of(cartpole), cartpole.action, {}) for one in read(tmp_path))
-    first = cartpole.episodes[0]
-    assert len(cut) == 4
-    assert np.array_equal(cut.obs["pixels/fixed"], first.obs["pixels/fixed"][:4])
-    assert np.array_equal(cut.reward, first.reward[:4])
-    for one, other in zip(cartpole.episodes, whole, strict=True):
-        assert np.array_equal(other.obs["pixels/fixed"][:-1], one.obs["pixels/fixed"][:-1])
-        assert np.array_equal(other.obs["pixels/fixed"][-1], one.obs["pixels/fixed"][-2])
-        assert np.array_equal(other.action[:-1], one.action[:-1])
-        assert np.array_equal(other.reward, one.reward)
+    found = [fit(one, spaces_of(cartpole), cartpole.action, {}) for one in read(tmp_path)]
+    assert [len(one) for one in found] == [len(first) + 1, 4, len(second) - 4 + 1]
+    for other, number, begin in zip(found, (0, 1, 1), (0, 0, 4), strict=True):
+        one, end = cartpole.episodes[number], begin + len(other) - 1
+        assert np.array_equal(other.obs["pixels/fixed"][:-1], one.obs["pixels/fixed"][begin:end])
+        closing = end if number and not begin else end - 1  # a whole episode repeats its last frame
+        assert np.array_equal(other.obs["pixels/fixed"][-1], one.obs["pixels/fixed"][closing])
+        assert np.array_equal(other.action[:-1], one.action[begin:end])
+        assert np.array_equal(other.reward[1:], one.reward[begin + 1 : end + 1])
         assert not other.terminal
 
 
