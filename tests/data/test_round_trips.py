@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sheeplike.data import writing
 from sheeplike.data.episodes import fit
 from sheeplike.data.reading import control_rate, guess_format, read, require
-from sheeplike.data.writing import NpzWriter, to_lerobot, to_minari
+from sheeplike.data.writing import NpzWriter, Recording
 from sheeplike.options import CommandError
 
 
@@ -72,20 +71,26 @@ def test_a_recording_goes_on(cartpole, tmp_path):
         NpzWriter(tmp_path, facts)
 
 
+def convert(episodes, place, layout, spaces, fps):
+    writer = Recording(place, {"fps": fps}, layout, spaces)
+    for episode in episodes:
+        writer.add(episode)
+    writer.finish()
+
+
 def test_minari(recording, same, tmp_path):
     minari = pytest.importorskip("minari")
-    place = tmp_path / "made" / "v0"
-    place.parent.mkdir()
-    to_minari(recording.place, place, recording.spaces | {"action": recording.action})
+    place = tmp_path / "v0"
+    convert(recording.episodes, place, "minari", recording.spaces | {"action": recording.action}, recording.fps)
     check(recording, place, "minari", same)
     assert control_rate(place, "minari") is None
     dataset = minari.MinariDataset(place / "data")
     assert dataset.action_space == recording.action
     assert dataset.total_steps == sum(len(episode) - 1 for episode in recording.episodes)
     assert dataset[0].truncations[-1] != recording.episodes[0].terminal
-    assert [path.name for path in place.parent.iterdir()] == ["v0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["v0"]
     with pytest.raises(CommandError, match=f"to={place}.*nearest"):
-        to_minari(recording.place, place, recording.spaces | {"action": recording.action})
+        Recording(place, {"fps": recording.fps}, "minari", recording.spaces)
 
 
 @pytest.mark.parametrize("jpeg", [False, True])
@@ -108,8 +113,9 @@ def test_minari_of_one_image(jpeg, cartpole, same, tmp_path):
 
 
 def test_lerobot_with_images(recording, same, tmp_path, lerobot):
+    """A frame rate that is no whole number gets exact images; the other recording has none."""
     place = tmp_path / "exact"
-    to_lerobot(recording.place, place, recording.fps, recording.spaces | {"action": recording.action}, videos=False)
+    convert(recording.episodes, place, "lerobot", recording.spaces | {"action": recording.action}, recording.fps)
     check(recording, place, "lerobot", same)
     assert control_rate(place, "lerobot") == recording.fps
     assert [path.name for path in tmp_path.iterdir()] == ["exact"]
@@ -118,21 +124,20 @@ def test_lerobot_with_images(recording, same, tmp_path, lerobot):
 
 def test_lerobot_with_videos(cartpole, same, tmp_path, lerobot):
     """Grey frames, each of its own brightness: a frame is in its place, and nearly as it was."""
-    place, writer, greys = tmp_path / "video", NpzWriter(tmp_path / "npz", {"fps": 25}), iter(range(5, 255, 15))
+    place, greys = tmp_path / "video", iter(range(5, 255, 15))
     spaces = spaces_of(cartpole) | {"state": cartpole.spaces["state"]}
     episodes = []
     for one in cartpole.episodes:
         frames = np.stack([np.full((64, 64, 3), next(greys), np.uint8) for _ in range(len(one))])
         episodes.append(replace(one, obs={"pixels/fixed": frames, "state": one.obs["state"]}, info={}))
-        writer.add(episodes[-1])
-    to_lerobot(tmp_path / "npz", place, 25.0, spaces | {"action": cartpole.action}, task="balance")
+    convert(episodes, place, "lerobot", spaces | {"action": cartpole.action}, 25.0)
     found = [fit(episode, spaces, cartpole.action, {}) for episode in read(place)]
     for one, other in zip(episodes, found, strict=True):
         apart = np.abs(one.obs["pixels/fixed"].astype(int) - other.obs.pop("pixels/fixed"))
         assert apart.max() <= 7  # half the step from one grey to the next
         assert same(replace(one, obs={"state": one.obs["state"]}), other)
     dataset = lerobot.LeRobotDataset("any", root=place)
-    assert dataset.meta.tasks.index.tolist() == ["balance"]
+    assert dataset.meta.tasks.index.tolist() == ["video"]
     assert (dataset.meta.fps, dataset.meta.total_frames) == (25, sum(map(len, episodes)))
     for video in place.glob("videos/**/*.mp4"):
         video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
@@ -143,13 +148,17 @@ def test_lerobot_with_videos(cartpole, same, tmp_path, lerobot):
         list(read(place))
 
 
-def test_nothing_is_left_of_a_conversion_that_fails(cartpole, tmp_path, lerobot):
-    pytest.importorskip("minari")
-    spaces = cartpole.spaces | {"action": cartpole.action, "none": cartpole.action}
-    for convert in (to_minari, lambda *arguments: to_lerobot(*arguments[:2], 50, arguments[2])):
-        with pytest.raises(CommandError, match="none"):
-            convert(cartpole.place, tmp_path / "made", spaces)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("layout", ["minari", "lerobot"])
+def test_after_a_conversion_that_fails_the_files_are_there(layout, cartpole, same, tmp_path, request):
+    pytest.importorskip(layout)
+    if layout == "lerobot":
+        request.getfixturevalue("lerobot")
+    place, spaces = tmp_path / "made", cartpole.spaces | {"action": cartpole.action}
+    with pytest.raises(CommandError, match="none"):
+        convert(cartpole.episodes, place, layout, spaces | {"none": cartpole.action}, cartpole.fps)
+    assert not place.exists()
+    Recording(place, {"fps": cartpole.fps}, layout, spaces).finish()
+    check(cartpole, place, layout, same)
 
 
 def shard(file, rows):
@@ -208,4 +217,4 @@ def test_a_missing_package_is_named_with_its_pip_line(package, tmp_path, monkeyp
         list(read(tmp_path, layout))
     if layout != "parquet":
         with pytest.raises(CommandError, match=package):
-            getattr(writing, f"to_{layout}")(tmp_path, tmp_path / "new", *([50] if layout == "lerobot" else []), {})
+            Recording(tmp_path / "new", {"fps": 50}, layout, {})
