@@ -29,7 +29,7 @@ class Episode:
         reward: float32; the first is 0, unless the file begins in the middle of an episode.
         terminal: the episode ended by itself, not by a limit of time.
         source: file and number of the episode, for messages.
-        info: further facts, such as ``success``; ``cut``: the environment failed in it.
+        info: further facts, such as ``success``.
     """
 
     obs: dict[str, np.ndarray]
