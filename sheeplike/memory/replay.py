@@ -125,9 +125,7 @@ class SequenceReplay:
             fits = int(size * 0.9 * free / needed) // self.num_envs * self.num_envs
             enough = fits >= self.num_envs * (self.sequence + 1)
             hint = f"a size of {fits} would fit" if enough else "fewer worlds would fit"
-            of = f"{memory}'s memory" if isinstance(memory, torch.device) else f"the disk of {memory}"
-            of = "memory" if str(memory) == "cpu" else of
-            sizes = f"{needed / 2**30:.1f} GiB of {of}, {free / 2**30:.1f} GiB are free"
+            sizes = f"{needed / 2**30:.1f} GiB on {memory}, {free / 2**30:.1f} GiB are free"
             raise TooLarge(f"replay size {size}: needs {sizes}; {hint}")
 
     @staticmethod
