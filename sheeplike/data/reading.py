@@ -76,7 +76,7 @@ def require(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def expecting(place: Path, expected: str) -> Iterator[None]:
+def expecting(place: Path | str, expected: str) -> Iterator[None]:
     """Raise CommandError with the place for any error: libraries raise all kinds for broken files."""
     try:
         yield
