@@ -49,12 +49,8 @@ def guess_format(path: Path) -> str:
 
 
 def read(path: Path, layout: str | None = None) -> Iterator[Episode]:
-    """Yield the episodes of a directory or file in a fixed order; CommandError names a file that cannot be read."""
-    layout, number = layout or guess_format(path), 0
-    for number, episode in enumerate(READERS[layout](path), 1):  # noqa: B007
-        yield episode
-    if not number:
-        raise CommandError(f"data.path={path}: found no episode, expected some in the format {layout}")
+    """Return the episodes of a directory or file in a fixed order; CommandError names a file that cannot be read."""
+    return READERS[layout or guess_format(path)](path)
 
 
 def control_rate(path: Path, layout: str) -> float | None:
@@ -92,7 +88,7 @@ def _files(path: Path, suffix: str) -> list[Path]:
 
 
 def _episode(
-    obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str, **info: Any
+    obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str
 ) -> Episode:
     """Return the episode of ``T`` actions and what they earned; an observation of ``T`` steps repeats its last."""
     obs = {
@@ -100,7 +96,7 @@ def _episode(
         for name, value in obs.items()
     }
     reward = np.append(np.zeros(1, np.float32), np.asarray(reward, np.float32))
-    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source, info)
+    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source)
 
 
 def _read_npz(path: Path) -> Iterator[Episode]:
@@ -124,7 +120,6 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     if "image_t" in arrays:  # pydreamer compresses images with time as their last axis (generator.py)
         arrays["image"] = np.moveaxis(arrays.pop("image_t"), -1, 0)
     obs = {name: value for name, value in arrays.items() if name not in ("action", "reward", *FLAGS) and value.ndim}
-    info = {name: value.item() for name, value in arrays.items() if name not in FLAGS and not value.ndim}
     action, reward = arrays["action"], arrays["reward"].reshape(-1)
     lengths = {name: len(value) for name, value in obs.items()}
     steps = max(lengths.values(), default=0)
@@ -134,7 +129,7 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     ended = arrays[ends[0]].reshape(-1)
     ended = ended == 0 if ends[0] == "discount" else ended.astype(bool)
     if len(action) < steps:  # this project, as in Gymnasium: actions and rewards lie between observations
-        yield _episode(obs, action, reward, ended[-1], str(file), **info)
+        yield _episode(obs, action, reward, ended[-1], str(file))
         return
     if not {"is_first", "reset", "terminal", "discount"} & arrays.keys():
         raise CommandError(f"{file}: found {steps} actions and observations, expected one observation more or is_first")
@@ -144,9 +139,9 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     starts = [0, *(int(t) for t in np.flatnonzero(first) if t)]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], steps], strict=True)):
         if stop - start > 1 or "is_first" not in arrays:  # a chunk may begin or end with a single row
-            part, source = slice(start, stop), f"{file}, episode {number}"
+            part = slice(start, stop)
             own = {name: value[part] for name, value in obs.items()}
-            yield Episode(own, action[part], reward[part], bool(ended[part][-1]), source, info)
+            yield Episode(own, action[part], reward[part], bool(ended[part][-1]), f"{file}, episode {number}")
 
 
 def _precedes(arrays: Mapping[str, np.ndarray], action: np.ndarray, first: np.ndarray) -> bool:
@@ -168,9 +163,7 @@ def _pixels(value: Any) -> np.ndarray:
 
     if isinstance(value, dict):
         value = Image.open(io.BytesIO(value["bytes"]))
-    array = np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
-    plain = array.ndim == 3 and array.dtype == np.int64 and array.min() >= 0 and array.max() <= 255
-    return array.astype(np.uint8) if plain else array  # lists in lists have lost their type
+    return np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
 
 
 def _read_parquet(path: Path) -> Iterator[Episode]:

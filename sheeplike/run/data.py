@@ -41,7 +41,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
             parts[int((number + 1) * asked.held_out) > int(number * asked.held_out)].append(episode)
     learnt, held_out = parts
     if not learnt or (asked.held_out and not held_out):
-        raise CommandError(f"data.path={asked.path}: holds too few episodes for data.held_out")
+        raise CommandError(f"data.path={asked.path}: holds too few episodes")
     mean = sum(episode.total for episode in learnt + held_out) / len(learnt + held_out)
     apart = f", {len(held_out)} held out" if held_out else ""
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")

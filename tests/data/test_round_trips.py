@@ -49,9 +49,9 @@ def test_facts_of_an_episode_are_kept(cartpole, tmp_path):
     writer = NpzWriter(tmp_path / "new", {"fps": 50})
     cartpole.episodes[0].info = {"success": True}
     writer.add(cartpole.episodes[0])
+    assert np.load(tmp_path / "new" / "episode_000000.npz")["success"]
     (episode,) = read(tmp_path / "new")
-    assert fit(episode, cartpole.spaces, cartpole.action, {}).info == {"success": True}
-    assert episode.source.endswith("episode_000000.npz")
+    assert fit(episode, cartpole.spaces, cartpole.action, {}).source.endswith("episode_000000.npz")
 
 
 def test_a_recording_goes_on(cartpole, tmp_path):
@@ -167,27 +167,20 @@ def shard(file, rows):
     pq.write_table(pa.Table.from_pylist(rows), file)
 
 
-def to_rows(episode, encoded=True):
+def to_rows(episode):
     rows = []
     for t in range(len(episode) - 1):
-        frame = episode.obs["pixels/fixed"][t]
-        if encoded:
-            data = io.BytesIO()
-            Image.fromarray(frame).save(data, "PNG")
-            frame = {"bytes": data.getvalue(), "path": None}
-        else:
-            frame = frame.tolist()
-        rows.append(
-            {"observation": frame, "action": episode.action[t].tolist(), "reward": float(episode.reward[t + 1])}
-        )
-        rows[-1] |= {"terminated": False, "truncated": t == len(episode) - 2}
+        data = io.BytesIO()
+        Image.fromarray(episode.obs["pixels/fixed"][t]).save(data, "PNG")
+        row = {"observation": {"bytes": data.getvalue(), "path": None}, "action": episode.action[t].tolist()}
+        row |= {"reward": float(episode.reward[t + 1]), "terminated": False, "truncated": t == len(episode) - 2}
+        rows.append(row)
     return rows
 
 
-@pytest.mark.parametrize("encoded", [True, False])
-def test_parquet(encoded, cartpole, same, tmp_path):
+def test_parquet(cartpole, tmp_path):
     """A shard may begin and end in the middle of an episode."""
-    first, second = (to_rows(episode, encoded) for episode in cartpole.episodes)
+    first, second = (to_rows(episode) for episode in cartpole.episodes)
     shard(tmp_path / "task" / "train-00000-of-00002.parquet", first + second[:4])
     shard(tmp_path / "task" / "train-00001-of-00002.parquet", second[4:])
     assert guess_format(tmp_path) == "parquet"
