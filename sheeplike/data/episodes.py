@@ -135,21 +135,21 @@ def deal(episodes: Sequence[Episode], columns: int) -> Iterator[dict[str, Any]]:
     Yields:
         ``obs``, ``action``, ``reward``, ``is_first``, ``is_last``, ``is_terminal``, each ``(columns, ...)``.
     """
-    ends = np.cumsum([len(episode) for episode in episodes])
-    total = int(ends[-1])
-    length = -(-total // columns)
-    begins = [min(piece * length, max(total - length, 0)) for piece in range(columns)]
+    lengths = [len(episode) for episode in episodes]
+    obs = {key: np.concatenate([episode.obs[key] for episode in episodes]) for key in episodes[0].obs}
+    action, reward = (np.concatenate([getattr(one, name) for one in episodes]) for name in ("action", "reward"))
+    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    first, terminal = np.roll(last, 1), last & np.repeat([episode.terminal for episode in episodes], lengths)
+    reward = np.where(first, 0, reward).astype(np.float32)
+    length = -(-len(last) // columns)
+    begins = np.minimum(np.arange(columns) * length, len(last) - length)
     for time in range(length):
-        places = []
-        for begin in begins:
-            which = int(np.searchsorted(ends, begin + time, side="right"))
-            places.append((episodes[which], begin + time - int(ends[which]) + len(episodes[which])))
-        last = np.array([t == len(episode) - 1 for episode, t in places])
+        now = begins + time
         yield {
-            "obs": {key: np.stack([episode.obs[key][t] for episode, t in places]) for key in episodes[0].obs},
-            "action": np.stack([episode.action[t] for episode, t in places]),
-            "reward": np.array([0.0 if t == 0 else episode.reward[t] for episode, t in places], np.float32),
-            "is_first": np.array([t == 0 or time == 0 for _, t in places]),
-            "is_last": last,
-            "is_terminal": last & np.array([episode.terminal for episode, _ in places]),
+            "obs": {key: value[now] for key, value in obs.items()},
+            "action": action[now],
+            "reward": reward[now],
+            "is_first": first[now] | (time == 0),
+            "is_last": last[now],
+            "is_terminal": terminal[now],
         }

@@ -46,16 +46,16 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     apart = f", {len(held_out)} held out" if held_out else ""
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")
 
-    def steps(episodes: list[Episode], columns: int, shortest: int) -> tuple[Iterator[Step], int]:
-        """Return the steps of at most ``columns`` worlds, each of which has ``shortest`` ones, and their number."""
+    def steps(episodes: list[Episode], columns: int, shortest: int) -> tuple[Iterator[Step], int, int]:
+        """Return ``shortest`` or more steps of at most ``columns`` worlds, and the numbers of both."""
         total = sum(map(len, episodes))
         if total < shortest:
             raise CommandError(f"data.path={asked.path}: {total} steps; expected at least {shortest}, one sequence")
         columns = min(columns, total // shortest)
         found = (pytree.tree_map(lambda x: torch.from_numpy(x).to(device), one) for one in deal(episodes, columns))
-        return (Step(**one) for one in found), columns
+        return (Step(**one) for one in found), columns, -(-total // columns)
 
-    sequence, device = config.agent.batch_length + 1, envs.device
+    sequence, device = config.agent.batch_length + 2, envs.device  # one sequence, and the write head
     with phase("storing recorded episodes"):
         if held_out:
             agent.hold_out(*steps(held_out, COLUMNS, sequence))

@@ -124,10 +124,6 @@ class DreamerV3Config(AgentConfig):
         return SIZES[self.size] if isinstance(self.size, str) else self.size
 
     @property
-    def keeps_files(self) -> bool:
-        return self.replay_device == "disk"
-
-    @property
     def train_ratio(self) -> float:
         """Replayed time steps per policy step, as the authors count."""
         return self.replay_ratio * self.batch_size * self.batch_length
