@@ -137,7 +137,7 @@ class SequenceReplay:
     def describe(self) -> str:
         taken = sum(ring.nbytes for ring in self.storage.values())
         steps = self.length * self.num_envs
-        place = {"device": str(self.device), "cpu": "the host", "disk": "disk"}[self.place]
+        place = self.device if self.place == "device" else self.place
         return f"{steps:,} policy steps, {taken / 2**20:,.0f} MiB on {place} ({taken / steps:,.0f} B each)"
 
     def __len__(self) -> int:
@@ -207,8 +207,7 @@ class SequenceReplay:
 
     def origin(self, batch: int) -> tuple[Tensor, Tensor]:
         """Return worlds and starts of a batch that can be read before anything is added."""
-        none = torch.zeros(batch, dtype=torch.int64)
-        return none, none
+        return torch.zeros(2, batch, dtype=torch.int64).unbind()
 
     def _draw_episodes(self, batch: int) -> tuple[Tensor, Tensor]:
         """Draw an episode for each sequence, then its start."""

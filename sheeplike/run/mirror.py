@@ -93,9 +93,6 @@ class Mirror:
             problem = first_sentence(reason_of(error))
             raise CommandError(f"checkpoint.mirror={self.url}: cannot be read: {problem}") from None
 
-    def _get(self, sha256: str, path: Path) -> None:
-        self._fs.get_file(f"{self._root}/{_FILES}/{sha256}", str(path))
-
     def _sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the files in a folder by name."""
         self._fs.invalidate_cache()
@@ -111,6 +108,12 @@ class Mirror:
     def _manifests(self, step: int) -> list[str]:
         """Return the manifests of all ranks, as a checkpoint there lists them."""
         return json.loads(self._fs.cat_file(self._list(step)))
+
+    def _get(self, sha256: str, path: Path) -> None:
+        self._fs.get_file(self._file(sha256), str(path))
+
+    def _file(self, sha256: str) -> str:
+        return f"{self._root}/{_FILES}/{sha256}"
 
     def _list(self, step: int) -> str:
         return f"{self._root}/{CHECKPOINTS}/step_{step:012d}.json"
@@ -168,7 +171,7 @@ class Mirror:
         texts = self._own_manifests(step)
         for path, (size, sha256) in self._files(step, texts).items():
             if there.get(sha256) != size:
-                self._fs.put_file(str(path), f"{self._root}/{_FILES}/{sha256}")
+                self._fs.put_file(str(path), self._file(sha256))
         for name in _SMALL:
             self._fs.pipe_file(f"{self._root}/{name}", (self.run_dir / name).read_bytes())
         if texts == self._own_manifests(step):  # otherwise it was replaced meanwhile, and the new one is due
@@ -197,6 +200,5 @@ class Mirror:
                 needed |= {sha256 for _, sha256 in self._files(step, self._manifests(step)).values()}
             else:
                 self._fs.rm_file(self._list(step))
-        for name in filter(_SHA256.fullmatch, self._sizes(_FILES)):
-            if name not in needed:
-                self._fs.rm_file(f"{self._root}/{_FILES}/{name}")
+        for name in set(filter(_SHA256.fullmatch, self._sizes(_FILES))) - needed:
+            self._fs.rm_file(self._file(name))
