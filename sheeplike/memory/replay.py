@@ -205,10 +205,6 @@ class SequenceReplay:
             envs[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
         return envs, starts
 
-    def origin(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Return worlds and starts of a batch that can be read before anything is added."""
-        return torch.zeros(2, batch, dtype=torch.int64).unbind()
-
     def _draw_episodes(self, batch: int) -> tuple[Tensor, Tensor]:
         """Draw an episode for each sequence, then its start."""
         stop = self.added - self.sequence + 1  # of starts, and of the flags that count

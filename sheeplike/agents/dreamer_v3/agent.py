@@ -526,7 +526,8 @@ class DreamerV3(Agent):
     def warm_up(self) -> None:
         # Ranks may need different numbers of calls, so they exchange nothing here.
         step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
-        fetched = self.sampled.fetch(*self.sampled.origin(self.config.batch_size))
+        none = torch.zeros(self.config.batch_size, dtype=torch.int64)
+        fetched = self.sampled.fetch(none, none)
         data, envs, times = self.sampled.gather(*fetched)
         latents = {name: data[name].clone() for name in LATENTS}
         learners = [(self.networks, self.optimizer)]
