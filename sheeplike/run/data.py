@@ -35,11 +35,18 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     share = 1.0 if config.offline else asked.fraction
     if asked.path is None or (resumed and share is None and not asked.held_out):
         return
-    parts: tuple[list[Episode], list[Episode]] = [], []  # those held out are spread evenly over all
+    path, layout = expand(asked.path), check(asked)
+    rate, own = control_rate(path, layout), envs.metadata["render_fps"]
+    if rate is not None and abs(rate - own) > 0.01 * own:
+        raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as the environment has")
+    spaces = {key: envs.single_observation_space[key] for key in agent.observed}
+    learnt: list[Episode] = []
+    held_out: list[Episode] = []  # they are spread evenly over all
     with phase("reading recorded episodes"):
-        for number, episode in enumerate(_read(asked, agent, envs)):
-            parts[int((number + 1) * asked.held_out) > int(number * asked.held_out)].append(episode)
-    learnt, held_out = parts
+        for number, episode in enumerate(islice(read(path, layout), asked.episodes)):
+            kept_apart = int((number + 1) * asked.held_out) > int(number * asked.held_out)
+            part = held_out if kept_apart else learnt
+            part.append(fit(episode, spaces, envs.single_action_space, asked.keys))
     if not learnt or (asked.held_out and not held_out):
         raise CommandError(f"data.path={asked.path}: holds too few episodes")
     mean = sum(episode.total for episode in learnt + held_out) / len(learnt + held_out)
@@ -63,14 +70,3 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
             agent.add_recorded(*steps(learnt, COLUMNS, sequence), share)
         elif not resumed:
             agent.add_recorded(*steps(learnt, envs.num_envs, 1), None)
-
-
-def _read(asked: Data, agent: Agent, envs: VectorEnv) -> Iterator[Episode]:
-    """Yield the episodes as the agent needs them."""
-    path, layout = expand(asked.path), check(asked)
-    rate, own = control_rate(path, layout), envs.metadata["render_fps"]
-    if rate is not None and abs(rate - own) > 0.01 * own:
-        raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as the environment has")
-    spaces = {key: envs.single_observation_space[key] for key in agent.observed}
-    for episode in islice(read(path, layout), asked.episodes):
-        yield fit(episode, spaces, envs.single_action_space, asked.keys)
