@@ -42,7 +42,6 @@ class Faulty(MemoryFileSystem):
 
     protocol = "faulty"
     store: dict = {}  # noqa: RUF012
-    pseudo_dirs = [""]  # noqa: RUF012
     puts: list = []  # noqa: RUF012
     gate = threading.Event()
     problem: Any = staticmethod(lambda name: None)
@@ -73,15 +72,13 @@ class Faulty(MemoryFileSystem):
 
 
 @pytest.fixture
-def faulty() -> Iterator[type[Faulty]]:
+def faulty() -> type[Faulty]:
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     Faulty.store.clear()
-    Faulty.pseudo_dirs[:] = [""]
     Faulty.puts.clear()
     Faulty.gate.set()
     Faulty.problem = staticmethod(lambda name: None)
-    yield Faulty
-    Faulty.gate.set()
+    return Faulty
 
 
 class Copied:
@@ -135,6 +132,9 @@ def begin(faulty: type[Faulty], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     faulty.gate.set()
     for run in begun:
         run.mirror.wait(30)
+    for thread in threading.enumerate():  # also one that was given up
+        if thread.name == "mirror":
+            thread.join(30)
 
 
 def download(run: Copied, name: str = "empty") -> Path:
@@ -212,7 +212,6 @@ def test_a_checkpoint_of_the_same_step_replaces_the_copy(begin: Callable[..., Co
 
 def test_the_shares_of_all_ranks_are_copied(begin: Callable[..., Copied]) -> None:
     run = begin(ranks=3)
-    run.copied(10)
     run.copied(20)
     empty = download(run)
     for rank in range(3):
@@ -391,7 +390,6 @@ def test_a_machine_that_was_left_behind_does_not_mix_with_the_one_that_went_on(
     assert capsys.readouterr().err.count("went on elsewhere") == 1
     with pytest.raises(CommandError, match="went on elsewhere"):
         left.mirror.download()
-    assert_same_checkpoint(went_on.run_dir, tmp_path / "next", 20)
     assert_same_checkpoint(went_on.run_dir, download(left), 20)
 
 
@@ -520,7 +518,7 @@ class Server:
             with suppress(OSError), urllib.request.urlopen(self.url, timeout=5):
                 return
             time.sleep(0.1)
-        raise AssertionError("the server does not answer")
+        pytest.fail("the server does not answer")
 
     def stop(self) -> None:
         self.process.kill()
@@ -532,10 +530,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
     server = Server()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDONOTTELL")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    secrets = {"ACCESS_KEY_ID": "AKIDONOTTELL", "SECRET_ACCESS_KEY": "do-not-tell", "DEFAULT_REGION": "us-east-1"}
+    for name, value in (secrets | {"ENDPOINT_URL": server.url, "MAX_ATTEMPTS": "1"}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)  # it waits between them
     server.start()
     server.files = s3fs.S3FileSystem(skip_instance_cache=True)
     server.files.mkdir("bucket")
