@@ -256,8 +256,8 @@ def files_of(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[Path, tuple[
     return parts | {replay / chunk.name: (chunk.bytes, chunk.sha256) for chunk in manifest["chunks"]}
 
 
-def install(checkpoint: Path, text: str, get: Callable[[int, str, Path], None]) -> None:
-    """Make a checkpoint of the text of its manifest and the files that ``get(bytes, sha256, path)`` writes.
+def install(checkpoint: Path, text: str, get: Callable[[str, Path], None]) -> None:
+    """Make a checkpoint of the text of its manifest and the files that ``get(sha256, path)`` writes.
 
     Chunks that are there already are kept. Corrupt if a file is not what the manifest says; then nothing is made.
     """
@@ -269,11 +269,9 @@ def install(checkpoint: Path, text: str, get: Callable[[int, str, Path], None]) 
                 _open_verified(path, size, sha256).close()
                 continue
             files.make_directory(path.parent)
-            target = _temporary(path.parent)
-            get(size, sha256, target)
-            with _open_verified(target, size, sha256) as file:
+            get(sha256, path)
+            with _open_verified(path, size, sha256) as file:
                 os.fsync(file.fileno())
-            os.replace(target, path)
         files.write_atomically(temporary / MANIFEST, text)
         os.rename(temporary, checkpoint)
         files.sync_directory(checkpoint.parent)

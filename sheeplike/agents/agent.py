@@ -99,6 +99,7 @@ class Agent(Protocol):
         networks: a :class:`~sheeplike.agents.policy.PolicyNetworks`.
         skipped_in_a_row, skipped_total: 0-dim int64 device tensors, updated in place: updates skipped since the last
             finite one, and ever; saved by ``state_dict``.
+        observed: names of the observations that an agent with a replay stores.
         generator: draws minibatches; acting and sampled latents draw from torch's own generator.
     """
 
@@ -109,11 +110,7 @@ class Agent(Protocol):
     skipped_in_a_row: Tensor
     skipped_total: Tensor
     generator: torch.Generator
-
-    @property
-    def observed(self) -> Collection[str]:
-        """Observations that :meth:`add` reads."""
-        return self.networks.observations | self.networks.only_for_learning
+    observed: Collection[str]
 
     def player(self, num_envs: int) -> Player:
         """Return a fresh player; training and evaluation never share one."""
@@ -122,16 +119,17 @@ class Agent(Protocol):
     def add(self, step: Step) -> None:
         """Store one step of all training worlds."""
 
-    def add_recorded(self, steps: Iterable[Step], num_envs: int, share: float | None) -> None:
+    def add_recorded(self, steps: Iterable[Step], num_envs: int, length: int, share: float | None) -> None:
         """Store recorded steps, whose ``extras`` are empty, for learning.
 
         Args:
             num_envs: worlds of each step; those of training with ``share=None``.
+            length: number of the steps.
             share: part of every batch that is to come from these steps; None: they are the oldest of the memory.
         """
         raise NotImplementedError
 
-    def hold_out(self, steps: Iterable[Step], num_envs: int) -> None:
+    def hold_out(self, steps: Iterable[Step], num_envs: int, length: int) -> None:
         """Store recorded steps for :meth:`validate`."""
 
     def validate(self) -> dict[str, Tensor]:

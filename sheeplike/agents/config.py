@@ -17,7 +17,7 @@ class AgentConfig(Options):
         collecting: stage of the progress line before the agent first learns.
         memory_options: options whose smaller values take less memory, the most effective first.
         has_world_model: ``analyze`` and ``dream`` can inspect this agent.
-        has_replay: the agent can learn from recorded episodes.
+        has_replay: the agent can learn from recorded episodes, and takes a ``directory`` for files while it learns.
     """
 
     name: str
@@ -30,11 +30,6 @@ class AgentConfig(Options):
     memory_options: ClassVar[tuple[str, ...]] = ()
     has_world_model: ClassVar[bool] = False
     has_replay: ClassVar[bool] = False
-
-    @property
-    def keeps_files(self) -> bool:
-        """True if the agent takes a ``directory``, in which it may keep files while it learns."""
-        return False
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Check the options against the run, and fill in those that follow from it.

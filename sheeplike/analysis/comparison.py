@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,6 @@ from sheeplike.terminal import one_line
 
 MIN_SEEDS = 3  # fewer have no interval
 GRID = 200  # maximum number of points of a group's curve
-AXES = {"steps": "policy steps", "time": "training time"}
 READING = {
     "final": "final: each seed's last evaluation, wherever its training ended; best or highest: its highest one. The "
     "table shows interquartile means over seeds (means of fewer than 4 seeds) [95 % percentile-bootstrap intervals "
@@ -42,7 +41,7 @@ READING = {
     "permutation test": "p: how often groups formed at random would differ as much (at least 0.1, 3 against 3 seeds).",
     "success": "success rate: mean over seeds [95 % interval for the mean of all seeds, from how much these differ]; "
     "that of one seed is over its episodes and says nothing of other seeds.",
-    "policy steps to": "to a threshold: the first evaluation that reaches it, median over seeds; a seed that never "
+    "steps to": "to a threshold: the first evaluation that reaches it, median over seeds; a seed that never "
     "does counts as later than all others.",
 }
 """Notes by a word of the columns or verdicts that they explain; the label of a group may have it too."""
@@ -55,7 +54,7 @@ class Group:
     label: str
     runs: Sequence[Run]
     curves: Sequence[Curve]  # one per run
-    x: np.ndarray  # (P,) policy steps or seconds; empty if no range is common to all seeds
+    x: np.ndarray  # (P,) steps or seconds; empty if no range is common to all seeds
     mean: np.ndarray  # (P,) interquartile mean over seeds
     band: tuple[np.ndarray, np.ndarray] | None  # (P,) each, interval of the mean; None with too few seeds
 
@@ -94,7 +93,7 @@ def compare(
     notes = list(notes)
     for group in compared:
         if not len(group.x):
-            notes.append(f"No mean curve of {group.label}: its seeds have no {AXES[x]} in common.")
+            notes.append(f"No mean curve of {group.label}: its seeds have no {axis_of(group.runs, x)} in common.")
         for run in group.runs:
             if count := run.nonfinite.get(metric):
                 notes.append(f"{run.path}: values of {metric} that are not finite or too large, left out: {count}.")
@@ -102,6 +101,11 @@ def compare(
     start, end = _common([curve for group in compared for curve in group.curves], x)
     budget = (start, end) if len(compared) > 1 and start <= end else None
     return Comparison(env, metric, x, threshold, budget, compared, verdicts, notes)
+
+
+def axis_of(runs: Iterable[Run], x: str) -> str:
+    """Return the name of an axis."""
+    return "training time" if x == "time" else " or ".join(sorted({run.unit for run in runs}))
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -121,7 +125,8 @@ def to_markdown(comparison: Comparison) -> str:
     if any(successes) and metric != SUCCESS[0]:
         columns["final success rate"] = [success or "not counted" for success in successes]
     if threshold is not None:
-        for axis, name in AXES.items():
+        for axis in ("steps", "time"):
+            name = axis_of([run for group in groups for run in group.runs], axis)
             columns[f"{name} to {number(threshold)}"] = [_reach(group.curves, axis, threshold) for group in groups]
     if comparison.budget:
         start, end = comparison.budget
@@ -150,7 +155,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """List every point of every run: group, seed, step (policy steps), seconds, value."""
+    """List every point of every run: group, seed, step, seconds, value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writerow(["group", "seed", "step", "seconds", "value"])
@@ -187,10 +192,6 @@ def _text_cell(text: str) -> str:
 
 def _short(value: float, x: str) -> str:
     return compact(value) if x == "steps" else format_seconds(value)
-
-
-def _position(value: float, x: str) -> str:
-    return f"{_short(value, x)} {'policy steps' if x == 'steps' else 'of training'}"
 
 
 def _is_good(metric: str) -> bool:
@@ -268,17 +269,18 @@ def _success(runs: Sequence[Run]) -> str | None:
 def _verdict(a: Group, b: Group, metric: str, x: str) -> str:
     """Say in one sentence which of two groups is better at equal budget."""
     start, end = _common([*a.curves, *b.curves], x)
+    unit = "of training" if x == "time" else axis_of([*a.runs, *b.runs], x)
     if start > end:
         other = "time" if x == "steps" else "steps"
         first, last = _common([*a.curves, *b.curves], other)
         hint = f"; nearest: x={other}" if first <= last else ""
-        ends = f"a run ends at {_position(end, x)}, and another begins at {_position(start, x)}"
+        ends = f"a run ends at {_short(end, x)} {unit}, and another begins at {_short(start, x)} {unit}"
         return f"No equal budget of {a.label} and {b.label}: {ends}{hint}"
     if probability_of_improvement(_last(a, x, end), _last(b, x, end)) < 0.5:
         a, b = b, a
     highs, lows = _last(a, x, end), _last(b, x, end)
     better, pair = "better" if _is_good(metric) else "higher", f"{a.label} and {b.label}"
-    at = f"after {_position(end, x)}, {number(iqm(highs))} against {number(iqm(lows))}"
+    at = f"after {_short(end, x)} {unit}, {number(iqm(highs))} against {number(iqm(lows))}"
     text = f"P({a.label} > {b.label}) = {probability_of_improvement(highs, lows):.2f}"
     if min(len(highs), len(lows)) < MIN_SEEDS:
         counts = f"{len(highs)} and {len(lows)}, expected at least {MIN_SEEDS} each"

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from sheeplike.analysis.comparison import Comparison, compact, number, seeds
+from sheeplike.analysis.comparison import Comparison, axis_of, compact, number, seeds
 from sheeplike.analysis.reference import Reference
 
 # Colours that remain distinct in all common kinds of colour blindness: Okabe and Ito, in the order of Wong,
@@ -17,7 +17,6 @@ from sheeplike.analysis.reference import Reference
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # groups beyond the number of colours differ in their dashes
 NAMES = {"eval/return_mean": "return (eval/return_mean)", "eval/success_rate": "success rate (eval/success_rate)"}
-AXIS_NAMES = {"steps": "policy steps", "time": "minutes of training"}
 
 
 def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Reference | None = None) -> Figure:
@@ -56,7 +55,8 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
     curves = [curve for group in comparison.groups for curve in group.curves]
     if comparison.budget and any(curve.along(comparison.x)[-1] > comparison.budget[1] for curve in curves):
         axes.axvline(comparison.budget[1] / unit, color="0.3", linewidth=0.8, linestyle=":", label="equal budget")
-    axes.set_xlabel(AXIS_NAMES[comparison.x], fontsize=11)
+    runs = [run for group in comparison.groups for run in group.runs]
+    axes.set_xlabel("minutes of training" if comparison.x == "time" else axis_of(runs, "steps"), fontsize=11)
     axes.set_ylabel(plain(NAMES.get(comparison.metric, comparison.metric)), fontsize=11)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sheeplike.files import open_regular
+from sheeplike.data.reading import expecting
 from sheeplike.options import CommandError, nearest
 
-BYTES = 2**28  # limit of a file, unpacked
+Curve = tuple[np.ndarray, np.ndarray]  # steps and values, in order of the steps
 
 
 class Reference(NamedTuple):
@@ -41,49 +41,37 @@ def read_reference(place: str, label: str | None, frames: int) -> Reference:
         CommandError: the file cannot be read, or holds several tasks.
     """
     name, _, task = place.partition("#")
-    try:
-        with open_regular(Path(name)) as file:
-            content = file.read(BYTES + 1)
+    with expecting(f"reference={place}", "a list of {task, method, seed, xs, ys}, or columns step,value,seed as .csv"):
+        content = Path(name).read_bytes()
         if name.endswith(".gz"):
-            with gzip.open(io.BytesIO(content)) as unpacked:
-                content = unpacked.read(BYTES + 1)
-        if len(content) > BYTES:
-            raise ValueError(f"more than {BYTES:,} bytes")
+            content = gzip.decompress(content)
         curves = _of_csv(content) if ".csv" in name else _of_json(content, task)
-    except CommandError as error:
-        raise CommandError(f"reference={place}: {error}") from None
-    except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
-        expected = "a list of {task, method, seed, xs, ys} as .json or .json.gz, or columns step,value,seed as .csv"
-        raise CommandError(f"reference={place}: expected {expected}; {type(error).__name__}: {error}") from None
-    ends = [min(x[-1] for x, _ in curves), max(x[0] for x, _ in curves)]
-    grid = np.unique(np.concatenate([x for x, _ in curves]))
-    grid = grid[(grid >= ends[1]) & (grid <= ends[0])]
-    values = np.stack([np.interp(grid, x, y) for x, y in curves])
+        begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+        grid = np.unique(np.concatenate([x for x, _ in curves]))
+        grid = grid[(grid >= begin) & (grid <= end)]
+        values = np.stack([np.interp(grid, x, y) for x, y in curves])
     label = label or f"{Path(name).name}{f' {task}' if task else ''} ({len(curves)} seeds)"
     return Reference(label, grid / frames, values.mean(0), values.std(0))
 
 
-def _of_json(content: bytes, task: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def _of_json(content: bytes, task: str) -> list[Curve]:
     runs: list[dict[str, Any]] = json.loads(content)
     tasks = sorted({run["task"] for run in runs})
     chosen = task or (tasks[0] if len(tasks) == 1 else "")
     if chosen not in tasks:
         near = nearest(chosen, tasks) or tasks[0]
-        raise CommandError(f"expected <file>#<task> with one of {', '.join(tasks)}; nearest: #{near}")
-    return [_curve(run["xs"], run["ys"]) for run in runs if run["task"] == chosen]
+        raise CommandError(f"reference=<file>#<task>: expected one of {', '.join(tasks)}; nearest: #{near}")
+    return [_curve(zip(run["xs"], run["ys"], strict=True)) for run in runs if run["task"] == chosen]
 
 
-def _of_csv(content: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
-    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in csv.DictReader(io.StringIO(content.decode())):
-        rows[row.get("seed") or "0"].append((float(row["step"]), float(row["value"])))
-    return [_curve(*zip(*points, strict=True)) for points in rows.values()]
+def _of_csv(content: bytes) -> list[Curve]:
+    rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in csv.DictReader(content.decode().splitlines()):
+        rows[row.get("seed") or "0"].append((row["step"], row["value"]))
+    return [_curve(points) for points in rows.values()]
 
 
-def _curve(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    steps, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if steps.ndim != 1 or steps.shape != values.shape or not len(steps):
-        raise ValueError("a curve without as many steps as values")
-    known = np.isfinite(steps) & np.isfinite(values)
-    order = np.argsort(steps[known], kind="stable")
-    return steps[known][order], values[known][order]
+def _curve(points: Iterable[tuple[Any, Any]]) -> Curve:
+    values = np.array(list(points), np.float64)
+    values = values[np.isfinite(values).all(1)]
+    return tuple(values[np.argsort(values[:, 0], kind="stable")].T)

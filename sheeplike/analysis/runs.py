@@ -43,9 +43,9 @@ class RunError(CommandError):
 
 
 class Curve(NamedTuple):
-    """Finite values of one metric of one run by ascending policy steps; each array ``(P,)`` float64."""
+    """Finite values of one metric of one run by ascending steps; each array ``(P,)`` float64."""
 
-    step: np.ndarray  # policy steps
+    step: np.ndarray  # policy steps, or gradient steps of a run that takes none
     seconds: np.ndarray  # training time; wall-clock time for runs of other tools
     value: np.ndarray
 
@@ -68,6 +68,7 @@ class Run:
     curves: Mapping[str, Curve]  # of the metrics that were read and have a finite value
     nonfinite: Mapping[str, int]  # metric to the number of values that are in no curve
     first_evaluation: Any = None  # policy step, from the configuration
+    unit: str = "policy steps"  # of its steps
 
 
 def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run], list[str]]:
@@ -135,7 +136,9 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     name = agent if agent == exp else f"{agent}/{exp}"
     settings, seed, dry_run = _settings(config), one_line(config.get("seed")), config.get("dry_run") is True
     every = config["eval"].get("every") if isinstance(config.get("eval"), dict) else None
-    return Run(path, one_line(env), one_line(name), seed, settings, dry_run, *recorded, every)
+    offline = isinstance(config.get("data"), dict) and config["data"].get("updates") is not None
+    unit = "gradient steps" if offline else "policy steps"
+    return Run(path, one_line(env), one_line(name), seed, settings, dry_run, *recorded, every, unit)
 
 
 def group_runs(runs: Iterable[Run], metric: str) -> tuple[dict[str, list[Run]], list[str]]:

@@ -30,7 +30,7 @@ EXAMPLE = "python -m sheeplike compare logs/franka_pick metric=eval/success_rate
 class CompareOptions(Options):
     """Keys of this command."""
 
-    x: Literal["steps", "time"] = Field("steps", description="x axis: policy steps, or training time without pauses")
+    x: Literal["steps", "time"] = Field("steps", description="x axis: steps, or training time without pauses")
     scale: Literal["linear", "log"] = Field("linear", description="scale of the figure's x axis")
     metric: str = Field("eval/return_mean", description="a metric of metrics.jsonl; of a list a,b each run's first")
     threshold: float | None = Field(None, description="also show when each agent reaches this value")
@@ -64,7 +64,7 @@ def main(request: Request) -> None:
     runs, notes = read_runs(places, metrics)
     groups, doubles = group_runs(runs, metrics[0])
 
-    from sheeplike.analysis.comparison import AXES, compare, to_csv, to_markdown
+    from sheeplike.analysis.comparison import axis_of, compare, to_csv, to_markdown
     from sheeplike.analysis.figure import draw, encode
     from sheeplike.analysis.reference import read_reference
 
@@ -75,9 +75,9 @@ def main(request: Request) -> None:
         published = read_reference(asked.reference, asked.reference_label, asked.reference_frames)
     comparison = compare(groups, metric=metrics[0], x=x, threshold=threshold, notes=notes + doubles)
     if asked.scale == "log" and max(run.curves[metrics[0]].along(x)[-1] for run in runs) <= 0:
-        raise InvalidOption("scale", "log", f"linear, since no {AXES[x]} are above 0", "linear")
+        raise InvalidOption("scale", "log", f"linear, since no {axis_of(runs, x)} are above 0", "linear")
     task = comparison.env or one_line(places[0].resolve().name)
-    title, name = f"{task}: {metrics[0]} by {AXES[x]}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
+    title, name = f"{task}: {metrics[0]} by {axis_of(runs, x)}", re.sub(r"[^\w.-]+", "_", metrics[0]) + f"_by_{x}"
     table, figure = to_markdown(comparison), draw(comparison, task, log=asked.scale == "log", reference=published)
     files = {
         out / f"{name}.png": encode(figure, "png"),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -13,7 +12,6 @@ from pydantic import Field
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import expand, require_writable
-from sheeplike.config.schema import Config
 from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.terminal import echo, info
 from sheeplike.trained.playing import TrainedOptions, open_trained, rebuild
@@ -47,15 +45,13 @@ def main(request: Request) -> None:
     place = expand(asked.to)
     require_writable("to", place.parent)
     info("loading torch and JAX")
-    record_run(run_dir, config, asked, place)
-
-
-def record_run(run_dir: Path, config: Config, asked: RecordOptions, place: Path) -> None:
-    from sheeplike.trained.recording import facts_of, find_policy, open_writer, record
+    from sheeplike.data.writing import Recording
+    from sheeplike.trained.recording import facts_of, find_policy, record
 
     _, networks, envs = rebuild(run_dir, config, asked, randomize=asked.randomize)
     policy = find_policy(asked.policy, networks, envs, sample=asked.sample)
-    writer = open_writer(place, asked.format, facts_of(config, envs), envs)
+    spaces = {**envs.single_observation_space.spaces, "action": envs.single_action_space}
+    writer = Recording(place, facts_of(config, envs), asked.format, spaces)
     try:
         returns, successes = record(policy, envs, writer, episodes=asked.episodes, seed=asked.seed, name=asked.policy)
     finally:

@@ -95,10 +95,7 @@ class Checkpoint(Options):
         True, description="save the replay or the rollout too; otherwise a resumed run starts with an empty one"
     )
     mirror: str | None = Field(
-        None,
-        min_length=1,
-        description="URL such as s3://bucket/prefix, gs://bucket/prefix or file:///directory, to which each checkpoint "
-        "is copied; resume=auto on an empty machine goes on from there",
+        None, min_length=1, description="URL, such as s3://bucket/prefix, of copies from which resume=auto goes on"
     )
 
 
@@ -141,11 +138,7 @@ class Data(Options):
         None, gt=0, lt=1, description="share of every batch that comes from these episodes; null: as old as any other"
     )
     updates: Annotated[int | None, RESUMABLE, INCIDENTAL] = Field(
-        None,
-        ge=1,
-        le=10**12,
-        description="gradient steps from these episodes alone, with total_steps=0; they are "
-        "the steps of every interval and x-axis",
+        None, ge=1, le=10**12, description="gradient steps, and the steps of all intervals, with total_steps=0"
     )
     held_out: float = Field(
         0.0, ge=0, le=0.9, description="share of the episodes kept for held_out/nll, computed at every evaluation"
@@ -378,9 +371,8 @@ def _check_data(config: Config) -> None:
     """Raise for keys of recorded episodes that contradict one another, or the agent."""
     data = config.data
     if data.path is None:
-        for name in Data.model_fields:
-            if (value := getattr(data, name)) != Data.model_fields[name].default:
-                raise InvalidOption(f"data.{name}", value, "data.path= beside it")
+        for name, value in data.model_dump(exclude_defaults=True).items():
+            raise InvalidOption(f"data.{name}", value, "data.path= beside it")
     elif not config.agent.has_replay:
         raise InvalidOption("data.path", data.path, f"null: {config.agent.name} learns from its own episodes alone")
     elif config.ranks > 1:

@@ -6,6 +6,7 @@ Time alignment is that of :class:`~sheeplike.agents.agent.Step`: ``action[t]`` w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,7 @@ class Episode:
         reward: float32; the first is 0, unless the file begins in the middle of an episode.
         terminal: the episode ended by itself, not by a limit of time.
         source: file and number of the episode, for messages.
-        info: further facts, such as ``success``; ``cut``: the environment failed in it.
+        info: further facts, such as ``success``.
     """
 
     obs: dict[str, np.ndarray]
@@ -114,19 +115,15 @@ def _fit_action(episode: Episode, space: gymnasium.Space) -> np.ndarray:
             limits = f"from {space.low.min():g} to {space.high.max():g}"
             raise _refuse(episode, "action", f"values from {used.min():.4g} to {used.max():.4g}", f"values {limits}")
         return np.append(np.clip(used, space.low, space.high), np.zeros_like(used[:1]), axis=0)
-    choices = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))
-    one_hot = action.ndim == 2 and action.shape[1] == choices[0] > 1 == len(choices)
-    if one_hot and np.isin(action, (0, 1)).all() and (action[:-1].sum(1) == 1).all():
+    one_hot = action.shape == (steps, getattr(space, "n", 0)) and np.isin(action, (0, 1)).all()
+    if one_hot and (action[:-1].sum(1) == 1).all():
         action = action.argmax(1)
-    action = action[:, None] if action.ndim == 1 else action
-    if action.shape != (steps, len(choices)) or action.dtype.kind not in "iu":
-        raise _refuse(episode, "action", f"{action.dtype} {action.shape}", f"whole numbers {(steps, len(choices))}")
-    low = np.broadcast_to(space.start, len(choices))
-    action = np.append(action[:-1].astype(np.int64), low[None], axis=0)
-    if (action < low).any() or (action >= low + choices).any():
-        limits = f"choices from {low.tolist()} to {(low + choices - 1).tolist()}"
-        raise _refuse(episode, "action", f"values from {action[:-1].min()} to {action[:-1].max()}", limits)
-    return action if hasattr(space, "nvec") else action[:, 0]
+    if action.size != steps * math.prod(space.shape) or action.dtype.kind not in "iu":
+        raise _refuse(episode, "action", f"{action.dtype} {action.shape}", f"whole numbers {(steps, *space.shape)}")
+    used = action[:-1].reshape(steps - 1, *space.shape).astype(np.int64)
+    if not all(one in space for one in used):
+        raise _refuse(episode, "action", f"values from {used.min()} to {used.max()}", space)
+    return np.append(used, np.full((1, *space.shape), space.start), axis=0)
 
 
 def deal(episodes: Sequence[Episode], columns: int) -> Iterator[dict[str, Any]]:
@@ -138,21 +135,21 @@ def deal(episodes: Sequence[Episode], columns: int) -> Iterator[dict[str, Any]]:
     Yields:
         ``obs``, ``action``, ``reward``, ``is_first``, ``is_last``, ``is_terminal``, each ``(columns, ...)``.
     """
-    ends = np.cumsum([len(episode) for episode in episodes])
-    total = int(ends[-1])
-    length = -(-total // columns)
-    begins = [min(piece * length, max(total - length, 0)) for piece in range(columns)]
+    lengths = [len(episode) for episode in episodes]
+    obs = {key: np.concatenate([episode.obs[key] for episode in episodes]) for key in episodes[0].obs}
+    action, reward = (np.concatenate([getattr(one, name) for one in episodes]) for name in ("action", "reward"))
+    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    first, terminal = np.roll(last, 1), last & np.repeat([episode.terminal for episode in episodes], lengths)
+    reward = np.where(first, 0, reward).astype(np.float32)
+    length = -(-len(last) // columns)
+    begins = np.minimum(np.arange(columns) * length, len(last) - length)
     for time in range(length):
-        places = []
-        for begin in begins:
-            which = int(np.searchsorted(ends, begin + time, side="right"))
-            places.append((episodes[which], begin + time - int(ends[which]) + len(episodes[which])))
-        last = np.array([t == len(episode) - 1 for episode, t in places])
+        now = begins + time
         yield {
-            "obs": {key: np.stack([episode.obs[key][t] for episode, t in places]) for key in episodes[0].obs},
-            "action": np.stack([episode.action[t] for episode, t in places]),
-            "reward": np.array([0.0 if t == 0 else episode.reward[t] for episode, t in places], np.float32),
-            "is_first": np.array([t == 0 or time == 0 for _, t in places]),
-            "is_last": last,
-            "is_terminal": last & np.array([episode.terminal for episode, _ in places]),
+            "obs": {key: value[now] for key, value in obs.items()},
+            "action": action[now],
+            "reward": reward[now],
+            "is_first": first[now] | (time == 0),
+            "is_last": last[now],
+            "is_terminal": terminal[now],
         }

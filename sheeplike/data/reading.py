@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sheeplike.data.episodes import Episode
-from sheeplike.options import CommandError
+from sheeplike.options import CommandError, flat
 
 FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset", "terminal", "discount")
 ENDS = ("is_terminal", "terminated", "terminal", "discount")
@@ -49,12 +49,8 @@ def guess_format(path: Path) -> str:
 
 
 def read(path: Path, layout: str | None = None) -> Iterator[Episode]:
-    """Yield the episodes of a directory or file in a fixed order; CommandError names a file that cannot be read."""
-    layout, number = layout or guess_format(path), 0
-    for number, episode in enumerate(READERS[layout](path), 1):  # noqa: B007
-        yield episode
-    if not number:
-        raise CommandError(f"data.path={path}: found no episode, expected some in the format {layout}")
+    """Return the episodes of a directory or file in a fixed order; CommandError names a file that cannot be read."""
+    return READERS[layout or guess_format(path)](path)
 
 
 def control_rate(path: Path, layout: str) -> float | None:
@@ -76,7 +72,7 @@ def require(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def expecting(place: Path, expected: str) -> Iterator[None]:
+def expecting(place: Path | str, expected: str) -> Iterator[None]:
     """Raise CommandError with the place for any error: libraries raise all kinds for broken files."""
     try:
         yield
@@ -92,7 +88,7 @@ def _files(path: Path, suffix: str) -> list[Path]:
 
 
 def _episode(
-    obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str, **info: Any
+    obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str
 ) -> Episode:
     """Return the episode of ``T`` actions and what they earned; an observation of ``T`` steps repeats its last."""
     obs = {
@@ -100,12 +96,12 @@ def _episode(
         for name, value in obs.items()
     }
     reward = np.append(np.zeros(1, np.float32), np.asarray(reward, np.float32))
-    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source, info)
+    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source)
 
 
 def _read_npz(path: Path) -> Iterator[Episode]:
     for file in _files(path, "npz"):
-        with expecting(file, "arrays of an episode, without pickled objects"):
+        with expecting(file, "arrays of an episode, among them action and reward, without pickled objects"):
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             yield from _split(arrays, file)
@@ -113,18 +109,14 @@ def _read_npz(path: Path) -> Iterator[Episode]:
 
 def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     """Yield the episodes of one file's arrays, in our alignment."""
-    names = ", ".join(sorted(arrays)) or "no array"
-    if missing := {"action", "reward"} - arrays.keys():
-        raise CommandError(f"{file}: {min(missing)}: found {names}, expected {min(missing)}")
     if not (ends := [name for name in ENDS if name in arrays]):
-        raise CommandError(f"{file}: found {names}, expected one of {', '.join(ENDS)}, which tell how an episode ended")
+        raise CommandError(f"{file}: expected one of {', '.join(ENDS)}, which tell how an episode ended")
     # The chunks of 2023 are stored with their unused rest; the name tells their length (dreamerv3, replay/chunk.py).
     if (chunk := re.fullmatch(r"\w+-\w+-\w+-(\d+)", file.stem)) and "is_first" in arrays:
         arrays = {name: value[: int(chunk[1])] for name, value in arrays.items()}
     if "image_t" in arrays:  # pydreamer compresses images with time as their last axis (generator.py)
         arrays["image"] = np.moveaxis(arrays.pop("image_t"), -1, 0)
     obs = {name: value for name, value in arrays.items() if name not in ("action", "reward", *FLAGS) and value.ndim}
-    info = {name: value.item() for name, value in arrays.items() if name not in FLAGS and not value.ndim}
     action, reward = arrays["action"], arrays["reward"].reshape(-1)
     lengths = {name: len(value) for name, value in obs.items()}
     steps = max(lengths.values(), default=0)
@@ -134,7 +126,7 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     ended = arrays[ends[0]].reshape(-1)
     ended = ended == 0 if ends[0] == "discount" else ended.astype(bool)
     if len(action) < steps:  # this project, as in Gymnasium: actions and rewards lie between observations
-        yield _episode(obs, action, reward, ended[-1], str(file), **info)
+        yield _episode(obs, action, reward, ended[-1], str(file))
         return
     if not {"is_first", "reset", "terminal", "discount"} & arrays.keys():
         raise CommandError(f"{file}: found {steps} actions and observations, expected one observation more or is_first")
@@ -144,9 +136,9 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     starts = [0, *(int(t) for t in np.flatnonzero(first) if t)]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], steps], strict=True)):
         if stop - start > 1 or "is_first" not in arrays:  # a chunk may begin or end with a single row
-            part, source = slice(start, stop), f"{file}, episode {number}"
+            part = slice(start, stop)
             own = {name: value[part] for name, value in obs.items()}
-            yield Episode(own, action[part], reward[part], bool(ended[part][-1]), source, info)
+            yield Episode(own, action[part], reward[part], bool(ended[part][-1]), f"{file}, episode {number}")
 
 
 def _precedes(arrays: Mapping[str, np.ndarray], action: np.ndarray, first: np.ndarray) -> bool:
@@ -168,44 +160,33 @@ def _pixels(value: Any) -> np.ndarray:
 
     if isinstance(value, dict):
         value = Image.open(io.BytesIO(value["bytes"]))
-    array = np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
-    plain = array.ndim == 3 and array.dtype == np.int64 and array.min() >= 0 and array.max() <= 255
-    return array.astype(np.uint8) if plain else array  # lists in lists have lost their type
+    return np.asarray(value.convert("RGB") if isinstance(value, Image.Image) else value)
 
 
 def _read_parquet(path: Path) -> Iterator[Episode]:
-    """Yield the episodes of shards, which may go on in the next one; rows of ``EpicPinkPenguin/visual_dm_control``."""
+    """Yield the episodes of each shard, parts at its ends included; rows of ``EpicPinkPenguin/visual_dm_control``."""
     require("pyarrow")
     from pyarrow import parquet
 
-    rows: dict[str, list[np.ndarray]] = {name: [] for name in ROWS}
-    series, source = None, ""
-
-    def take(whole: bool) -> Episode:
-        columns = {name: np.stack(values) for name, values in rows.items()}
-        for values in rows.values():
-            values.clear()
-        used = slice(None if whole else -1)  # in an episode without an end, the last row is the closing observation
-        obs, terminal = {"observation": columns["observation"]}, columns["terminated"][-1]
-        return _episode(obs, columns["action"][used], columns["reward"][used], terminal, source)
-
     for file in _files(path, "parquet"):
-        if series != (series := (file.parent, re.sub(r"\d+", "", file.name))) and len(rows["reward"]) > 1:
-            yield take(whole=False)  # train-00003-of-00004 goes on from train-00002-of-00004, not from test
         with expecting(file, f"rows of {', '.join(ROWS)}"), parquet.ParquetFile(file) as table:
-            if missing := [name for name in ROWS if name not in table.schema_arrow.names]:
-                raise CommandError(f"{file}: {missing[0]}: expected columns {', '.join(ROWS)}")
-            done = 0
+            rows, done = [], 0
             for batch in table.iter_batches(batch_size=64, columns=list(ROWS)):
                 for row in batch.to_pylist():
-                    source = source if rows["reward"] else f"{file}, row {done}"
-                    done += 1
-                    for name, value in row.items():
-                        rows[name].append(_pixels(value))
+                    rows.append({name: _pixels(value) for name, value in row.items()})
                     if row["terminated"] or row["truncated"]:
-                        yield take(whole=True)
-    if len(rows["reward"]) > 1:
-        yield take(whole=False)
+                        yield _of_rows(rows, f"{file}, row {done}")
+                        rows, done = [], done + len(rows)
+            if len(rows) > 1:
+                yield _of_rows(rows, f"{file}, row {done}")
+
+
+def _of_rows(rows: list[dict[str, np.ndarray]], source: str) -> Episode:
+    columns = {name: np.stack([row[name] for row in rows]) for name in ROWS}
+    image, action, reward, terminated, truncated = columns.values()
+    # In an episode without an end, the last row is the closing observation.
+    used = slice(None if terminated[-1] or truncated[-1] else -1)
+    return _episode({"observation": image}, action[used], reward[used], terminated[-1], source)
 
 
 def _read_minari(path: Path) -> Iterator[Episode]:
@@ -213,29 +194,20 @@ def _read_minari(path: Path) -> Iterator[Episode]:
     with expecting(path, "a dataset of Minari"):
         dataset = minari.MinariDataset(path / "data" if (path / "data").is_dir() else path)
         for one in dataset.iterate_episodes():
-            obs = one.observations if isinstance(one.observations, dict) else {"observation": one.observations}
+            parts = flat({"observation": one.observations})
+            obs = {name.removeprefix("observation.").replace(".", "/"): np.asarray(value) for name, value in parts}
             source = f"{path}, episode {one.id}"
-            yield _episode(dict(_flatten(obs)), np.asarray(one.actions), one.rewards, one.terminations[-1], source)
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, np.asarray(value)
+            yield _episode(obs, np.asarray(one.actions), one.rewards, one.terminations[-1], source)
 
 
 def _read_lerobot(path: Path) -> Iterator[Episode]:
     module, info = require("lerobot.datasets.lerobot_dataset"), path / "meta" / "info.json"
     if not info.is_file():  # LeRobot would create the directory
         raise CommandError(f"{info}: expected a dataset of LeRobot v3.0")
-    with expecting(path, "a whole dataset of LeRobot v3.0"):
+    with expecting(path, "a whole dataset of LeRobot v3.0 with action, next.reward and next.done"):
         # LeRobot downloads what is missing; the hub has no repository of such a name.
         dataset = module.LeRobotDataset(str(path.absolute()), root=path)
         table, meta = dataset.hf_dataset.with_format(None), dataset.meta
-        if missing := [name for name in ("action", "next.reward", "next.done") if name not in meta.features]:
-            raise CommandError(f"{path}: {missing[0]}: found {', '.join(meta.features)}, expected {missing[0]}")
         for episode in meta.episodes:
             rows = table[episode["dataset_from_index"] : episode["dataset_to_index"]]
             rows = {name: np.stack([_pixels(value) for value in values]) for name, values in rows.items()}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,7 +20,6 @@ from sheeplike.data.reading import FACTS, expecting, read, require
 from sheeplike.files import sync_directory, write_atomically
 from sheeplike.options import CommandError
 
-Format = Literal["npz", "minari", "lerobot"]
 Spaces = Mapping[str, gymnasium.Space]
 
 
@@ -60,82 +58,38 @@ class NpzWriter:
         self._next, self.written = self._next + 1, self.written + 1
 
 
-@contextlib.contextmanager
-def _whole(place: Path) -> Iterator[Path]:
-    """Give the name of a temporary sibling, which becomes ``place`` if nothing is raised and vanishes otherwise."""
-    if place.exists():
-        raise CommandError(f"to={place}: exists already; nearest: to={place}_2")
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        yield temporary
-        os.replace(temporary, place)
-        sync_directory(place.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _recorded(parts: Path, spaces: Spaces) -> Iterator[Episode]:
-    observations = {key: space for key, space in spaces.items() if key != "action"}
-    return (fit(episode, observations, spaces["action"], {}) for episode in read(parts, "npz"))
-
-
-def to_minari(parts: Path, place: Path, spaces: Spaces) -> None:
-    """Convert a recording of npz files into a dataset of Minari, whole or absent; frames stay exact.
-
-    Args:
-        spaces: observations by name, and ``action``.
-    """
+def to_minari(episodes: Iterable[Episode], place: Path, name: str, spaces: Spaces, fps: float) -> None:
+    """Write a dataset of Minari; frames stay exact, ``pixels/front`` is called ``pixels.front``."""
     minari = require("minari")
     storage, buffer = require("minari.dataset.minari_storage"), require("minari.data_collector").EpisodeBuffer
-    nested = _nest({key: space for key, space in spaces.items() if key != "action"})
-    space = Dict({key: Dict(value) if isinstance(value, dict) else value for key, value in nested.items()})
+    observed = Dict({key.replace("/", "."): space for key, space in spaces.items() if key != "action"})
 
     def buffers() -> Iterator[Any]:
-        for episode in _recorded(parts, spaces):
-            steps = len(episode) - 1
-            ends = np.arange(1, steps + 1) == steps
+        for episode in episodes:
+            ends = np.arange(1, len(episode)) == len(episode) - 1
             yield buffer(
-                observations=_nest(episode.obs),
+                observations={key.replace("/", "."): value for key, value in episode.obs.items()},
                 actions=episode.action[:-1],
                 rewards=episode.reward[1:],
                 terminations=ends & episode.terminal,
                 truncations=ends & (not episode.terminal),
             )
 
-    with _whole(place) as temporary:
-        (temporary / "data").mkdir(parents=True)
-        made = storage.MinariStorage.new(temporary / "data", space, spaces["action"], jpeg_encoding=False)
-        name = re.sub(r"\W", "_", place.name)
-        made.update_metadata({"dataset_id": f"{name}-v0", "minari_version": minari.__version__})
-        made.update_episodes(buffers())
+    (place / "data").mkdir(parents=True)
+    made = storage.MinariStorage.new(place / "data", observed, spaces["action"], jpeg_encoding=False)
+    identity = re.sub(r"\W", "_", name)
+    made.update_metadata({"dataset_id": f"{identity}-v0", "minari_version": minari.__version__})
+    made.update_episodes(buffers())
 
 
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"pixels": {"front": …}}`` for ``{"pixels/front": …}``: HDF5 takes a slash for a group."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *groups, name = key.split("/", 1)
-        (tree.setdefault(groups[0], {}) if groups else tree)[name] = value
-    return tree
-
-
-def to_lerobot(parts: Path, place: Path, fps: float, spaces: Spaces, *, task: str = "", videos: bool = True) -> None:
-    """Convert a recording of npz files into a dataset of LeRobot v3.0, whole or absent.
+def to_lerobot(episodes: Iterable[Episode], place: Path, name: str, spaces: Spaces, fps: float) -> None:
+    """Write a dataset of LeRobot v3.0; videos, which are lossy, need whole numbers of frames per second.
 
     The observation that the last action led to is one frame more, with a neutral action: it and the frame before have
-    ``next.done``, and ``next.truncated`` if a limit of time ended the episode.
-
-    Args:
-        spaces: observations by name, and ``action``.
-        task: what is done, in words; None: the name of ``place``.
-        videos: store cameras as videos, which are lossy; otherwise, and if ``fps`` is no whole number, which LeRobot's
-            videos need, as exact images.
+    ``next.done``, and ``next.truncated`` if a limit of time ended the episode. Other frame rates get exact images.
     """
     module = require("lerobot.datasets.lerobot_dataset")
-    if fps == int(fps):
-        fps = int(fps)
-    videos = videos and isinstance(fps, int)
+    videos = fps == int(fps)
     names, features = {"action": "action"}, {}
     for key, space in spaces.items():
         image, kind = key.startswith("pixels/"), "float32" if isinstance(space, Box) else "int64"
@@ -146,33 +100,38 @@ def to_lerobot(parts: Path, place: Path, fps: float, spaces: Spaces, *, task: st
             "shape": space.shape or (1,),
             "names": ["height", "width", "channels"] if image else None,
         }
-    for name, kind in (("next.reward", "float32"), ("next.done", "bool"), ("next.truncated", "bool")):
-        features[name] = {"dtype": kind, "shape": (1,), "names": None}
-    with _whole(place) as temporary:
-        made = module.LeRobotDataset.create(place.name, fps, features, root=temporary, use_videos=videos)
-        for episode in _recorded(parts, spaces):
-            done = np.arange(len(episode)) >= len(episode) - 2
-            frames = {names[key]: value for key, value in {**episode.obs, "action": episode.action}.items()}
-            frames["next.reward"] = np.append(episode.reward[1:], np.float32(0))
-            frames |= {"next.done": done, "next.truncated": done & (not episode.terminal)}
-            for t in range(len(episode)):
-                frame = {name: value[t].reshape(features[name]["shape"]) for name, value in frames.items()}
-                made.add_frame({**frame, "task": task or place.name})
-            for name in frames:
-                if features[name]["shape"] == (1,):  # from numpy 2.4 on, such an array is no number for datasets
-                    made.episode_buffer[name] = np.concatenate(made.episode_buffer[name])
-            made.save_episode(parallel_encoding=False)
-        made.finalize()
-        shutil.rmtree(temporary / "images", ignore_errors=True)  # empty by now
+    for key, kind in (("next.reward", "float32"), ("next.done", "bool"), ("next.truncated", "bool")):
+        features[key] = {"dtype": kind, "shape": (1,), "names": None}
+    made = module.LeRobotDataset.create(name, int(fps) if videos else fps, features, root=place, use_videos=videos)
+    for episode in episodes:
+        done = np.arange(len(episode)) >= len(episode) - 2
+        frames = {names[key]: value for key, value in {**episode.obs, "action": episode.action}.items()}
+        frames["next.reward"] = np.append(episode.reward[1:], np.float32(0))
+        frames |= {"next.done": done, "next.truncated": done & (not episode.terminal)}
+        for t in range(len(episode)):
+            frame = {key: value[t].reshape(features[key]["shape"]) for key, value in frames.items()}
+            made.add_frame({**frame, "task": name})
+        for key in frames:
+            if features[key]["shape"] == (1,):  # from numpy 2.4 on, such an array is no number for datasets
+                made.episode_buffer[key] = np.concatenate(made.episode_buffer[key])
+        made.save_episode(parallel_encoding=False)
+    made.finalize()
+    shutil.rmtree(place / "images", ignore_errors=True)  # empty by now
+
+
+CONVERTERS = {"minari": to_minari, "lerobot": to_lerobot}
 
 
 class Recording(NpzWriter):
     """A recording in any layout: npz files, converted as a whole once :meth:`finish` is called.
 
     Until then the files of another layout lie beside the place, in ``<place>.npz``: a killed recording goes on.
+
+    Args:
+        spaces: observations by name, and ``action``.
     """
 
-    def __init__(self, place: Path, facts: Mapping[str, Any], layout: Format, spaces: Spaces) -> None:
+    def __init__(self, place: Path, facts: Mapping[str, Any], layout: str, spaces: Spaces) -> None:
         self._final, self._layout, self._spaces, self._fps = place, layout, spaces, facts["fps"]
         if layout != "npz":
             require(layout)
@@ -183,9 +142,13 @@ class Recording(NpzWriter):
 
     def finish(self) -> None:
         """Convert the files, if another layout is asked for, and remove them."""
-        if self._layout != "npz":
-            if self._layout == "minari":
-                to_minari(self.place, self._final, self._spaces)
-            else:
-                to_lerobot(self.place, self._final, self._fps, self._spaces)
-            shutil.rmtree(self.place)
+        if self._layout == "npz":
+            return
+        observations = {key: space for key, space in self._spaces.items() if key != "action"}
+        episodes = (fit(one, observations, self._spaces["action"], {}) for one in read(self.place, "npz"))
+        converted = self.place / "converted"
+        shutil.rmtree(converted, ignore_errors=True)  # a kill may have left it
+        CONVERTERS[self._layout](episodes, converted, self._final.name, self._spaces, self._fps)
+        os.replace(converted, self._final)
+        sync_directory(self._final.parent)
+        shutil.rmtree(self.place)

@@ -125,9 +125,7 @@ class SequenceReplay:
             fits = int(size * 0.9 * free / needed) // self.num_envs * self.num_envs
             enough = fits >= self.num_envs * (self.sequence + 1)
             hint = f"a size of {fits} would fit" if enough else "fewer worlds would fit"
-            of = f"{memory}'s memory" if isinstance(memory, torch.device) else f"the disk of {memory}"
-            of = "memory" if str(memory) == "cpu" else of
-            sizes = f"{needed / 2**30:.1f} GiB of {of}, {free / 2**30:.1f} GiB are free"
+            sizes = f"{needed / 2**30:.1f} GiB on {memory}, {free / 2**30:.1f} GiB are free"
             raise TooLarge(f"replay size {size}: needs {sizes}; {hint}")
 
     @staticmethod
@@ -139,7 +137,7 @@ class SequenceReplay:
     def describe(self) -> str:
         taken = sum(ring.nbytes for ring in self.storage.values())
         steps = self.length * self.num_envs
-        place = {"device": str(self.device), "cpu": "the host", "disk": "disk"}[self.place]
+        place = self.device if self.place == "device" else self.place
         return f"{steps:,} policy steps, {taken / 2**20:,.0f} MiB on {place} ({taken / steps:,.0f} B each)"
 
     def __len__(self) -> int:
@@ -206,11 +204,6 @@ class SequenceReplay:
             chosen = torch.tensor(fresh, dtype=torch.int64)
             envs[: len(fresh)], starts[: len(fresh)] = chosen[:, 0], chosen[:, 1]
         return envs, starts
-
-    def origin(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Return worlds and starts of a batch that can be read before anything is added."""
-        none = torch.zeros(batch, dtype=torch.int64)
-        return none, none
 
     def _draw_episodes(self, batch: int) -> tuple[Tensor, Tensor]:
         """Draw an episode for each sequence, then its start."""

@@ -104,12 +104,9 @@ class MLflow(Sink):
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self._mlflow, self._client = mlflow, mlflow.MlflowClient()
         if run_id:
-            try:
+            with suppress(mlflow.MlflowException):  # it is not in this store
                 self._client.update_run(run_id, status="RUNNING")
                 self.run_id = run_id
-            except mlflow.MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
         self._is_new = self.run_id is None
         if self._is_new:
             run = self._client.create_run(self._experiment(), run_name="/".join(run_dir.parts[-3:]))
@@ -145,11 +142,10 @@ class MLflow(Sink):
             raise self._error or TimeoutError("its server is too slow, the last records are missing")
 
     def _experiment(self) -> str:
-        name, find = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), self._client.get_experiment_by_name
-        if find(name) is None:
-            with suppress(self._mlflow.MlflowException):  # another run may have created it just now
-                self._client.create_experiment(name)
-        return find(name).experiment_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        with suppress(self._mlflow.MlflowException):  # it exists
+            return self._client.create_experiment(name)
+        return self._client.get_experiment_by_name(name).experiment_id
 
     def _send(self, call: Callable[[], object]) -> None:
         """Call in the thread; raise the error of an earlier call. MLflow's own such mode prints a line for each."""

@@ -193,7 +193,7 @@ def make_envs(
 def make_agent(config: Config, envs: VectorEnv, fabric: Fabric, ranks: Ranks = ALONE) -> Agent:
     """Return the agent that the configuration describes, built to learn in ``env.num_envs`` of these worlds."""
     others: dict[str, Any] = {} if ranks.size == 1 else {"ranks": ranks}
-    if config.agent.keeps_files:
+    if config.agent.has_replay:
         run_dir = expand(config.run_dir or "").absolute()  # made only when all is built
         others["directory"] = next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
     with as_command_errors(ValueError, TypeError):

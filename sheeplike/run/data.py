@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
 from gymnasium.vector import VectorEnv
+from torch.utils import _pytree as pytree
 
 from sheeplike.agents.agent import Agent, Step
 from sheeplike.config.errors import expand
@@ -31,60 +32,41 @@ def check(asked: Data) -> str:
 def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> None:
     """Give the agent the episodes that ``config.data`` asks for; a resumed run has those of its replay already."""
     asked = config.data
-    if asked.path is None:
-        return
     share = 1.0 if config.offline else asked.fraction
-    if resumed and share is None and not asked.held_out:
+    if asked.path is None or (resumed and share is None and not asked.held_out):
         return
-    with phase("reading recorded episodes"):
-        learnt, held_out = _split(_read(asked, agent, envs), asked.held_out)
-    if not learnt or (asked.held_out and not held_out):
-        raise CommandError(f"data.path={asked.path}: holds too few episodes for data.held_out")
-    total, sequence = sum(map(len, learnt)), config.agent.batch_length + 1
-    returns = [episode.total for episode in learnt + held_out]
-    mean = sum(returns) / len(returns)
-    apart = f", {len(held_out)} held out" if held_out else ""
-    info(f"data: {len(learnt)} episodes, {total:,} steps{apart}; return {mean:.4g} on average")
-    with phase("storing recorded episodes"):
-        if held_out:
-            agent.hold_out(*_steps(asked, held_out, COLUMNS, sequence, envs.device))
-        if share is not None:
-            agent.add_recorded(*_steps(asked, learnt, COLUMNS, sequence, envs.device), share)
-        elif not resumed:
-            agent.add_recorded(*_steps(asked, learnt, envs.num_envs, 1, envs.device), None)
-
-
-def _read(asked: Data, agent: Agent, envs: VectorEnv) -> Iterator[Episode]:
-    """Yield the episodes as the agent needs them."""
     path, layout = expand(asked.path), check(asked)
     rate, own = control_rate(path, layout), envs.metadata["render_fps"]
     if rate is not None and abs(rate - own) > 0.01 * own:
         raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as the environment has")
     spaces = {key: envs.single_observation_space[key] for key in agent.observed}
-    for episode in islice(read(path, layout), asked.episodes):
-        yield fit(episode, spaces, envs.single_action_space, asked.keys)
+    learnt: list[Episode] = []
+    held_out: list[Episode] = []  # they are spread evenly over all
+    with phase("reading recorded episodes"):
+        for number, episode in enumerate(islice(read(path, layout), asked.episodes)):
+            kept_apart = int((number + 1) * asked.held_out) > int(number * asked.held_out)
+            part = held_out if kept_apart else learnt
+            part.append(fit(episode, spaces, envs.single_action_space, asked.keys))
+    if not learnt or (asked.held_out and not held_out):
+        raise CommandError(f"data.path={asked.path}: holds too few episodes")
+    mean = sum(episode.total for episode in learnt + held_out) / len(learnt + held_out)
+    apart = f", {len(held_out)} held out" if held_out else ""
+    info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")
 
+    def steps(episodes: list[Episode], columns: int, shortest: int) -> tuple[Iterator[Step], int, int]:
+        """Return ``shortest`` or more steps of at most ``columns`` worlds, and the numbers of both."""
+        total = sum(map(len, episodes))
+        if total < shortest:
+            raise CommandError(f"data.path={asked.path}: {total} steps; expected at least {shortest}, one sequence")
+        columns = min(columns, total // shortest)
+        found = (pytree.tree_map(lambda x: torch.from_numpy(x).to(device), one) for one in deal(episodes, columns))
+        return (Step(**one) for one in found), columns, -(-total // columns)
 
-def _split(episodes: Iterator[Episode], held_out: float) -> tuple[list[Episode], list[Episode]]:
-    """Return the episodes to learn from, and those held out, which are spread evenly over all."""
-    parts: tuple[list[Episode], list[Episode]] = [], []
-    for number, episode in enumerate(episodes):
-        parts[int((number + 1) * held_out) > int(number * held_out)].append(episode)
-    return parts
-
-
-def _steps(
-    asked: Data, episodes: Sequence[Episode], columns: int, sequence: int, device: torch.device
-) -> tuple[Iterator[Step], int]:
-    """Return the steps of at most ``columns`` worlds that are at least ``sequence`` steps long, and their number."""
-    total = sum(map(len, episodes))
-    if total < sequence:
-        raise CommandError(f"data.path={asked.path}: {total} steps; expected at least {sequence}, one sequence")
-    columns = min(columns, total // sequence)
-
-    def steps() -> Iterator[Step]:
-        for one in deal(episodes, columns):
-            obs = {key: torch.from_numpy(value).to(device) for key, value in one.pop("obs").items()}
-            yield Step(obs, **{key: torch.from_numpy(value).to(device) for key, value in one.items()})
-
-    return steps(), columns
+    sequence, device = config.agent.batch_length + 2, envs.device  # one sequence, and the write head
+    with phase("storing recorded episodes"):
+        if held_out:
+            agent.hold_out(*steps(held_out, COLUMNS, sequence))
+        if share is not None:
+            agent.add_recorded(*steps(learnt, COLUMNS, sequence), share)
+        elif not resumed:
+            agent.add_recorded(*steps(learnt, envs.num_envs, 1), None)

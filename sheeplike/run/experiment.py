@@ -209,7 +209,7 @@ class Experiment:
 
     @property
     def policy_steps(self) -> int:
-        """Policy steps made so far, over all environments."""
+        """Policy steps made so far, over all environments; with ``data.updates`` gradient steps."""
         return self.state.policy_steps
 
     @property

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -118,11 +117,9 @@ class Recorder:
         with suppress(RuntimeError):
             self.flush()
 
-    def evaluated(
-        self, result: Evaluation, state: LoopState, others: Mapping[str, float] = MappingProxyType({})
-    ) -> dict[str, float]:
-        """Write the outcome of an evaluation, ``others`` and its video; returns the metrics."""
-        metrics = summarize(result) | others
+    def evaluated(self, result: Evaluation, state: LoopState, held_out: dict[str, float]) -> dict[str, float]:
+        """Write the outcome of an evaluation, metrics on held-out episodes and a video; returns the metrics."""
+        metrics = summarize(result) | held_out
         self._write(metrics, state)
         outcome = "return {return_mean:.4g} ({return_lo:.4g} to {return_hi:.4g})"
         if "eval/success_rate" in metrics:

@@ -97,11 +97,11 @@ def _begun(composed: Composed, *, auto: bool) -> Plan:
     if (url := config.checkpoint.mirror) and not checkpoint_steps(run_dir):
         from sheeplike.run.mirror import Mirror  # it imports torch, which takes seconds
 
-        before = Mirror(url, run_dir).newest_config(auto=auto)
-        resume = before is not None
-    if before is not None:
-        place = f"checkpoint.mirror={url}"
-    elif saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
+        if before := Mirror(url, run_dir).newest_config():
+            resume, place = True, f"checkpoint.mirror={url}"
+            if not auto:
+                raise CommandError(f"{place} holds a run: expected resume=auto to continue it, or another place")
+    if before is None and saved and (auto or not checkpoint_steps(run_dir)) and not (config.dry_run and not resume):
         before = to_data(load_saved(saved).config)
     if before is not None:
         changed = changes(before, config)

@@ -70,21 +70,16 @@ class Storage:
 
     def resume(self, config: Config) -> snapshot.Saved:
         """Lock the directory of a run and return its newest whole checkpoint, which may have to be downloaded."""
-
-        def hold(path: Path, config: Config) -> BinaryIO:
-            held = lock(path)
-            if self.mirror:
-                self.mirror.download()
-            return held
-
-        self._enter(config, hold)  # removes what a kill may have left
+        self._enter(config, lambda path, config: lock(path), download=True)  # removes what a kill may have left
         saved = snapshot.read(self.path, config, self.ranks)
         self.writer.resumed_from(saved.step)
         return saved
 
-    def _enter(self, config: Config, hold: Callable[[Path, Config], BinaryIO]) -> None:
+    def _enter(self, config: Config, hold: Callable[[Path, Config], BinaryIO], *, download: bool = False) -> None:
         if self.ranks.first:
             self._lock = self._stack.enter_context(hold(self.path, config))
+            if self.mirror and download:
+                self.mirror.download()
         self.ranks.wait()
         if not self.ranks.first:
             try:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from sheeplike.agents.agent import Step
 from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.config.schema import Config
 from sheeplike.data.episodes import Episode
-from sheeplike.data.writing import Recording
+from sheeplike.data.writing import NpzWriter
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import Progress
 from sheeplike.options import CommandError
 from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES
 
-
-class Policy(Protocol):
-    def __call__(self, obs: dict[str, Tensor], is_first: Tensor) -> Tensor:
-        """Return actions of ``N`` worlds, as their environment takes them."""
+Policy = Callable[[dict[str, Tensor], Tensor], Tensor]  # observations and is_first (N,) to actions of the environment
 
 
 def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample: bool) -> Policy:
@@ -34,22 +29,12 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
         player = networks.player(envs.num_envs)
         return lambda obs, is_first: player.act(obs, is_first, sample=sample)
     if name == "random":
-        return lambda obs, is_first: _random_actions(envs)
+        return lambda obs, is_first: torch.as_tensor(envs.action_space.sample(), device=envs.device)
     module, _, function = name.partition(":")
     try:
-        found: Callable[..., Tensor] = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise CommandError(f"policy={name}: expected trained, random or <module>:<function>; {error}") from None
-    return found
-
-
-def _random_actions(envs: VectorEnv) -> Tensor:
-    space, count = envs.single_action_space, envs.num_envs
-    choices = getattr(space, "nvec", getattr(space, "n", None))
-    if choices is not None:
-        drawn = (torch.rand(count, *space.shape) * torch.as_tensor(choices)).long() + torch.as_tensor(space.start)
-        return drawn.to(envs.device)
-    return (torch.rand(count, *space.shape) * 2 - 1).to(envs.device)
 
 
 def facts_of(config: Config, envs: VectorEnv) -> dict[str, Any]:
@@ -59,83 +44,52 @@ def facts_of(config: Config, envs: VectorEnv) -> dict[str, Any]:
     return facts | {"actions": str(envs.single_action_space), "observations": shapes}
 
 
-class Collector:
-    """Assembler of episodes from the steps of ``N`` worlds.
-
-    Args:
-        episodes: episodes to collect; each that was begun is finished, so that short ones are not preferred.
-        write: called with each finished episode.
-        info: stored with each.
-    """
-
-    def __init__(self, episodes: int, write: Callable[[Episode], None], info: dict[str, Any]) -> None:
-        self.episodes, self._write, self._info = episodes, write, info
-        self.begun = self.ended = 0
-        self._open: dict[int, list[tuple[Any, ...]]] = {}
-
-    def add(self, step: Step, info: dict[str, Any]) -> None:
-        """Add a step, whose action is chosen, and the ``info`` that came with it."""
-        obs = {key: value.cpu().numpy() for key, value in step.obs.items()}
-        action, reward = step.action.cpu().numpy(), step.reward.cpu().numpy()
-        first, last, terminal = (flag.tolist() for flag in (step.is_first, step.is_last, step.is_terminal))
-        for world in range(len(reward)):
-            if first[world]:
-                self._open.pop(world, None)
-                if self.begun < self.episodes:
-                    self.begun += 1
-                    self._open[world] = []
-            if world not in self._open:
-                continue
-            one = {key: value[world].copy() for key, value in obs.items()}
-            self._open[world].append((one, action[world].copy(), 0.0 if first[world] else reward[world]))
-            if last[world]:
-                rows = self._open.pop(world)
-                cut = "restarted" in info and bool(info["restarted"][world])
-                facts = self._info | {"cut": cut}
-                success = info.get("episode", {}).get("success")
-                if success is not None and not torch.isnan(success[world].float()):
-                    facts["success"] = bool(success[world] > 0.5)
-                observations = {key: np.stack([row[0][key] for row in rows]) for key in one}
-                rewards = np.array([row[2] for row in rows], np.float32)
-                self.ended += 1
-                self._write(
-                    Episode(observations, np.stack([row[1] for row in rows]), rewards, terminal[world], info=facts)
-                )
-
-
 def record(
-    policy: Policy, envs: VectorEnv, writer: Recording, *, episodes: int, seed: int, name: str
+    policy: Policy, envs: VectorEnv, writer: NpzWriter, *, episodes: int, seed: int, name: str
 ) -> tuple[list[float], int | None]:
-    """Play until ``writer`` holds ``episodes``; return the returns of the new ones, and how many of them succeeded."""
-    new: list[Episode] = []
+    """Play until ``writer`` holds ``episodes``; return the returns of the new ones, and how many of them succeeded.
+
+    Each episode that was begun is finished, so that short ones are not preferred.
+    """
+    missing, begun = episodes - writer.written, 0
+    returns: list[float] = []
+    successes: list[bool] = []
+    playing: dict[int, list[dict[str, np.ndarray]]] = {}  # world to its steps
     progress = Progress(episodes, initial_steps=writer.written, unit="episodes")
-
-    def write(episode: Episode) -> None:
-        writer.add(episode)
-        new.append(Episode({}, episode.action, episode.reward, episode.terminal, info=episode.info))
-
-    collector = Collector(episodes - writer.written, write, {"policy": name})
     seed = EVALUATION_SEED + seed * MAX_EPISODES + writer.written  # other worlds than before
     torch.manual_seed(seed)
-    if collector.episodes > 0:
-        obs, info = envs.reset(seed=seed)
-        step = first_step(obs, envs.num_envs)
+    envs.action_space.seed(seed)
+    obs, info = envs.reset(seed=seed)
+    step = first_step(obs, envs.num_envs)
     try:
-        while collector.ended < collector.episodes:
+        while len(returns) < missing:
             step.action = policy(step.obs, step.is_first)
             if step.action.is_floating_point():
                 step.action = step.action.clamp(-1, 1)  # as the environment takes it
-            collector.add(step, info)
+            shown = {**step.obs, "action": step.action, "reward": step.reward}
+            shown = {key: value.cpu().numpy() for key, value in shown.items()}
+            first, last, terminal = (flag.tolist() for flag in (step.is_first, step.is_last, step.is_terminal))
+            for world in range(envs.num_envs):
+                if first[world] and begun < missing:
+                    begun += 1
+                    playing[world] = []
+                if world not in playing:
+                    continue
+                playing[world].append({key: value[world].copy() for key, value in shown.items()})
+                if last[world]:
+                    rows, facts = playing.pop(world), {"policy": name}
+                    success = float(info["episode"]["success"][world])
+                    if not np.isnan(success):
+                        facts["success"] = success > 0.5
+                        successes.append(success > 0.5)
+                    arrays = {key: np.stack([row[key] for row in rows]) for key in shown}
+                    action, reward = arrays.pop("action"), arrays.pop("reward")
+                    episode = Episode(arrays, action, reward, terminal[world], info=facts)
+                    writer.add(episode)
+                    returns.append(episode.total)
             obs, reward, terminated, truncated, info = envs.step(step.action)
             step = step.following(step.action, obs, reward, terminated, truncated)
             progress.update(writer.written, 0)
     finally:
         progress.close()
-    known = [episode.info["success"] for episode in new if "success" in episode.info]
-    return [episode.total for episode in new], sum(known) if known else None
-
-
-def open_writer(place: Path, layout: str, facts: dict[str, Any], envs: VectorEnv) -> Recording:
-    """Return the writer of a recording in ``layout``."""
-    spaces = {**envs.single_observation_space.spaces, "action": envs.single_action_space}
-    return Recording(place, facts, layout, spaces)
+    return returns, sum(successes) if successes else None

@@ -208,7 +208,7 @@ def test_notes_explain_only_what_is_shown(compared, trained):
         return [word for word, note in READING.items() if note in output]
 
     assert explained() == ["final"]
-    assert explained("threshold=2") == ["final", "policy steps to"]
+    assert explained("threshold=2") == ["final", "steps to"]
     trained({seed: [1, 2] for seed in range(3)}, agent="ppo", success_rate=[0.5, 1])
     assert explained() == ["final", "at equal budget", "P(", "success"]
 

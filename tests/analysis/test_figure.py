@@ -41,6 +41,14 @@ def test_lines_and_bands(trained):
     assert RETURN in axes.get_ylabel()
 
 
+def test_runs_that_take_no_policy_step_count_gradient_steps(trained):
+    trained({0: [1, 2], 1: [2, 3]}, data__updates=2000)
+    assert drawn(threshold=1).get_xlabel() == "gradient steps"
+    trained({0: [1, 2]}, agent="ppo")
+    assert drawn().get_xlabel() == "gradient steps or policy steps"
+    assert drawn("time").get_xlabel() == "minutes of training"
+
+
 def test_every_curve_is_whole_without_an_equal_budget(trained):
     trained({0: [1, 2, 3], 1: [2, 3, 4], 2: [3, 9, 9]})
     trained({0: [1, 2], 1: [2, 3], 2: [5]}, agent="ppo", every=5000)

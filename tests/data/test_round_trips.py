@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sheeplike.data import writing
 from sheeplike.data.episodes import fit
 from sheeplike.data.reading import control_rate, guess_format, read, require
-from sheeplike.data.writing import NpzWriter, to_lerobot, to_minari
+from sheeplike.data.writing import NpzWriter, Recording
 from sheeplike.options import CommandError
 
 
@@ -50,9 +49,9 @@ def test_facts_of_an_episode_are_kept(cartpole, tmp_path):
     writer = NpzWriter(tmp_path / "new", {"fps": 50})
     cartpole.episodes[0].info = {"success": True}
     writer.add(cartpole.episodes[0])
+    assert np.load(tmp_path / "new" / "episode_000000.npz")["success"]
     (episode,) = read(tmp_path / "new")
-    assert fit(episode, cartpole.spaces, cartpole.action, {}).info == {"success": True}
-    assert episode.source.endswith("episode_000000.npz")
+    assert fit(episode, cartpole.spaces, cartpole.action, {}).source.endswith("episode_000000.npz")
 
 
 def test_a_recording_goes_on(cartpole, tmp_path):
@@ -72,20 +71,26 @@ def test_a_recording_goes_on(cartpole, tmp_path):
         NpzWriter(tmp_path, facts)
 
 
+def convert(episodes, place, layout, spaces, fps):
+    writer = Recording(place, {"fps": fps}, layout, spaces)
+    for episode in episodes:
+        writer.add(episode)
+    writer.finish()
+
+
 def test_minari(recording, same, tmp_path):
     minari = pytest.importorskip("minari")
-    place = tmp_path / "made" / "v0"
-    place.parent.mkdir()
-    to_minari(recording.place, place, recording.spaces | {"action": recording.action})
+    place = tmp_path / "v0"
+    convert(recording.episodes, place, "minari", recording.spaces | {"action": recording.action}, recording.fps)
     check(recording, place, "minari", same)
     assert control_rate(place, "minari") is None
     dataset = minari.MinariDataset(place / "data")
     assert dataset.action_space == recording.action
     assert dataset.total_steps == sum(len(episode) - 1 for episode in recording.episodes)
     assert dataset[0].truncations[-1] != recording.episodes[0].terminal
-    assert [path.name for path in place.parent.iterdir()] == ["v0"]
+    assert [path.name for path in tmp_path.iterdir()] == ["v0"]
     with pytest.raises(CommandError, match=f"to={place}.*nearest"):
-        to_minari(recording.place, place, recording.spaces | {"action": recording.action})
+        Recording(place, {"fps": recording.fps}, "minari", recording.spaces)
 
 
 @pytest.mark.parametrize("jpeg", [False, True])
@@ -108,8 +113,9 @@ def test_minari_of_one_image(jpeg, cartpole, same, tmp_path):
 
 
 def test_lerobot_with_images(recording, same, tmp_path, lerobot):
+    """A frame rate that is no whole number gets exact images; the other recording has none."""
     place = tmp_path / "exact"
-    to_lerobot(recording.place, place, recording.fps, recording.spaces | {"action": recording.action}, videos=False)
+    convert(recording.episodes, place, "lerobot", recording.spaces | {"action": recording.action}, recording.fps)
     check(recording, place, "lerobot", same)
     assert control_rate(place, "lerobot") == recording.fps
     assert [path.name for path in tmp_path.iterdir()] == ["exact"]
@@ -118,21 +124,20 @@ def test_lerobot_with_images(recording, same, tmp_path, lerobot):
 
 def test_lerobot_with_videos(cartpole, same, tmp_path, lerobot):
     """Grey frames, each of its own brightness: a frame is in its place, and nearly as it was."""
-    place, writer, greys = tmp_path / "video", NpzWriter(tmp_path / "npz", {"fps": 25}), iter(range(5, 255, 15))
+    place, greys = tmp_path / "video", iter(range(5, 255, 15))
     spaces = spaces_of(cartpole) | {"state": cartpole.spaces["state"]}
     episodes = []
     for one in cartpole.episodes:
         frames = np.stack([np.full((64, 64, 3), next(greys), np.uint8) for _ in range(len(one))])
         episodes.append(replace(one, obs={"pixels/fixed": frames, "state": one.obs["state"]}, info={}))
-        writer.add(episodes[-1])
-    to_lerobot(tmp_path / "npz", place, 25.0, spaces | {"action": cartpole.action}, task="balance")
+    convert(episodes, place, "lerobot", spaces | {"action": cartpole.action}, 25.0)
     found = [fit(episode, spaces, cartpole.action, {}) for episode in read(place)]
     for one, other in zip(episodes, found, strict=True):
         apart = np.abs(one.obs["pixels/fixed"].astype(int) - other.obs.pop("pixels/fixed"))
         assert apart.max() <= 7  # half the step from one grey to the next
         assert same(replace(one, obs={"state": one.obs["state"]}), other)
     dataset = lerobot.LeRobotDataset("any", root=place)
-    assert dataset.meta.tasks.index.tolist() == ["balance"]
+    assert dataset.meta.tasks.index.tolist() == ["video"]
     assert (dataset.meta.fps, dataset.meta.total_frames) == (25, sum(map(len, episodes)))
     for video in place.glob("videos/**/*.mp4"):
         video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])
@@ -143,13 +148,17 @@ def test_lerobot_with_videos(cartpole, same, tmp_path, lerobot):
         list(read(place))
 
 
-def test_nothing_is_left_of_a_conversion_that_fails(cartpole, tmp_path, lerobot):
-    pytest.importorskip("minari")
-    spaces = cartpole.spaces | {"action": cartpole.action, "none": cartpole.action}
-    for convert in (to_minari, lambda *arguments: to_lerobot(*arguments[:2], 50, arguments[2])):
-        with pytest.raises(CommandError, match="none"):
-            convert(cartpole.place, tmp_path / "made", spaces)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("layout", ["minari", "lerobot"])
+def test_after_a_conversion_that_fails_the_files_are_there(layout, cartpole, same, tmp_path, request):
+    pytest.importorskip(layout)
+    if layout == "lerobot":
+        request.getfixturevalue("lerobot")
+    place, spaces = tmp_path / "made", cartpole.spaces | {"action": cartpole.action}
+    with pytest.raises(CommandError, match="none"):
+        convert(cartpole.episodes, place, layout, spaces | {"none": cartpole.action}, cartpole.fps)
+    assert not place.exists()
+    Recording(place, {"fps": cartpole.fps}, layout, spaces).finish()
+    check(cartpole, place, layout, same)
 
 
 def shard(file, rows):
@@ -158,40 +167,32 @@ def shard(file, rows):
     pq.write_table(pa.Table.from_pylist(rows), file)
 
 
-def to_rows(episode, encoded=True):
+def to_rows(episode):
     rows = []
     for t in range(len(episode) - 1):
-        frame = episode.obs["pixels/fixed"][t]
-        if encoded:
-            data = io.BytesIO()
-            Image.fromarray(frame).save(data, "PNG")
-            frame = {"bytes": data.getvalue(), "path": None}
-        else:
-            frame = frame.tolist()
-        rows.append(
-            {"observation": frame, "action": episode.action[t].tolist(), "reward": float(episode.reward[t + 1])}
-        )
-        rows[-1] |= {"terminated": False, "truncated": t == len(episode) - 2}
+        data = io.BytesIO()
+        Image.fromarray(episode.obs["pixels/fixed"][t]).save(data, "PNG")
+        row = {"observation": {"bytes": data.getvalue(), "path": None}, "action": episode.action[t].tolist()}
+        row |= {"reward": float(episode.reward[t + 1]), "terminated": False, "truncated": t == len(episode) - 2}
+        rows.append(row)
     return rows
 
 
-@pytest.mark.parametrize("encoded", [True, False])
-def test_parquet(encoded, cartpole, same, tmp_path):
-    rows = [row for episode in cartpole.episodes for row in to_rows(episode, encoded)]
-    shard(tmp_path / "task" / "train-00000-of-00002.parquet", rows[:8])  # the second episode begins here
-    shard(tmp_path / "task" / "train-00001-of-00002.parquet", rows[8:])
-    shard(tmp_path / "task" / "test-00000-of-00001.parquet", rows[:4])  # without an end, and not that of "train"
+def test_parquet(cartpole, tmp_path):
+    """A shard may begin and end in the middle of an episode."""
+    first, second = (to_rows(episode) for episode in cartpole.episodes)
+    shard(tmp_path / "task" / "train-00000-of-00002.parquet", first + second[:4])
+    shard(tmp_path / "task" / "train-00001-of-00002.parquet", second[4:])
     assert guess_format(tmp_path) == "parquet"
-    cut, *whole = (fit(one, spaces_of(cartpole), cartpole.action, {}) for one in read(tmp_path))
-    first = cartpole.episodes[0]
-    assert len(cut) == 4
-    assert np.array_equal(cut.obs["pixels/fixed"], first.obs["pixels/fixed"][:4])
-    assert np.array_equal(cut.reward, first.reward[:4])
-    for one, other in zip(cartpole.episodes, whole, strict=True):
-        assert np.array_equal(other.obs["pixels/fixed"][:-1], one.obs["pixels/fixed"][:-1])
-        assert np.array_equal(other.obs["pixels/fixed"][-1], one.obs["pixels/fixed"][-2])
-        assert np.array_equal(other.action[:-1], one.action[:-1])
-        assert np.array_equal(other.reward, one.reward)
+    found = [fit(one, spaces_of(cartpole), cartpole.action, {}) for one in read(tmp_path)]
+    assert [len(one) for one in found] == [len(first) + 1, 4, len(second) - 4 + 1]
+    for other, number, begin in zip(found, (0, 1, 1), (0, 0, 4), strict=True):
+        one, end = cartpole.episodes[number], begin + len(other) - 1
+        assert np.array_equal(other.obs["pixels/fixed"][:-1], one.obs["pixels/fixed"][begin:end])
+        closing = end if number and not begin else end - 1  # a whole episode repeats its last frame
+        assert np.array_equal(other.obs["pixels/fixed"][-1], one.obs["pixels/fixed"][closing])
+        assert np.array_equal(other.action[:-1], one.action[begin:end])
+        assert np.array_equal(other.reward[1:], one.reward[begin + 1 : end + 1])
         assert not other.terminal
 
 
@@ -209,4 +210,4 @@ def test_a_missing_package_is_named_with_its_pip_line(package, tmp_path, monkeyp
         list(read(tmp_path, layout))
     if layout != "parquet":
         with pytest.raises(CommandError, match=package):
-            getattr(writing, f"to_{layout}")(tmp_path, tmp_path / "new", *([50] if layout == "lerobot" else []), {})
+            Recording(tmp_path / "new", {"fps": 50}, layout, {})

@@ -136,10 +136,10 @@ def test_rows_of_evaluations_and_reports_stand_behind_what_came_before(recorder,
     learn(recorder, state, 1.0)
     recorder.log(state)
     recorder.report(state)
-    recorder.evaluated(result, state)
+    recorder.evaluated(result, state, {})
     assert rows() == [(10, 1, 1.0), (10, 1, -1.0), (10, 1, -1.0)]
     learn(recorder, state, 2.0)
-    recorder.evaluated(result, state)  # between two log points
+    recorder.evaluated(result, state, {})  # between two log points
     assert rows()[3:] == [(20, 2, -1.0)]
     recorder.log(state)
     recorder.flush()
@@ -149,7 +149,7 @@ def test_rows_of_evaluations_and_reports_stand_behind_what_came_before(recorder,
 @pytest.mark.parametrize("success", [1.0, math.nan])
 def test_an_evaluation_says_what_came_out(recorder, state, screen, success) -> None:
     recorder.evaluated(
-        Evaluation(torch.tensor([1.0, 1.0]), torch.ones(2).int(), torch.full((2,), success), {}, {}), state
+        Evaluation(torch.tensor([1.0, 1.0]), torch.ones(2).int(), torch.full((2,), success), {}, {}), state, {}
     )
     line = screen.getvalue().splitlines()[-1]
     assert f" {state.policy_steps:,}: return 1 (1 to 1)" in line

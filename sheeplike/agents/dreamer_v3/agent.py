@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,7 @@ class DreamerV3(Agent):
         self.keys, self.predicted, self.codec = self.networks.keys, self.networks.predicted, self.networks.codec
         self.world_model, self.actor_critic = self.networks.world_model, self.networks.actor_critic
         self.stored = self.predicted.and_also(observation_space, config.probes)
+        self.observed = self.stored.spaces
         self.scales = config.loss_scales.model_dump(by_alias=True)
         self.optimizer = self.make_optimizer([p for p in self.networks.parameters() if p.requires_grad])
         self.probes: Probes | None = None
@@ -101,8 +102,17 @@ class DreamerV3(Agent):
             probed = ModelKeys(observation_space, config.probes)
             widths = self.world_model.rssm.features, config.widths.units
             self.probes = Probes(probed, *widths, device=self.device, seed=seed)
-        self._directory = directory
-        self.replay = self._make_replay(num_envs, config.replay_size, seed=ranks.seed(seed))
+        self._make_replay = partial(
+            SequenceReplay,
+            replay_spec(self.stored, self.codec, config.widths),
+            sequence=config.batch_length + CONTEXT,
+            device=self.device,
+            place="device" if config.replay_device == "auto" else config.replay_device,
+            directory=directory,
+            sampling=config.sampling,
+            refreshed=LATENTS,
+        )
+        self.replay = self._make_replay(num_envs=num_envs, size=config.replay_size, seed=ranks.seed(seed))
         self.sampled: SequenceReplay | MixedReplay = self.replay  # what batches come from
         self.recorded: SequenceReplay | None = None
         self.held_out: SequenceReplay | None = None
@@ -114,21 +124,6 @@ class DreamerV3(Agent):
         # Takes the gradient of REINFORCE, which can be scaled only after that of the entropy is computed.
         self.reinforced = copy.deepcopy(self.actor_critic.policy) if ranks.size > 1 else None
         self._compile(compile)
-
-    def _make_replay(self, num_envs: int, size: int, *, seed: int = 0, online: bool = True) -> SequenceReplay:
-        return SequenceReplay(
-            replay_spec(self.stored, self.codec, self.config.widths),
-            num_envs=num_envs,
-            size=size,
-            sequence=self.config.batch_length + CONTEXT,
-            device=self.device,
-            place="device" if self.config.replay_device == "auto" else self.config.replay_device,
-            directory=self._directory,
-            sampling=self.config.sampling,
-            online=online,
-            seed=seed,
-            refreshed=LATENTS,
-        )
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the optimizer; one of your own needs ``found_inf`` and ``learning_rate()`` too."""
@@ -156,10 +151,6 @@ class DreamerV3(Agent):
 
     # --- collecting -------------------------------------------------------------------------------------------------
 
-    @property
-    def observed(self) -> Collection[str]:
-        return self.stored.spaces
-
     def add(self, step: Step) -> None:
         self.replay.add(encode_step(step, self.stored, self.codec))
         self._update_norms(step.obs)
@@ -169,29 +160,26 @@ class DreamerV3(Agent):
         if self.probes is not None:
             self.probes.update_norms(obs, self.ranks)
 
-    def add_recorded(self, steps: Iterable[Step], num_envs: int, share: float | None) -> None:
+    def add_recorded(self, steps: Iterable[Step], num_envs: int, length: int, share: float | None) -> None:
         if share is None:
             for step in steps:
                 self.add(self._without_latents(step))
             self._fill_latents(self.replay)
         else:
-            self.recorded = self._record(steps, num_envs)
+            self.recorded = self._record(steps, num_envs, length)
             self.recorded.generator = self.generator
             self._recorded_digest = self._digest(self.recorded)
             self.sampled = MixedReplay(self.replay, self.recorded, share)
 
-    def hold_out(self, steps: Iterable[Step], num_envs: int) -> None:
-        self.held_out = self._record(steps, num_envs)
+    def hold_out(self, steps: Iterable[Step], num_envs: int, length: int) -> None:
+        self.held_out = self._record(steps, num_envs, length)
 
-    def _record(self, steps: Iterable[Step], num_envs: int) -> SequenceReplay:
+    def _record(self, steps: Iterable[Step], num_envs: int, length: int) -> SequenceReplay:
         """Return a ring that holds exactly these steps."""
-        encoded = []
+        ring = self._make_replay(num_envs=num_envs, size=num_envs * length, online=False)
         for step in steps:
             self._update_norms(step.obs)
-            encoded.append(encode_step(self._without_latents(step), self.stored, self.codec))
-        ring = self._make_replay(num_envs, num_envs * len(encoded), online=False)
-        for one in encoded:
-            ring.add(one)
+            ring.add(encode_step(self._without_latents(step), self.stored, self.codec))
         self._fill_latents(ring)
         return ring
 
@@ -538,7 +526,8 @@ class DreamerV3(Agent):
     def warm_up(self) -> None:
         # Ranks may need different numbers of calls, so they exchange nothing here.
         step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
-        fetched = self.sampled.fetch(*self.sampled.origin(self.config.batch_size))
+        none = torch.zeros(self.config.batch_size, dtype=torch.int64)
+        fetched = self.sampled.fetch(none, none)
         data, envs, times = self.sampled.gather(*fetched)
         latents = {name: data[name].clone() for name in LATENTS}
         learners = [(self.networks, self.optimizer)]

@@ -74,14 +74,10 @@ class DreamerV3Config(AgentConfig):
     )
     replay_size: int = Field(500_000, ge=1, le=10**12, description="policy steps kept for replay, over all worlds")
     replay_device: Annotated[Literal["auto", "device", "cpu", "disk"], RESUMABLE, INCIDENTAL] = Field(
-        "auto",
-        description="memory of the replay: the learner's device, the host's memory, or a file on the disk of the run; "
-        "auto: device",
+        "auto", description="place of the replay: the learner's device (auto), the host's memory, or a file by the run"
     )
     sampling: Literal["uniform", "episode"] = Field(
-        "uniform",
-        description="replayed sequences, uniform: each start is equally likely; episode: each episode, and its ends as "
-        "often as its middle",
+        "uniform", description="drawn equally often: each start of a sequence; or each episode, its ends as its middle"
     )
     batch_size: Annotated[int, HEADLINE] = Field(16, ge=1, le=2**16, description="sequences per gradient step")
     batch_length: Annotated[int, HEADLINE] = Field(64, ge=2, le=2**16, description="time steps per sequence")
@@ -122,10 +118,6 @@ class DreamerV3Config(AgentConfig):
     @property
     def widths(self) -> Size:
         return SIZES[self.size] if isinstance(self.size, str) else self.size
-
-    @property
-    def keeps_files(self) -> bool:
-        return self.replay_device == "disk"
 
     @property
     def train_ratio(self) -> float:

@@ -227,7 +227,7 @@ class Session:
         actions = torch.cat([*(moment.action for moment in moments[:-1]), self.neutral()])
         actions = actions if self.model.codec.discrete else actions.clamp(-1, 1)
         reward = np.array([0.0, *(moment.reward for moment in moments[1:])], np.float32)
-        facts = {"policy": "page", "cut": False, "success": self.here.success}
+        facts = {"policy": "page", "success": self.here.success}
         self._writer.add(Episode(obs, actions.cpu().numpy(), reward, self.here.is_terminal, info=facts))
         self.taught.append(self.here.success)
 
