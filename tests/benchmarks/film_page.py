@@ -108,9 +108,13 @@ def opened(*arguments: str) -> Iterator[Page]:
 
 
 def write(frames: list[np.ndarray], file: Path) -> None:
-    # Every colour counts once: those of thin lines are rare.
-    colours = np.unique(np.stack(frames)[:, ::2, ::2].reshape(-1, 3) >> 3 << 3, axis=0)
-    palette = Image.fromarray(colours[None]).quantize(256, method=Image.Quantize.MEDIANCUT)
+    # The page's flat colours stay exact; of the others each counts once, since those of thin lines are rare.
+    pixels = np.stack(frames)[:, ::2, ::2].astype(np.int64) @ (1 << 16, 1 << 8, 1)
+    packed, counts = np.unique(pixels, return_counts=True)
+    colours = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], -1)
+    others = np.unique(colours >> 3 << 3, axis=0).astype(np.uint8)
+    flat, palette = colours[counts.argsort()[-16:]].ravel().tolist(), Image.new("P", (1, 1))
+    palette.putpalette(flat + Image.fromarray(others[None]).quantize(240).getpalette()[:720])
     images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     images[0].save(file, save_all=True, append_images=images[1:], duration=LASTS, loop=0, optimize=True)
     print(f"{file}: {len(frames)} frames, {file.stat().st_size / 1e6:.2f} MB")
