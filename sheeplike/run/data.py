@@ -40,7 +40,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
         learnt, held_out = _split(_read(asked, agent, envs), asked.held_out)
     if not learnt or (asked.held_out and not held_out):
         raise CommandError(f"data.path={asked.path}: holds too few episodes for data.held_out")
-    total, sequence = sum(map(len, learnt)), config.agent.batch_length + 1
+    total, sequence = sum(map(len, learnt)), config.agent.batch_length + 2  # a step before it, and one beyond
     returns = [episode.total for episode in learnt + held_out]
     mean = sum(returns) / len(returns)
     apart = f", {len(held_out)} held out" if held_out else ""

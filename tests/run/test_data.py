@@ -106,6 +106,14 @@ def test_a_share_of_each_batch_is_recorded(run):
         assert "data" not in experiment.recorder.latest
 
 
+@pytest.mark.parametrize(("episodes", "length"), [(1, 10), (8, 18)])
+def test_few_steps_are_cut_into_pieces_that_hold_a_sequence(run, tmp_path, episodes, length):
+    record(tmp_path / "demos", episodes, length)
+    with run("share", "run") as experiment:
+        experiment.iterate()
+        assert experiment.finished
+
+
 def test_offline_takes_no_policy_step(run, tmp_path):
     with run("offline", "run", "eval.every=4") as experiment:
         before = everything(experiment)
@@ -170,6 +178,7 @@ def test_keys_that_contradict(refused, overrides, facts):
     [
         ({"fps": 10}, "10"),
         ({"length": 5, "episodes": 1}, "5"),
+        ({"length": 9, "episodes": 1}, "10"),
     ],
 )
 def test_recordings_that_do_not_suit(run, tmp_path, spoil, fact):
