@@ -11,6 +11,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +61,6 @@ class Film:
 def shoot(page: Page) -> list[np.ndarray]:
     """The policy picks the box, the dream with it; another future by chance; the box dragged on both sides."""
     film = Film(page)
-    film.until("window.play && play.now")
     page.keyboard.press("Space")
     film.until("play.now.paused")
     page.keyboard.press("n")
@@ -87,8 +88,10 @@ def shoot(page: Page) -> list[np.ndarray]:
     return film.frames
 
 
-def main(file: Path) -> None:
-    command = [sys.executable, "-m", "sheeplike", "dream", "run=demo:franka_pick", "port=0"]
+@contextmanager
+def opened(*arguments: str) -> Iterator[Page]:
+    """Open the page of the demo, which ends afterwards; ``arguments`` are the command's."""
+    command = [sys.executable, "-m", "sheeplike", "dream", "run=demo:franka_pick", "port=0", *arguments]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         url = next(found[0] for line in program.stdout if (found := re.search(r"http://127\S+/", line)))
@@ -96,18 +99,28 @@ def main(file: Path) -> None:
             browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
             page = browser.new_page(viewport=VIEW, bypass_csp=True, color_scheme="light")
             page.goto(url)
-            frames = shoot(page)
+            page.wait_for_function("window.play && play.now")
+            yield page
             browser.close()
     finally:
         program.send_signal(signal.SIGINT)
         program.wait()
-    # Every colour counts once: those of thin lines are rare.
-    colours = np.unique(np.stack(frames)[:, ::2, ::2].reshape(-1, 3) >> 3 << 3, axis=0)
-    palette = Image.fromarray(colours[None]).quantize(256, method=Image.Quantize.MEDIANCUT)
+
+
+def write(frames: list[np.ndarray], file: Path) -> None:
+    # The page's flat colours stay exact; of the others each counts once, since those of thin lines are rare.
+    pixels = np.stack(frames)[:, ::2, ::2].astype(np.int64) @ (1 << 16, 1 << 8, 1)
+    packed, counts = np.unique(pixels, return_counts=True)
+    colours = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], -1)
+    others = np.unique(colours >> 3 << 3, axis=0).astype(np.uint8)
+    flat, palette = colours[counts.argsort()[-16:]].ravel().tolist(), Image.new("P", (1, 1))
+    palette.putpalette(flat + Image.fromarray(others[None]).quantize(240).getpalette()[:720])
     images = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     images[0].save(file, save_all=True, append_images=images[1:], duration=LASTS, loop=0, optimize=True)
     print(f"{file}: {len(frames)} frames, {file.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with opened() as page:
+        frames = shoot(page)
+    write(frames, Path(sys.argv[1]))

@@ -105,6 +105,14 @@ def test_a_share_of_each_batch_is_recorded(run):
         assert "data" not in experiment.recorder.latest
 
 
+@pytest.mark.parametrize(("episodes", "length"), [(1, 10), (8, 18)])
+def test_few_steps_are_cut_into_pieces_that_hold_a_sequence(run, tmp_path, episodes, length):
+    record(tmp_path / "demos", episodes, length)
+    with run("share", "run") as experiment:
+        experiment.iterate()
+        assert experiment.finished
+
+
 def test_offline_takes_no_policy_step(run, tmp_path):
     with run("offline", "run", "eval.every=4") as experiment:
         before = everything(experiment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import runpy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+import sheeplike
 from sheeplike.data.reading import read
 from sheeplike.data.writing import NpzWriter
 from sheeplike.inspection.dream.server import TAKEN, Server, bind, make_runner
 from sheeplike.inspection.dream.session import Moment, Session
 
+TEACH = Path(__file__).parents[2] / "benchmarks" / "teach_page.py"
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = Path("/usr/bin/chromium")
 if not CHROMIUM.exists():
@@ -507,3 +510,35 @@ def test_the_demo_goes_back_on_both_sides_and_is_recorded(demo, recordings, visi
         assert len(list(recordings.glob("*.npz"))) == len(list(recordings.glob("*.gif"))) == 1
         page.click('[data-source="recorded"]')
         until(page, f"play.now.source === 'recorded' && play.now.step === {step} && play.now.paused")
+
+
+@pytest.mark.slow
+def test_picks_by_hand_are_recorded_as_they_were_shown_and_learned_from(demo, recordings, tmp_path, visit):
+    demos, shown, rewards = tmp_path / "demos", [], []
+    session = Session(*demo, seed=4, demos=lambda: NpzWriter(demos, {"fps": 20}))
+    with serving(session, recordings, rate=20) as url:
+        page = visit(url)
+        until(page, "window.play && play.now")
+        person = runpy.run_path(str(TEACH))["Person"](page)
+        person.sit_down()
+        for count in (1, 2):
+            assert person.pick(), person.end()
+            assert page.evaluate("play.now.taught") == [count, count]
+            shown.append(np.stack(person.shown))
+            rewards.append(page.evaluate("strips.numbers.map(({ reward }) => reward[0])"))
+    episodes = list(read(demos))
+    assert len(episodes) == 2
+    for episode, frames, reward in zip(episodes, shown, rewards, strict=True):
+        np.testing.assert_array_equal(episode.obs["pixels/front"], frames)
+        np.testing.assert_allclose(episode.reward, reward, rtol=1e-6)
+        assert episode.reward.sum() > 10  # most of the task's 14.75
+        assert episode.terminal
+        assert episode.info["success"]
+        assert set(np.unique(episode.action)) <= {-1.0, -0.25, 0.0, 1.0}, "keys, and the gripper's slider"
+    job = ("exp=dreamer_v3", "env=franka_pick", "profile=cpu", "dry_run=true", "compile=off", "eval.every=null")
+    data = (f"data.path={demos}", "data.fraction=0.25", "video_every=null", f"run_dir={tmp_path / 'run'}")
+    with sheeplike.init(*job, *data) as experiment:
+        experiment.iterate()
+        assert experiment.finished
+        learned = experiment.agent.recorded.storage["pixels/front"].flatten(0, -4)
+        assert {frame.tobytes() for frame in np.concatenate(shown)} <= {frame.tobytes() for frame in learned.numpy()}
