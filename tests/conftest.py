@@ -4,6 +4,8 @@ are installed outside the repository; and small agents, with experience to feed 
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.util
 import os
 import re
@@ -31,6 +33,8 @@ from sheeplike.__main__ import main
 from sheeplike.agents.agent import Agent, Player, Step
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config, Size
 from sheeplike.agents.ppo import PPO, PPOConfig
+from sheeplike.config import compose
+from sheeplike.config.sources import CONFIGS, Sources
 from sheeplike.run.run_dir import Plan
 from sheeplike.run.signals import SIGNALS
 
@@ -77,6 +81,25 @@ def _signals_as_before(_takes_interrupts: None) -> Iterator[None]:
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_of_choices_once() -> Iterator[None]:
+    """Hydra lists the files of the same choices once in a process: thousands of lines that are composed share them."""
+    real = compose._list_files
+    known: dict[tuple[str, ...], tuple] = {}
+
+    @functools.wraps(real)
+    def list_files(line: list[str], sources: Sources) -> tuple:
+        if sources.directories != [CONFIGS]:  # others change from test to test
+            return real(line, sources)
+        if tuple(line) not in known:
+            known[tuple(line)] = real(line, sources)
+        return copy.deepcopy(known[tuple(line)])
+
+    compose._list_files = list_files
+    yield
+    compose._list_files = real
 
 
 @pytest.fixture

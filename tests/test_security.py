@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -33,16 +34,22 @@ PARTS = ("agent", "envs", "loop")
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-@pytest.fixture
-def run_dir() -> Path:
-    """The directory ``mine`` of a run with one checkpoint."""
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("prepared") / "mine"
     config = load([*JOB, "run_dir=mine"], Sources()).config
-    with claim(Path("mine"), config):
+    with claim(place, config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in PARTS}
-    with checkpoint.Writer(Path("mine/checkpoints"), keep_last=9, config=to_data(config)) as writer:
+    with checkpoint.Writer(place / "checkpoints", keep_last=9, config=to_data(config)) as writer:
         writer.save(64, parts, {}, finite=(), wait=True)
-    return Path("mine")
+    return place
+
+
+@pytest.fixture
+def run_dir(prepared: Path) -> Path:
+    """The directory ``mine`` of a run with one checkpoint."""
+    return shutil.copytree(prepared, Path("mine"))
 
 
 # Checkpoints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -44,24 +45,30 @@ NAMES = (
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-@pytest.fixture
-def run_dir(workplace: Path) -> Path:
-    """A run with one checkpoint, beside code that must not run: in the run, and announced by metadata within it."""
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("prepared") / "mine"
     config = load(["exp=ppo", "env=cartpole_balance", "profile=cpu", "dry_run=true", "run_dir=mine"], Sources()).config
-    with claim(Path("mine"), config):
+    with claim(place, config):
         pass
     parts = {part: {"x": torch.zeros(3)} for part in PARTS}
-    with checkpoint.Writer(Path("mine/checkpoints"), keep_last=9, config=to_data(config)) as writer:
+    with checkpoint.Writer(place / "checkpoints", keep_last=9, config=to_data(config)) as writer:
         writer.save(64, parts, {}, finite=(), wait=True)
-    info = workplace / "mine/bomb-1.dist-info"
+    info = place / "bomb-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bomb\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
         "[sheeplike.envs]\nbomb = bomb:build\n[sheeplike.agents]\nbomb = bomb:build\n"
     )
-    for place in ("mine/bomb.py", "mine/env.py", "mine/agent.py"):
-        (workplace / place).write_text(BOMB)
-    return workplace / "mine"
+    for name in ("bomb.py", "env.py", "agent.py"):
+        (place / name).write_text(BOMB)
+    return place
+
+
+@pytest.fixture
+def run_dir(prepared: Path, workplace: Path) -> Path:
+    """A run with one checkpoint, beside code that must not run: in the run, and announced by metadata within it."""
+    return shutil.copytree(prepared, workplace / "mine")
 
 
 def rename(run_dir: Path, section: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,11 +75,15 @@ def assert_same_parameters(one: torch.nn.Module, other: torch.nn.Module, rate: f
 RATE = 1e-3
 
 
+TRACED = {"batch_length": 4, "imagination_length": 2}
+
+
 # Compiling the networks of images takes minutes; everything else of the agent, one.
 @pytest.fixture(
     scope="module",
     params=[
-        {"batch_length": 4, "imagination_length": 2},
+        TRACED,
+        pytest.param({**TRACED}, marks=pytest.mark.slow),
         pytest.param({"cameras": ("front",)}, marks=pytest.mark.slow),
         pytest.param(
             {
@@ -92,11 +97,17 @@ RATE = 1e-3
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["vector", "pixels", "several of all"],
+    ids=["traced", "vector", "pixels", "several of all"],
 )
 def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Keywords of an agent."""
     return request.param
+
+
+def trace(compile: Callable, function: Callable, *, options: dict[str, Any], **given: Any) -> Callable:
+    """Compile what acts; trace what learns, forwards and backwards, into what runs operation by operation."""
+    how = {"options": options} if function.__name__ == "_act" else {"backend": "aot_eager"}
+    return compile(function, **given, **how)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +118,10 @@ def dreamers(
     eager = make_agent(**kind, learning_rate=RATE)
     torch.manual_seed(3)
     play(eager, 40, last={(7, 0), (20, 1)}, terminal={(30, 2)})
-    compiled = make_agent(**kind, learning_rate=RATE, compile="inductor")
+    with pytest.MonkeyPatch.context() as patch:
+        if kind is TRACED:
+            patch.setattr(torch, "compile", functools.partial(trace, torch.compile))
+        compiled = make_agent(**kind, learning_rate=RATE, compile="inductor")
     compiled.load_state_dict(copy.deepcopy(eager.state_dict()))
     compiled.warm_up()
     return [eager, compiled]

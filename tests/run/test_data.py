@@ -16,8 +16,8 @@ from sheeplike.data.writing import NpzWriter
 from sheeplike.options import CommandError
 
 JOB = (
-    *("exp=dreamer_v3", "env=cartpole_balance", "profile=cpu", "dry_run=true", "compile=off", "total_steps=128"),
-    *("env.renderer=none", "agent.observations=[state]", "eval.every=null", "video_every=null"),
+    *("exp=dreamer_v3", "env=line", "profile=cpu", "dry_run=true", "compile=off", "total_steps=128"),
+    *("agent.observations=[state]", "eval.every=null", "video_every=null"),
 )
 FPS = 12.5
 WAYS = {
@@ -25,6 +25,9 @@ WAYS = {
     "share": ("data.fraction=0.25",),
     "offline": ("total_steps=0", "data.updates=8", "data.held_out=0.25"),
 }
+
+
+pytestmark = pytest.mark.usefixtures("line")
 
 
 def record(place: Path, episodes: int = 8, length: int = 20, fps: float = FPS) -> Path:
