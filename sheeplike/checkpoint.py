@@ -269,9 +269,11 @@ def install(checkpoint: Path, text: str, get: Callable[[str, Path], None]) -> No
                 _open_verified(path, size, sha256).close()
                 continue
             files.make_directory(path.parent)
-            get(sha256, path)
-            with _open_verified(path, size, sha256) as file:
+            target = _temporary(path.parent)
+            get(sha256, target)
+            with _open_verified(target, size, sha256) as file:
                 os.fsync(file.fileno())
+            os.replace(target, path)  # a kill leaves no half of a chunk under its name
         files.write_atomically(temporary / MANIFEST, text)
         os.rename(temporary, checkpoint)
         files.sync_directory(checkpoint.parent)

@@ -295,6 +295,7 @@ def test_a_run_whose_directory_was_begun_anew_leaves_the_other_run_alone(
 ) -> None:
     first = begin(*PPO_JOB, *GYM)
     first.iterate(35)
+    first.storage.writer.wait()  # the checkpoint is written while the loop goes on
     if how == "removed":
         shutil.rmtree(first.run_dir)
     else:
