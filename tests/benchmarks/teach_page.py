@@ -19,27 +19,23 @@ CANVAS = '.panel[data-name="real"] .frame[data-camera="pixels/front"] canvas'
 RED, BLUE, VIVID = 0, 2, 60  # channels of box and fingers; least difference to the weakest channel
 LABELS = {"ArrowUp": "↑", "ArrowDown": "↓", "ArrowLeft": "←", "ArrowRight": "→"}
 LABELS |= {"Shift+ArrowLeft": "Shift ←", "Shift+ArrowRight": "Shift →", "m": "M", "n": "N", "t": "T"}
-CAPTION = """keys => {
-  const made = document.querySelector("#pressed") ?? document.body.appendChild(document.createElement("div"));
-  made.id = "pressed";
-  made.textContent = keys;
-  made.style = "position: fixed; right: 20px; bottom: 20px; padding: 10px 18px; border-radius: 8px; font-size: 30px; "
-  + "background: #d4541b; color: white; visibility: " + (keys ? "visible" : "hidden");
-}"""
+STYLE = (
+    "position: fixed; right: 20px; bottom: 20px; padding: 10px 18px; font-size: 30px; background: #d4541b; color: white"
+)
+CAPTION = f"""keys => {{
+  document.getElementById("pressed")?.remove();
+  const made = Object.assign(document.createElement("div"), {{ id: "pressed", textContent: keys, style: "{STYLE}" }});
+  if (keys) document.body.append(made);
+}}"""
 
 
 class Person:
-    """A player of the page.
-
-    Attributes:
-        shown: the agent's pictures ``(H, W, 3)`` of the present episode.
-    """
+    """A player of the page; ``shown`` are the agent's pictures ``(H, W, 3)`` of the present episode."""
 
     def __init__(self, page: Page) -> None:
-        self.page = page
+        self.page, self.closed = page, False
         self.shown: list[np.ndarray] = []
         self.held: tuple[str, ...] = ()
-        self.closed = False
 
     def tap(self, key: str, then: str = "true") -> None:
         self.page.keyboard.press(key)
