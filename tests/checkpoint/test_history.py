@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_a_ring_comes_back_bit_for_bit(root, lab, steps):
 
 
 @pytest.mark.parametrize("restored", [False, True])
-@pytest.mark.parametrize("between", [1, 4, 10, 13, 39, 40, 100, 333])
+@pytest.mark.parametrize("between", [1, 10, 13, 39, 40, 100])
 def test_every_checkpoint_of_a_row_comes_back_bit_for_bit(root, lab, between, restored):
     """Independent of what was written before, and of how often the ring wraps in between."""
     replay = lab.make_ring(length=47)  # no multiple of a chunk
@@ -270,12 +271,12 @@ def killed_at(operation: int) -> Iterator[None]:
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "after going back"])
 def test_a_kill_at_any_operation_leaves_the_last_checkpoint_or_the_new_one(tmp_path, lab, back):
     """The run goes on from there as if nothing had been, and leaves no file behind that is not needed."""
+    begun, replay = tmp_path / "begun" / "checkpoints", lab.fill(lab.make_ring(), 25)
+    lab.save_ring(begun, 1, replay)
+    lab.save_ring(begun, 2, lab.fill(replay, 20, seed=1))
+    before = 1 if back else 2
     for operation in range(1, 1000):
-        root = tmp_path / str(operation) / "checkpoints"
-        replay = lab.fill(lab.make_ring(), 25)
-        lab.save_ring(root, 1, replay)
-        lab.save_ring(root, 2, lab.fill(replay, 20, seed=1))
-        before = 1 if back else 2
+        root = shutil.copytree(begun.parent, tmp_path / str(operation)) / "checkpoints"
         replay = lab.fill(lab.restore_ring(root / f"step_{before:012d}"), 31, seed=2)
         done = False
         with killed_at(operation):

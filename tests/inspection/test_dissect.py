@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -86,6 +87,18 @@ def ahead(episodes: Episodes, states: States) -> OpenLoop:
     return open_loop(make_model(), episodes, states)
 
 
+@pytest.fixture
+def few_dreams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dissecting, "MAX_STARTS", 64)
+    monkeypatch.setattr(dissecting, "ABLATED", 32)
+
+
+@pytest.fixture
+def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dissecting.probes, "fit_mlp", functools.partial(dissecting.probes.fit_mlp, steps=50))
+
+
+@pytest.mark.usefixtures("few_dreams", "short_fits")
 def test_everything_is_a_finite_number(model: TrainedModel, episodes: Episodes) -> None:
     still = replace(episodes, obs=episodes.obs | {PRIVILEGED_STATE: episodes.obs[PRIVILEGED_STATE].clone()})
     still.obs[PRIVILEGED_STATE][..., 1] = 0.25
@@ -244,6 +257,7 @@ def test_surprise_leaves_the_first_step_out(model: TrainedModel, episodes: Episo
     assert found["over_time"][20] == pytest.approx(kl[episodes.lengths > 20, 20].mean().item(), rel=1e-4)
 
 
+@pytest.mark.usefixtures("short_fits")
 def test_probes_read_what_the_latents_hold_and_where(model: TrainedModel, episodes: Episodes, states: States) -> None:
     features = states.features
     hidden = torch.randn(EPISODES, STEPS, 4)
@@ -348,6 +362,7 @@ def test_padding_behind_a_short_episode_changes_nothing(
     assert torch.equal(other.features[episodes.valid], states.features[episodes.valid])
 
 
+@pytest.mark.usefixtures("few_dreams")
 def test_one_short_episode_shortens_no_context(model: TrainedModel, episodes: Episodes) -> None:
     lengths = episodes.lengths.clone()
     lengths[3] = 3

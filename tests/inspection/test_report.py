@@ -65,6 +65,11 @@ def strips() -> list[Strip]:
     return [Strip("worst of 4 episodes", "<$x>", [1, 50], frames, 255 - frames)]
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "draw", lambda numbers: {})
+
+
 class Page(HTMLParser):
     """Everything that a page refers to, and its text."""
 
@@ -107,6 +112,7 @@ def test_a_page_needs_no_other_file_and_takes_no_name_at_its_word(tmp_path: Path
     assert "color-scheme: light dark" in files[0].read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_record_is_json_that_holds_every_number(tmp_path: Path) -> None:
     found = numbers(probes=True)
     write(tmp_path, Findings(found, strips()), ABOUT)
@@ -121,9 +127,13 @@ def test_the_record_is_json_that_holds_every_number(tmp_path: Path) -> None:
     assert json.loads((tmp_path / NUMBERS).read_text(), parse_constant=refuse)["surprise"]["policy"]["mean"] is None
 
 
-def test_tensorboard_has_the_scalars_and_the_pictures_of_the_last_analysis_alone(tmp_path: Path) -> None:
-    for _ in range(2):
-        write(tmp_path, Findings(numbers(probes=True), strips()), ABOUT)
+def test_tensorboard_has_the_scalars_and_the_pictures_of_the_last_analysis_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "draw", lambda numbers: {})
+        write(tmp_path, Findings(numbers(probes=False), []), ABOUT)
+    write(tmp_path, Findings(numbers(probes=True), strips()), ABOUT)
     assert len(list(tmp_path.glob("events.*"))) == 1
     events = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "scalars": 0})
     events.Reload()
@@ -139,6 +149,7 @@ def test_tensorboard_has_the_scalars_and_the_pictures_of_the_last_analysis_alone
     assert (picture.width, picture.height) == (1125, 480)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_analysis_is_no_run_to_compare(tmp_path: Path) -> None:
     write(tmp_path / "logs/demo/mine/analyze/step_000000000640", Findings(numbers(probes=False), []), ABOUT)
     with pytest.raises(RunError, match="runs"):
@@ -149,6 +160,7 @@ def test_single_numbers_by_path() -> None:
     assert scalars({"a": {"b": 1, "c": [1, 2], "d": {"e": 0.5}}, "f": "x"}) == {"a/b": 1.0, "a/d/e": 0.5}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_differences_are_not_rounded_away(tmp_path: Path) -> None:
     found = numbers(probes=False)
     found["likelihood"]["policy"] |= {"window_iwae_16": -63714.7, "window_iwae_64": -63709.9, "window_steps": 16}
@@ -207,6 +219,7 @@ def test_the_scale_of_effects_is_that_of_all_kinds() -> None:
     assert axis.yaxis.get_transform().linthresh == pytest.approx(np.median([0, 1e-3, 1, 0, 0, 0]).clip(1e-9))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_linear_probe_is_kept(tmp_path: Path) -> None:
     probe = LinearProbe(torch.randn(5, 3).T.contiguous().T, torch.randn(3), torch.ones(3))
     write(tmp_path, Findings(numbers(probes=True), [], probe), ABOUT)

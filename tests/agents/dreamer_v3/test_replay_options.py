@@ -37,9 +37,10 @@ def test_learning_is_the_same_wherever_the_replay_lies(
     learned = []
     for place in ("auto", *PLACES):
         torch.manual_seed(0)
-        agent = make_agent(cameras=("front",), replay_device=place, directory=tmp_path, sampling=sampling, seed=1)
+        options = {"replay_device": place, "directory": tmp_path, "sampling": sampling, "replay_size": 3 * 20}
+        agent = make_agent(cameras=("front",), **options, seed=1)
         agent.warm_up()
-        play(agent, 70, last={(8, 0), (31, 2)})
+        play(agent, 30, last={(8, 0), (17, 2)})
         learned.append((agent, updates(agent), agent.last_batch()))
     (first, metrics, batch), *others = learned
     for agent, theirs, found in others:

@@ -182,12 +182,11 @@ def test_rotation_and_aim_of_a_light():
 def test_brightness_of_the_frames():
     line = spec("pixels", "scale", {"choice": [0.5, 2.0]}, of="front", shared=["components"])
     offset = spec("pixels", "add", {"choice": [0.1]}, of="*", component=2)
-    variation = bind(gain=line, offset=offset).sample(jax.random.key(1))
+    variation = jax.jit(bind(gain=line, offset=offset).sample)(jax.random.key(1))
     assert variation.model == {}
     image = jnp.arange(0, 256, dtype=jnp.uint8).repeat(3).reshape(16, 16, 3)
-    changed = adjust_frames(
-        {"pixels/front": image, "pixels/wrist": image, "depth/front": jnp.ones(3)}, variation.frames
-    )
+    frames = {"pixels/front": image, "pixels/wrist": image, "depth/front": jnp.ones(3)}
+    changed = jax.jit(adjust_frames)(frames, variation.frames)
     gain = float(variation.drawn["gain"][0, 0])
     expected = np.asarray(image, np.float32) * np.float32(gain) + np.float32([0, 0, 25.5])
     np.testing.assert_array_equal(changed["pixels/front"], np.clip(np.round(expected), 0, 255).astype(np.uint8))
@@ -227,7 +226,7 @@ def test_nominal_worlds_are_the_scene_in_the_same_terms():
         "late": spec("action.delay", "set", {"choice": [1, 2]}),
         "place": spec("cam_pos", "add", {"uniform": [1, 2]}),
     }
-    drawn, nominal = (bind(**lines, randomize=value).sample(jax.random.key(0)) for value in (True, False))
+    drawn, nominal = (jax.jit(bind(**lines, randomize=value).sample)(jax.random.key(0)) for value in (True, False))
     assert [v.shape for v in drawn.drawn.values()] == [v.shape for v in nominal.drawn.values()]
     assert drawn.drawn.keys() == nominal.drawn.keys()
     assert all((drawn.model, drawn.frames, drawn.delay))
@@ -250,7 +249,7 @@ def test_materials_go_by_name():
     scene = mujoco.MjModel.from_xml_string(xml)
     line = {"m": spec("geom_matid", "set", {"choice": ["steel"]})}
     model = mjx.put_model(scene, impl="warp")
-    variation = Randomization(line, scene, model).sample(jax.random.key(0))
+    variation = jax.jit(Randomization(line, scene, model).sample)(jax.random.key(0))
     assert variation.model["geom_matid"].tolist() == [1]
     assert variation.model["geom_matid"].dtype == np.int32
     with pytest.raises(InvalidOption, match=r"choice=stel.*nearest: .*steel"):
@@ -273,7 +272,7 @@ def test_colours_begin_as_those_of_the_material():
     scene = mujoco.MjModel.from_xml_string(xml)
     line = {"tint": spec("geom_rgba", "scale", {"choice": [0.5]}, of=["plain", "painted"], component=[0, 1, 2])}
     model = mjx.put_model(scene, impl="warp")
-    colours = Randomization(line, scene, model).sample(jax.random.key(0)).model["geom_rgba"]
+    colours = jax.jit(Randomization(line, scene, model).sample)(jax.random.key(0)).model["geom_rgba"]
     np.testing.assert_allclose(colours, [[0, 0, 0.5, 1], [0.5, 0, 0, 1], [0.5, 0.5, 0.5, 1]])
 
 
