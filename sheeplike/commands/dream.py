@@ -43,7 +43,8 @@ def main(request: Request) -> None:
         echo("python -m sheeplike dream run=<run_dir> [key=value ...]", "", explain_keys(keys_of(DreamOptions)), "")
         echo("It prints an address with a token, which only this machine can open; from another machine, first run:")
         echo("  ssh -L 8000:localhost:8000 <host>")
-        echo(f"Episodes that the page records go into <run_dir>/{RECORDINGS}/, or below logs/demo/ for a demo.")
+        echo(f"What the page saves goes into <run_dir>/{RECORDINGS}/, episodes to learn from into to=, or else into")
+        echo(f"<run_dir>/{DEMOS}/; for a demo, below logs/demo/.")
         echo(f"A model comes with the program: run={exported.DEMO}franka_pick")
         return
     asked = load_options(DreamOptions, request.about_run())
@@ -93,8 +94,10 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
         if asked.to:
             info(session.teach())
         session.start(asked.seed)
+        if asked.to:
+            session.choose("keys")  # a person's episodes are asked for, not the policy's
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
         rate = min(world.metadata["render_fps"], MAX_RATE)
-        asyncio.run(serve(Server(session, about, recordings, rate=rate), listening))
+        asyncio.run(serve(Server(session, about, recordings, rate=rate, paused=asked.to is not None), listening))
     finally:
         world.close()

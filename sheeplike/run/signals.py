@@ -44,6 +44,20 @@ def ignore() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: JAX ignores exceptions in its callbacks, and nothing is to be saved yet."""
+    before, main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    if not main or before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class AskedToExit(SystemExit):
     """Exit that the handler of another program asks for, with its own status, after everything is saved."""
 

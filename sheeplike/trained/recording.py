@@ -77,7 +77,9 @@ def record(
                     continue
                 playing[world].append({key: value[world].copy() for key, value in shown.items()})
                 if last[world]:
-                    rows, facts = playing.pop(world), {"policy": name}
+                    rows = playing.pop(world)
+                    # A Gymnasium world that failed was restarted, which cut its episode.
+                    facts = {"policy": name, "cut": "restarted" in info and bool(info["restarted"][world])}
                     success = float(info["episode"]["success"][world])
                     if not np.isnan(success):
                         facts["success"] = success > 0.5

@@ -18,6 +18,8 @@ from gymnasium.vector.utils import batch_space
 from sheeplike import envs
 from sheeplike.data.reading import read
 from sheeplike.data.writing import NpzWriter
+from sheeplike.envs.gym.options import GymOptions
+from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.options import CommandError
 from sheeplike.trained.recording import find_policy, record
 
@@ -64,6 +66,34 @@ def test_random_actions_of_every_kind(space):
     drawn = find_policy("random", None, some, sample=True)({}, None).numpy()
     assert all(action in space for action in drawn)
     assert len(np.unique(drawn, axis=0)) == (6 if drawn.ndim == 2 else 3)
+
+
+def test_an_episode_that_a_failure_cut_is_marked(tmp_path):
+    class Fragile(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+        metadata = {"render_fps": 20}  # noqa: RUF012, as Gymnasium has it
+        failed, count = False, 0
+
+        def reset(self, **_):
+            self.count = 0
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            self.count += 1
+            if self.count == 3 and not Fragile.failed:
+                Fragile.failed = True
+                raise ValueError("broken")
+            return np.zeros(2, np.float32), 1.0, self.count == 5, False, {}
+
+    options = GymOptions(id="Fragile", frames="none", episode_length=9, vectorization="sync")
+    worlds = GymVectorEnv(lambda render_mode: Fragile(), options, num_envs=1)
+    policy = find_policy("random", None, worlds, sample=True)
+    record(policy, worlds, NpzWriter(tmp_path / "demos", {"fps": 20}), episodes=3, seed=0, name="random")
+    worlds.close()
+    files = [np.load(file) for file in sorted((tmp_path / "demos").glob("*.npz"))]
+    assert [bool(file["cut"]) for file in files] == [True, False, False]
+    assert [len(file["action"]) for file in files[1:]] == [5, 5]
 
 
 @pytest.mark.parametrize("name", ["nowhere:act", "math:nothing", "math"])

@@ -98,15 +98,18 @@ class Server:
         about: facts for the top of the page.
         place: directory of recorded episodes.
         rate: initial steps per second.
+        paused: the play waits at first.
 
     Attributes:
         token: part of every address.
     """
 
-    def __init__(self, session: Session, about: Mapping[str, str], place: Path, *, rate: float) -> None:
+    def __init__(
+        self, session: Session, about: Mapping[str, str], place: Path, *, rate: float, paused: bool = False
+    ) -> None:
         self.session, self.about, self.place, self.rate = session, dict(about), place, rate
         self.token = secrets.token_urlsafe(16)
-        self.paused = False
+        self.paused = paused
         self._thread = ThreadPoolExecutor(1, "dream")
         self._page: _Page | None = None
         self._saving: asyncio.Task[None] | None = None

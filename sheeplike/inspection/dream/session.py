@@ -217,11 +217,18 @@ class Session:
         self.teaching = not self.teaching
         return f"whole episodes go to {self._writer.place}, from the next one on" if self.teaching else None
 
+    def _ended(self) -> tuple[list[Moment], str]:
+        """Return the moments of the episode up to now, and the reason if it cannot be recorded."""
+        first = self.now - self.here.age
+        moments = self.moments[max(first - self.first, 0) : self.now - self.first + 1]
+        if first < self.first or not all(moment.obs for moment in moments):
+            return moments, "Record was off when it began"
+        return moments, "something was moved with the mouse" if any(moment.placed for moment in moments) else ""
+
     def _keep_demonstration(self) -> None:
         """Write the episode that has just ended, unless a part is missing or something was dragged in it."""
-        first = self.last - self.here.age
-        moments = self.moments[max(first - self.first, 0) :]
-        if first < self.first or any(not moment.obs or moment.placed for moment in moments):
+        moments, obstacle = self._ended()
+        if obstacle:
             return
         obs = {key: np.stack([moment.obs[key] for moment in moments]) for key in self.here.obs}
         actions = torch.cat([*(moment.action for moment in moments[:-1]), self.neutral()])
@@ -375,8 +382,10 @@ class Session:
     @property
     def ends(self) -> list[str]:
         """Remarks on the episode's end, for the real side and each dream; empty if it goes on."""
-        here = self.here
-        return [ending(here), *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
+        here, end = self.here, ending(self.here)
+        if self.teaching and here.is_last and (obstacle := self._ended()[1]):
+            end += f"; not recorded: {obstacle}"
+        return [end, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
 
     @property
     def handles(self) -> Points:

@@ -7,6 +7,7 @@ import pytest
 
 from sheeplike.data.reading import read
 from sheeplike.data.writing import NpzWriter
+from sheeplike.inspection.dream.session import ending
 from sheeplike.options import CommandError
 
 
@@ -55,7 +56,10 @@ def test_an_episode_that_had_begun_is_not_whole(taught):
     play(session, 9)
     assert session.here.is_last
     assert session.taught == []
+    assert session.ends[0] != ending(session.here), "the page tells why"
     play(session, 13)
+    assert session.here.is_last
+    assert session.ends[0] == ending(session.here)
     assert len(session.taught) == len(list(place.glob("*.npz"))) == 1
 
 
