@@ -57,6 +57,6 @@ def main(request: Request) -> None:
     finally:
         envs.close()
     writer.finish()
-    outcome = f", return {sum(returns) / len(returns):.4g} on average" if returns else ""
-    outcome += f", {successes} succeeded" if successes is not None else ""
-    echo(f"saved: {place}: {writer.written} episodes, {len(returns)} of them new{outcome}")
+    outcome = f"; return {sum(returns) / len(returns):.4g} on average" if returns else ""
+    outcome += f", {successes} of {len(returns)} succeeded" if returns and successes is not None else ""
+    echo(f"saved: {place}: {writer.written} episodes; new: {len(returns)}{outcome}")

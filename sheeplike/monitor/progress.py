@@ -18,7 +18,7 @@ from sheeplike.terminal import info, is_terminal, write
 _SHOWN = {
     "rollout/return_mean": "return {:.4g}",
     "rollout/success_rate": "success {:.0%}",
-    "speed": "{} policy steps/s",
+    "speed": "{}",
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
 MEASURED = 5.0  # seconds of progress before a speed is shown and the time that remains is estimated
@@ -145,8 +145,8 @@ class Progress:
             parts.append(f"ETA {format_seconds((self.total_steps - step) / speed)}")
         # A speed of 0 means that it was not measured yet.
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
-        if speed:
-            shown["speed"] = f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        if speed and self._unit != "gradient steps":  # these have a metric
+            shown["speed"] = f"{speed:,.0f} {self._unit}/s" if speed >= 10 else f"{speed:.2g} {self._unit}/s"
         return parts + [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
 
 

@@ -253,12 +253,15 @@ def describe(
     updating = "" if updates is None else f", {updates:,} gradient steps"
     evaluated = "" if config.eval.every is None else f", evaluated every {config.eval.every:,}"
     continued = f"continued from policy step {start:,}: " if start else ""
+    unused = ("one iteration", "learning", "memory") if config.offline else ()
+    share = f", {config.data.fraction:.0%} of every batch" if config.data.fraction else ""
     lines = {
         "task": f"{config.env.task}: {config.env.num_envs} worlds, episodes of {envs.episode_length} steps",
         "randomized": ", ".join(config.randomization),
         "device": describe_device(config, envs.device),
         "ranks": describe_ranks(config),
-        **agent.describe(),
+        **{name: text for name, text in agent.describe().items() if name not in unused},
+        "data": f"{config.data.path}{share}" if config.data.path else "",
         "configs": ", ".join(files),
         "run": f"{continued}{config.last_step - start:,} {config.unit}{updating}{evaluated}, in {run_dir}",
         "mirror": config.checkpoint.mirror or "",

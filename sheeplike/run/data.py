@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 
@@ -48,7 +49,8 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
             part = held_out if kept_apart else learnt
             part.append(fit(episode, spaces, envs.single_action_space, asked.keys))
     if not learnt or (asked.held_out and not held_out):
-        raise CommandError(f"data.path={asked.path}: holds too few episodes")
+        expected = f"expected at least {math.ceil(1 / (asked.held_out or 1))}"
+        raise CommandError(f"data.path={asked.path}: {len(learnt)} episodes; {expected}")
     mean = sum(episode.total for episode in learnt + held_out) / len(learnt + held_out)
     apart = f", {len(held_out)} held out" if held_out else ""
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")

@@ -50,9 +50,12 @@ class Film:
         self.page.mouse.down()
         for part in range(1, 6):
             self.page.mouse.move(x + part / 5 * pixels * scale, y)
-            self.until("!grabbed.moved && !grabbed.waiting")
+            self.until("!grabbed.waiting && !(grabbed.moved && grabbed.panel)")
             self.take()
+        step = self.page.evaluate("play.now.step")
         self.page.mouse.up()
+        if not panel:  # the simulator waits for the release
+            self.until(f"play.now.step === {step + 1}")
 
     def until(self, condition: str) -> None:
         self.page.wait_for_function(condition)

@@ -497,11 +497,8 @@ class DreamerV3(Agent):
         return data | {"envs": envs, "times": times}
 
     def describe(self) -> dict[str, str]:
-        config, num_envs, ratio = (
-            self.config,
-            self.num_envs * self.ranks.size,
-            self.config.train_ratio * self.ranks.size,
-        )
+        config, ranks = self.config, self.ranks.size
+        num_envs, ratio = self.num_envs * ranks, config.train_ratio * ranks
         per_iteration = num_envs * config.replay_ratio
         size = config.size if isinstance(config.size, str) else "of its own"
         parameters = sum(p.numel() for p in self.networks.parameters() if p.requires_grad)
@@ -520,7 +517,7 @@ class DreamerV3(Agent):
             "one iteration": rhythm,
             "learning": f"from policy step {self.ratio.start:,} on; replay_ratio {config.replay_ratio:g} is "
             f"train_ratio {ratio:g}: each frame is replayed {ratio:g} times on average",
-            "memory": f"replay of {self.replay.describe()}" + (", of each rank" if self.ranks.size > 1 else ""),
+            "memory": f"replay of {self.replay.describe()}" + (", of each rank" if ranks > 1 else ""),
         }
 
     def warm_up(self) -> None:

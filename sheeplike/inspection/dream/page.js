@@ -260,6 +260,7 @@ function show(now, buffer, at) {
     if (n) {
       const changed = panel.by_hand.map((name) => ` · ${name} changed by hand`).join("");
       foot.textContent = `${blindness(now)}${changed} · PSNR\u00a0${(now.psnr[n - 1] ?? NaN).toFixed(1)}\u00a0dB`;
+      foot.title = "PSNR: likeness of the dream's pictures and the real ones; more is better";
     }
     else {
       element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
@@ -301,7 +302,7 @@ function showPictures() {
       if (!n) real[key] = rgb;
       if (n) frame.lastChild.textContent = play.onion ? "imagined, over the real picture" : "imagined";
       paint(frame.firstChild, rgb, width, height, n && play.onion ? real[key] : null);
-      mark(frame.children[1], panel.points[key] || [], n ? [] : now.handles[key] || []);
+      mark(frame.children[1], panel.points[key] || [], n ? [] : (now.handles[key] || []).map((one) => aimed(one, key)));
       at += height * width * 3;
     });
   });
@@ -349,6 +350,12 @@ function measure(now) {
   $("rate-shown").textContent = now.rate;
 }
 
+/** A handle, where the pointer holds it. */
+const aimed = ([name, x, y], camera) => {
+  const held = grabbed && !grabbed.panel && grabbed.name === name && grabbed.camera === camera;
+  return held ? [name, grabbed.x, grabbed.y] : [name, x, y];
+};
+
 /** Names of what can be dragged. */
 const movable = (now) => [...new Set(Object.values(now.handles).flat().map(([name]) => name))];
 
@@ -366,7 +373,7 @@ function showLegend(foot, now) {
     found.style.opacity = Math.max(trust ?? 1, 0.35);
     return found;
   });
-  const hint = grips.length ? `drag the ${grips.join(", ")}, here or in the dream${now.paused ? "; while paused, a drag here also plays one step, one in the dream does not" : ""}` : "";
+  const hint = grips.length ? `drag the ${grips.join(", ")} (dashed circle), here or in the dream${now.paused ? "; while paused, a drag here plays one step when you let go" : ""}` : "";
   foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint && !past ? ` · ${hint}` : "");
   if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps. Save (S) first keeps them.` }));
 }
@@ -408,9 +415,10 @@ function showControls(now) {
   $("branch").textContent = now.panels.length > 2 ? "End branch" : "Branch";
   $("seed").placeholder = now.seed + 1;
   const { goal, about: { env, ...others } } = play.hello;
-  $("about").textContent = [goal ? `${env}: ${goal}` : env, ...Object.values(others), `seed ${now.seed}`].join(" · ");
+  $("about").textContent = [goal ? `${env}: ${goal}` : env, `seed ${now.seed}`, ...Object.values(others)].join(" · ");
   const [taught, succeeded] = now.taught;
-  $("teach").textContent = taught || now.teaching ? `Record: ${taught} episode${taught === 1 ? "" : "s"}, ${succeeded} succeeded` : "Record";
+  const count = `${taught} episode${taught === 1 ? "" : "s"}, ${succeeded} succeeded`;
+  $("teach").textContent = now.teaching ? `Recording: ${count}` : taught ? `Record more (${count})` : "Record";
   for (const [id, on] of [["teach", now.teaching], ["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
   for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
@@ -678,13 +686,18 @@ function press(event) {
 
 /**
  * Send where the grabbed thing is to be, once for each picture; what is held falls or drifts as the play goes on.
- * The last place is sent although the pointer was released before the picture came.
+ * The last place is sent although the pointer was released before the picture came. In a simulator that waits it is the
+ * only one, since each costs a step.
  */
 function haul(drawn = false) {
   if (!grabbed) return;
   if (drawn) grabbed.waiting = false;
   if (grabbed.waiting) return;
   const { panel, name, camera, x, y, moved, released } = grabbed;
+  if (play.now.paused && !panel && !released) {
+    showPictures(); // the circle follows the pointer
+    return;
+  }
   if (moved || !(play.now.paused || released)) {
     ask("drag", { panel, name, camera, x, y });
     Object.assign(grabbed, { waiting: true, moved: false });
@@ -735,6 +748,7 @@ function arrow(key, down, shift) {
   }
   const dimension = sideways ? chosen : chosen + 1;
   if (dimension >= rest.length) return;
+  if (play.now.paused && !shift) say("Paused: E plays one step with the arrows that are down, Space plays on.");
   if (shift) {
     takeOver();
     settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
@@ -779,7 +793,7 @@ const KEYS = {
     ask("check");
   }],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
-  t: ["T", "record whole episodes of the simulator, to learn from; once more: stop", () => ask("teach")],
+  t: ["T", "record whole episodes of the simulator as training data; once more: stop", () => ask("teach")],
   s: ["S", "save all steps since the last start", () => ask("save")],
   u: ["U", "eight copies of the dream, other noise: where they differ, the model is unsure", () => ask("spread")],
   o: ["O", "overlay: the dream over the real picture", () => {
@@ -793,6 +807,7 @@ const KEYS = {
   "?": ["?", "this list", () => {
     fillHelp();
     $("help").showModal();
+    $("help").scrollTop = 0; // the focus is on Close, at its end
   }],
 };
 
@@ -802,7 +817,7 @@ function fillHelp() {
     ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"], ["while paused", "each choice is one step"]]
     : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, if there is one, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "beside what can be dragged: both dimensions of the arrows at once, while held"]];
   for (const name of movable(play.now)) driving.push([`drag the ${name}`, "move it, in the simulator or in the dream"]);
-  const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a strip", "go to that step; playing on from there deletes later ones"]];
+  const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a curve", "go to that step; playing on from there deletes later ones"]];
   $("keys").replaceChildren(...rows.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]));
 }
 

@@ -112,9 +112,9 @@ class Moment:
 
 
 STRIPS = {
-    "reward": "for arriving at the step",
-    "value": "expected discounted sum of later rewards",
-    "continue": "probability that the episode goes on",
+    "reward": "for arriving at the step; blue: given by the simulator, orange: dreamt",
+    "value": "expected discounted sum of later rewards; blue: by the real pictures, orange: by the dream",
+    "continue": "predicted probability that the episode goes on; blue: by the real pictures, orange: by the dream",
     "surprise": "KL of what was seen to what was expected, nats",
     "error": "squared difference of the two pictures, in [0, 1]",
 }
@@ -209,13 +209,15 @@ class Session:
         if self.teaching and moment.is_last:
             self._keep_demonstration()
 
-    def teach(self) -> str | None:
+    def teach(self) -> str:
         """Record the real side's whole episodes from the next one on, or no longer; return a remark."""
         if self._demos is None:
             raise CommandError("episodes cannot be recorded here")
         self._writer = self._writer or self._demos()
         self.teaching = not self.teaching
-        return f"whole episodes go to {self._writer.place}, from the next one on" if self.teaching else None
+        if not self.teaching:
+            return f"{len(self.taught)} episodes were recorded in {self._writer.place}"
+        return f"whole episodes go to {self._writer.place}, from the next one on"
 
     def _ended(self) -> tuple[list[Moment], str]:
         """Return the moments of the episode up to now, and the reason if it cannot be recorded."""

@@ -315,7 +315,7 @@ def test_counters_the_scene_and_handles(demo, places, recordings, visit):
         until(page, "document.querySelectorAll('.frame.scene').length === 1")
         # The box is dragged in the simulator; the dream does not see it before a look.
         _, x, y = page.evaluate("play.now.handles['pixels/front'][0]")
-        pull(page, 0, (x, y), (x + 4, y))
+        pull(page, 0, (x, y), (x + 4, y), wait=False)  # many movements of the mouse, one step
         until(page, f"play.now.age === {age + 1} && play.now.handles['pixels/front'][0][1] > {x + 3}")
         until(page, f"Math.abs(play.now.panels[1].points['pixels/front'][1][1] - {x}) < 1.5")
         page.keyboard.press("c")
