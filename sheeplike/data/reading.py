@@ -27,6 +27,7 @@ from sheeplike.options import CommandError, flat
 FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset", "terminal", "discount")
 ENDS = ("is_terminal", "terminated", "terminal", "discount")
 ROWS = ("observation", "action", "reward", "terminated", "truncated")
+MARKS = ("success", "cut")  # whether an episode succeeded, and whether a world that failed cut it
 FACTS = "recording.json"  # what this project writes beside its npz files
 PIP = {
     "minari": "pip install 'sheeplike[minari]'",
@@ -126,7 +127,9 @@ def _split(arrays: dict[str, np.ndarray], file: Path) -> Iterator[Episode]:
     ended = arrays[ends[0]].reshape(-1)
     ended = ended == 0 if ends[0] == "discount" else ended.astype(bool)
     if len(action) < steps:  # this project, as in Gymnasium: actions and rewards lie between observations
-        yield _episode(obs, action, reward, ended[-1], str(file))
+        episode = _episode(obs, action, reward, ended[-1], str(file))
+        episode.info = {name: bool(arrays.get(name, False)) for name in MARKS}
+        yield episode
         return
     if not {"is_first", "reset", "terminal", "discount"} & arrays.keys():
         raise CommandError(f"{file}: found {steps} actions and observations, expected one observation more or is_first")

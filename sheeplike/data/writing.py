@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from sheeplike.data.episodes import Episode, fit
-from sheeplike.data.reading import FACTS, expecting, read, require
+from sheeplike.data.reading import FACTS, MARKS, expecting, read, require
 from sheeplike.files import sync_directory, write_atomically
 from sheeplike.options import CommandError
 
@@ -59,7 +59,7 @@ class NpzWriter:
 
 
 def to_minari(episodes: Iterable[Episode], place: Path, name: str, spaces: Spaces, fps: float) -> None:
-    """Write a dataset of Minari; frames stay exact, ``pixels/front`` is called ``pixels.front``."""
+    """Write a dataset of Minari; frames stay exact, ``pixels/front`` is ``pixels.front``, infos hold the marks."""
     minari = require("minari")
     storage, buffer = require("minari.dataset.minari_storage"), require("minari.data_collector").EpisodeBuffer
     observed = Dict({key.replace("/", "."): space for key, space in spaces.items() if key != "action"})
@@ -73,6 +73,7 @@ def to_minari(episodes: Iterable[Episode], place: Path, name: str, spaces: Space
                 rewards=episode.reward[1:],
                 terminations=ends & episode.terminal,
                 truncations=ends & (not episode.terminal),
+                infos={name: np.full(len(episode), mark) for name, mark in episode.info.items()},
             )
 
     (place / "data").mkdir(parents=True)
@@ -86,7 +87,8 @@ def to_lerobot(episodes: Iterable[Episode], place: Path, name: str, spaces: Spac
     """Write a dataset of LeRobot v3.0; videos, which are lossy, need whole numbers of frames per second.
 
     The observation that the last action led to is one frame more, with a neutral action: it and the frame before have
-    ``next.done``, and ``next.truncated`` if a limit of time ended the episode. Other frame rates get exact images.
+    ``next.done``, ``next.truncated`` if a limit of time ended the episode, and its marks, such as ``next.success``.
+    Other frame rates get exact images.
     """
     module = require("lerobot.datasets.lerobot_dataset")
     videos = fps == int(fps)
@@ -100,14 +102,16 @@ def to_lerobot(episodes: Iterable[Episode], place: Path, name: str, spaces: Spac
             "shape": space.shape or (1,),
             "names": ["height", "width", "channels"] if image else None,
         }
-    for key, kind in (("next.reward", "float32"), ("next.done", "bool"), ("next.truncated", "bool")):
-        features[key] = {"dtype": kind, "shape": (1,), "names": None}
+    flags = ("done", "truncated", *MARKS)
+    for key, kind in {"reward": "float32", **dict.fromkeys(flags, "bool")}.items():
+        features[f"next.{key}"] = {"dtype": kind, "shape": (1,), "names": None}
     made = module.LeRobotDataset.create(name, int(fps) if videos else fps, features, root=place, use_videos=videos)
     for episode in episodes:
         done = np.arange(len(episode)) >= len(episode) - 2
         frames = {names[key]: value for key, value in {**episode.obs, "action": episode.action}.items()}
         frames["next.reward"] = np.append(episode.reward[1:], np.float32(0))
-        frames |= {"next.done": done, "next.truncated": done & (not episode.terminal)}
+        marks = {"done": True, "truncated": not episode.terminal, **episode.info}
+        frames |= {f"next.{key}": done & marks[key] for key in flags}
         for t in range(len(episode)):
             frame = {key: value[t].reshape(features[key]["shape"]) for key, value in frames.items()}
             made.add_frame({**frame, "task": name})

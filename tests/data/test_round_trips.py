@@ -54,6 +54,23 @@ def test_facts_of_an_episode_are_kept(cartpole, tmp_path):
     assert fit(episode, cartpole.spaces, cartpole.action, {}).source.endswith("episode_000000.npz")
 
 
+@pytest.mark.parametrize("layout", ["minari", "lerobot"])
+def test_a_dataset_marks_episodes(layout, discrete, tmp_path, request):
+    pytest.importorskip(layout)
+    place, marks = tmp_path / "made", [{"success": True}, {"cut": True}]
+    episodes = [replace(one, info=info) for one, info in zip(discrete.episodes, marks, strict=False)]
+    convert(episodes, place, layout, discrete.spaces | {"action": discrete.action}, 50)
+    if layout == "minari":
+        infos = [one.infos for one in require("minari").MinariDataset(place / "data").iterate_episodes()]
+        found = [(bool(info["success"][-1]), bool(info["cut"][-1])) for info in infos]
+    else:
+        module = request.getfixturevalue("lerobot")
+        table = module.LeRobotDataset("any", root=place).hf_dataset.with_format(None)
+        ends = np.cumsum([len(one) for one in episodes]) - 1
+        found = [(bool(table[int(end)]["next.success"]), bool(table[int(end)]["next.cut"])) for end in ends]
+    assert found == [(True, False), (False, True)]
+
+
 def test_a_recording_goes_on(cartpole, tmp_path):
     facts = {"fps": 50, "action_low": (-1.0,)}
     NpzWriter(tmp_path, facts).add(cartpole.episodes[0])
