@@ -377,6 +377,8 @@ def _check_data(config: Config) -> None:
         raise InvalidOption("data.path", data.path, f"null: {config.agent.name} learns from its own episodes alone")
     elif config.ranks > 1:
         raise InvalidOption("fabric.devices", config.fabric.devices, "1 beside data.path=, on one node", 1)
+    if data.fraction is not None and getattr(config.agent, "batch_size", 2) < 2:
+        raise InvalidOption("agent.batch_size", 1, "at least 2 beside data.fraction, a share of each batch", 2)
     if data.updates is not None and config.total_steps:
         raise InvalidOption("total_steps", config.total_steps, "0 beside data.updates: it takes no policy steps", 0)
     if data.updates is not None and data.fraction is not None:

@@ -92,12 +92,11 @@ def _episode(
     obs: Mapping[str, np.ndarray], action: np.ndarray, reward: np.ndarray, terminal: bool, source: str
 ) -> Episode:
     """Return the episode of ``T`` actions and what they earned; an observation of ``T`` steps repeats its last."""
-    obs = {
-        name: np.append(value, value[-1:], axis=0) if len(value) == len(action) else value
-        for name, value in obs.items()
-    }
+    whole = {name: np.append(value, value[-1:], axis=0) for name, value in obs.items() if len(value) == len(action)}
     reward = np.append(np.zeros(1, np.float32), np.asarray(reward, np.float32))
-    return Episode(obs, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source)
+    return Episode(
+        {**obs, **whole}, np.append(action, np.zeros_like(action[:1]), axis=0), reward, bool(terminal), source
+    )
 
 
 def _read_npz(path: Path) -> Iterator[Episode]:

@@ -280,8 +280,7 @@ def describe_ranks(config: Config) -> str:
     numbers |= {name: (getattr(config.agent, name), getattr(own.agent, name)) for name in sizes}
     shares = ", ".join(f"{name} {all_:,} ({each:,} each)" for name, (all_, each) in numbers.items())
     nodes = f"{config.fabric.devices} on each of {config.fabric.num_nodes} node(s)"
-    gains = "simulation gets faster with every rank; an update only if the share of its batch still fills a device"
-    return f"{config.ranks}, {nodes}, scale={config.scale}: {shares}\n{gains}"
+    return f"{config.ranks}, {nodes}, scale={config.scale}: {shares}"
 
 
 def describe_device(config: Config, device: torch.device) -> str:

@@ -162,6 +162,7 @@ def test_other_episodes_do_not_resume(run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "facts"),
     [
+        (("data.path=nowhere", "data.fraction=0.5", "agent.batch_size=1"), ("agent.batch_size=1",)),
         (("data.fraction=0.5",), ("data.fraction=0.5", "data.path=")),
         (("total_steps=0",), ("total_steps=0", "data.updates")),
         (("data.path=nowhere", "data.updates=5"), ("total_steps=128", "0")),
