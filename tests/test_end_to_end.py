@@ -209,7 +209,7 @@ def test_ctrl_c_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None:
     """Wherever it comes: an exception raised in a callback of a library would be ignored."""
     wants_interrupts = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from sheeplike.__main__ import main; main()"
+        "from sheeplike.__main__ import program; program()"
     )
     command = [sys.executable, "-c", wants_interrupts, "exp=ppo", "env=cartpole_balance", f"run_dir={tmp_path / 'run'}"]
     run = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)

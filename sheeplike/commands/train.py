@@ -12,7 +12,6 @@ from sheeplike import host, terminal
 from sheeplike.commands import Request
 from sheeplike.monitor.progress import phase
 from sheeplike.run.run_dir import Plan, plan
-from sheeplike.run.signals import ending_at_once
 from sheeplike.terminal import info
 
 
@@ -30,7 +29,7 @@ def main(request: Request) -> int:
 def run(planned: Plan) -> int:
     """Build, learn, and save; returns the exit status."""
     terminal.rank = host.rank_here() if planned.config.ranks > 1 else 0
-    with phase("loading torch and JAX", after=0.0), ending_at_once():
+    with phase("loading torch and JAX", after=0.0):
         from sheeplike.run.experiment import Experiment, Finished, Halted, Unsaved
     try:
         # Build device, worlds and agent; restore a resumed run.

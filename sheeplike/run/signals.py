@@ -44,18 +44,9 @@ def ignore() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-@contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: JAX ignores exceptions in its callbacks, and nothing is to be saved yet."""
-    before, main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
-    if not main or before is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def end_at_once(signum: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C where nothing is to be saved; JAX and others ignore a KeyboardInterrupt in their callbacks."""
+    os._exit(INTERRUPTED)
 
 
 class AskedToExit(SystemExit):
@@ -104,7 +95,7 @@ class StopRequest:
     def _previous(self, signum: int) -> Handler | None:
         """Return the handler of another program, or None for the system's or Python's own."""
         before = self._before.get(signum)
-        return before if callable(before) and before is not signal.default_int_handler else None
+        return before if callable(before) and before not in (signal.default_int_handler, end_at_once) else None
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), bool(self.signals)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.config.schema import Config
 from sheeplike.data.episodes import Episode
+from sheeplike.data.reading import expecting
 from sheeplike.data.writing import NpzWriter
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import Progress
@@ -35,6 +37,16 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise CommandError(f"policy={name}: expected trained, random or <module>:<function>; {error}") from None
+
+
+def _checked(actions: Any, envs: VectorEnv, name: str) -> Tensor:
+    """Return actions as the environment takes them; CommandError for a function that returns no such ones."""
+    with expecting(f"policy={name}", f"actions of {envs.action_space}"):
+        actions = torch.as_tensor(actions, device=envs.device)
+        actions = actions.float().clamp(-1, 1) if isinstance(envs.single_action_space, Box) else actions.long()
+        if actions.cpu().numpy() not in envs.action_space:  # nor is NaN
+            raise ValueError(f"found {tuple(actions.shape)}, {actions[:1].tolist()} for the first world")
+        return actions
 
 
 def facts_of(config: Config, envs: VectorEnv) -> dict[str, Any]:
@@ -63,9 +75,7 @@ def record(
     step = first_step(obs, envs.num_envs)
     try:
         while len(returns) < missing:
-            step.action = policy(step.obs, step.is_first)
-            if step.action.is_floating_point():
-                step.action = step.action.clamp(-1, 1)  # as the environment takes it
+            step.action = _checked(policy(step.obs, step.is_first), envs, name)
             shown = {**step.obs, "action": step.action, "reward": step.reward}
             shown = {key: value.cpu().numpy() for key, value in shown.items()}
             first, last, terminal = (flag.tolist() for flag in (step.is_first, step.is_last, step.is_terminal))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -94,6 +95,24 @@ def test_an_episode_that_a_failure_cut_is_marked(tmp_path):
     files = [np.load(file) for file in sorted((tmp_path / "demos").glob("*.npz"))]
     assert [bool(file["cut"]) for file in files] == [True, False, False]
     assert [len(file["action"]) for file in files[1:]] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("id", "actions"),
+    [
+        ("CartPole-v1", None),
+        ("CartPole-v1", [0]),
+        ("CartPole-v1", [0, 1, 2]),
+        ("Pendulum-v1", [[math.nan]] * 3),
+    ],
+)
+def test_a_function_that_returns_no_actions(id, actions, tmp_path):
+    writer = NpzWriter(tmp_path / "demos", {"fps": 20})
+    made = envs.make("gym", num_envs=3, id=id, frames="none")
+    with pytest.raises(CommandError, match="policy=mine:act"):
+        record(lambda obs, is_first: actions, made, writer, episodes=1, seed=0, name="mine:act")
+    made.close()
+    assert writer.written == 0
 
 
 @pytest.mark.parametrize("name", ["nowhere:act", "math:nothing", "math"])

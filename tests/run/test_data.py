@@ -151,12 +151,13 @@ def test_after_a_prefill_the_files_are_not_needed(run, tmp_path):
         assert experiment.finished
 
 
-def test_other_episodes_do_not_resume(run, tmp_path):
-    with run("share", "run") as experiment:
+@pytest.mark.parametrize(("way", "held_out"), [("share", ()), ("prefill", ("data.held_out=0.25",))])
+def test_other_episodes_do_not_resume(run, tmp_path, way, held_out):
+    with run(way, "run", *held_out) as experiment:
         experiment.iterate(64)
-    record(tmp_path / "demos", episodes=1)
+    record(tmp_path / "demos", episodes=8)
     with pytest.raises(CommandError):
-        run("share", "run", "resume=auto")
+        run(way, "run", *held_out, "resume=auto")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ class DreamerV3(Agent):
         self.sampled: SequenceReplay | MixedReplay = self.replay  # what batches come from
         self.recorded: SequenceReplay | None = None
         self.held_out: SequenceReplay | None = None
+        self._recordings: list[str] = []  # hashes of both, in the order of reading
         self.generator = self.replay.generator
         self.ratio = Ratio(config.replay_ratio, start=config.first_update(num_envs))
         self.skips = SkipCounter(self.device)
@@ -168,7 +169,6 @@ class DreamerV3(Agent):
         else:
             self.recorded = self._record(steps, num_envs, length)
             self.recorded.generator = self.generator
-            self._recorded_digest = self._digest(self.recorded)
             self.sampled = MixedReplay(self.replay, self.recorded, share)
 
     def hold_out(self, steps: Iterable[Step], num_envs: int, length: int) -> None:
@@ -181,6 +181,7 @@ class DreamerV3(Agent):
             self._update_norms(step.obs)
             ring.add(encode_step(self._without_latents(step), self.stored, self.codec))
         self._fill_latents(ring)
+        self._recordings.append(self._digest(ring))
         return ring
 
     def _without_latents(self, step: Step) -> Step:
@@ -560,10 +561,11 @@ class DreamerV3(Agent):
             "modules": self.networks.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ratio": self.ratio.state_dict(),
+            "recordings": self._recordings,
         } | self.skips.state_dict()
         state |= {} if self.probes is None else {"probes": self.probes.state_dict()}
         if self.recorded is not None:  # its frames are read again; only the latents have changed
-            state["recorded"] = self.recorded.state_dict(history=False) | {"digest": self._recorded_digest}
+            state["recorded"] = self.recorded.state_dict(history=False)
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
 
     @staticmethod
@@ -582,9 +584,9 @@ class DreamerV3(Agent):
         self.skips.load_state_dict(state)
         if self.probes is not None:
             self.probes.load_state_dict(state["probes"])
+        if state["recordings"] != self._recordings:
+            raise ValueError("the recorded episodes are not those with which the run began")
         if self.recorded is not None:
-            if state["recorded"]["digest"] != self._recorded_digest:
-                raise ValueError("the recorded episodes are not those with which the run began")
             self.recorded.load_state_dict(state["recorded"])
             self.recorded.expected = None
         if "replay" in state:
