@@ -6,7 +6,6 @@ import ast
 import errno
 import importlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -38,8 +37,7 @@ def program() -> None:
     """Run :func:`main` as a whole process."""
     status = 1
     signals.unblock()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signals.end_at_once)
+    signals.handle_all_at_once()
     try:
         main()
         status = 0

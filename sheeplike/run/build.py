@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +40,8 @@ from sheeplike.terminal import text_of, warn
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+PATIENCE = 5.0  # seconds that this process has to end by itself after another rank failed
+
 
 def launch_ranks(config: Config, *, resume: bool) -> tuple[Fabric, Ranks]:
     """Return device and ranks: as many processes as the configuration asks for, each with its part of the cores."""
@@ -48,9 +53,12 @@ def launch_ranks(config: Config, *, resume: bool) -> tuple[Fabric, Ranks]:
     if dist.is_initialized():
         raise CommandError(f"fabric.devices={asked.devices}: expected one run on several devices in a program")
     limit = timedelta(seconds=asked.timeout)
-    with phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
-        fabric = launch(config, strategy=_one_device_per_rank(asked.devices, limit), num_nodes=asked.num_nodes)
+    strategy = _one_device_per_rank(asked.devices, limit)
+    with ExitStack() as stack, phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
+        stack.push(partial(end_ranks, strategy))
+        fabric = launch(config, strategy=strategy, num_nodes=asked.num_nodes)
         hosts = dist.new_group(backend="gloo", timeout=limit)
+        stack.pop_all()
     ranks = Ranks(fabric.global_rank, fabric.world_size, hosts)
     check_alike(ranks, f"resume: {resume}\n{to_yaml(config)}")
     return fabric, ranks
@@ -69,11 +77,11 @@ def check_alike(ranks: Ranks, planned: str) -> None:
             raise CommandError(f"rank {rank} has another configuration than rank 0: {next(lines, 'more lines')}")
 
 
-def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
+def end_ranks(strategy: Any, kind: type | None, *error: object) -> None:
     """Wait for the ranks that this process started; after an error kill them, since they would wait for this one."""
-    started = getattr(fabric.strategy.launcher, "procs", [])
+    started = getattr(strategy.launcher, "procs", [])
     processes = list(started)
-    started.clear()  # Fabric's observer would kill this process with them
+    started.clear()  # or their end would end this process
     for process in processes:
         if kind is not None:
             process.kill()
@@ -82,13 +90,35 @@ def end_ranks(fabric: Fabric, kind: type | None, *error: object) -> None:
         os.environ.pop(name, None)  # set by the launcher
 
 
+def _watch(processes: list[subprocess.Popen]) -> None:
+    """End this process with the status of the first rank that fails: it may wait for that one in a library."""
+
+    def watch() -> None:
+        while processes:
+            time.sleep(1.0)
+            failed = [(rank, process.returncode) for rank, process in enumerate(processes, 1) if process.poll()]
+            if failed:
+                time.sleep(PATIENCE)
+                if processes:
+                    rank, status = failed[0]
+                    warn(f"rank {rank} ended with status {status}: all end")
+                    for process in processes:
+                        process.kill()
+                    os._exit(status if status > 0 else 128 - status)
+
+    threading.Thread(target=watch, name="watch ranks", daemon=True).start()
+
+
 def _one_device_per_rank(devices: int, timeout: timedelta) -> Any:
     """Return Fabric's DDP, which starts and connects the ranks, for processes that see one device each."""
     from lightning.fabric.strategies import DDPStrategy
+    from lightning.fabric.strategies.launchers import subprocess_script
     from lightning.fabric.utilities.rank_zero import rank_zero_module
 
     for logger in (logging.getLogger("lightning.fabric"), rank_zero_module.log):
         logger.setLevel(logging.WARNING)  # the import sets another level
+
+    subprocess_script._launch_process_observer = _watch  # Fabric's kills this process without a word
 
     class OneDevicePerRank(DDPStrategy):
         num_processes = devices  # of this node; DDP takes what this process sees

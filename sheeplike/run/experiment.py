@@ -103,7 +103,7 @@ class Experiment:
             with explain_oom(config):
                 # Device, threads and the other ranks.
                 fabric, self.ranks = launch_ranks(config, resume=planned.resume)
-                stack.push(partial(end_ranks, fabric))
+                stack.push(partial(end_ranks, fabric.strategy))
                 terminal.rank = self.ranks.rank
                 own = config.share()  # of this rank
                 torch.manual_seed(self.ranks.seed(config.seed))

@@ -45,8 +45,16 @@ def ignore() -> None:
 
 
 def end_at_once(signum: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C where nothing is to be saved; JAX and others ignore a KeyboardInterrupt in their callbacks."""
-    os._exit(INTERRUPTED)
+    """Handle a signal where nothing is to be saved; JAX and others ignore a KeyboardInterrupt in their callbacks."""
+    _write(f"{signal.Signals(signum).name}: stopped")
+    os._exit(INTERRUPTED if signum == signal.SIGINT else PREEMPTED)
+
+
+def handle_all_at_once() -> None:
+    """Let each signal end the process at once, unless it is ignored or another program handles it."""
+    for signum in SIGNALS:
+        if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signum, end_at_once)
 
 
 class AskedToExit(SystemExit):
@@ -105,11 +113,7 @@ class StopRequest:
         self._last = now
         name = signal.Signals(signum).name
         if not self.ready and self._previous(signum) is None:
-            if signum == signal.SIGINT:
-                self.signals.append(signum)  # JAX ignores exceptions in its callbacks
-                raise KeyboardInterrupt
-            _write(f"{name}: stopped during the start; there is nothing to save yet")
-            os._exit(PREEMPTED)
+            end_at_once(signum, frame)  # the worlds and the agent are being built
         if again and not repeated and not self.settled and self._previous(signum) is None:
             _write(f"{name}: ended at once, as of the last checkpoint")
             os._exit(128 + signum)
@@ -140,7 +144,7 @@ def stoppable(*, ready: bool = False) -> Iterator[StopRequest]:
         for signum, handler in request._before.items():
             # A handler in C is None here, and Python cannot restore it.
             handler = signal.SIG_DFL if handler is None else handler
-            if request() and request.settled and handler == signal.SIG_DFL:
+            if request() and request.settled and handler in (signal.SIG_DFL, end_at_once):
                 handler = signal.SIG_IGN  # the process is about to end, with a status that says that all is saved
             signal.signal(signum, handler)
 
