@@ -12,6 +12,7 @@ A file is named by its content, so it is copied once, and an upload that is cut 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import threading
@@ -173,10 +174,18 @@ class Mirror:
             if there.get(sha256) != size:
                 self._fs.put_file(str(path), self._file(sha256))
         for name in _SMALL:
-            self._fs.pipe_file(f"{self._root}/{name}", (self.run_dir / name).read_bytes())
+            self._put(f"{self._root}/{name}", (self.run_dir / name).read_bytes())
         if texts == self._own_manifests(step):  # otherwise it was replaced meanwhile, and the new one is due
-            self._fs.pipe_file(self._list(step), json.dumps(texts).encode())
+            self._put(self._list(step), json.dumps(texts).encode())
             self._prune()
+
+    def _put(self, path: str, data: bytes) -> None:
+        """Write a small file, whole or not at all, as an object store does by itself."""
+        if "file" in self._fs.protocol:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomically(Path(path), data)
+        else:
+            self._fs.pipe_file(path, data)
 
     def _own_manifests(self, step: int) -> list[str]:
         """Return the manifests of all ranks of a checkpoint here."""

@@ -191,6 +191,20 @@ def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Fau
     assert sorted(faulty.puts) == sorted(digests(run.run_dir))
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step_000000000010.json"])
+def test_in_a_directory_a_file_is_replaced_and_never_overwritten(
+    name: str, begin: Callable[..., Copied], tmp_path: Path
+) -> None:
+    """A reader of the file that was there, such as an empty machine's after a kill, finds all of it."""
+    run = begin()
+    run.copied(10)
+    with open(tmp_path / "bucket/here" / name) as there:
+        before = Path(there.name).read_text()
+        (run.run_dir / "metrics.jsonl").write_text("{}\n{}\n")
+        run.copied(10 if "step" in name else 20)
+        assert there.read() == before
+
+
 def test_files_of_others_stay(begin: Callable[..., Copied], tmp_path: Path) -> None:
     theirs = [tmp_path / "bucket/here" / name for name in ("thesis.tex", "files/photo.jpg", "checkpoints/model.json")]
     for file in theirs:
