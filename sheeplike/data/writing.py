@@ -47,15 +47,18 @@ class NpzWriter:
             raise CommandError(f"to={place}: expected an empty directory or a recording; nearest: to={place}_2")
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(known, json.dumps(facts, indent=1) + "\n")
-        numbers = [int(path.stem[len("episode_") :]) for path in place.glob("episode_" + "[0-9]" * 6 + ".npz")]
-        self.written, self._next = len(numbers), max(numbers, default=-1) + 1
+        self.written, self._next = len(list(place.glob("episode_" + "[0-9]" * 6 + ".npz"))), 0
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: Episode) -> Path:
+        """Write an episode; return its file."""
         data = io.BytesIO()
         facts = {"terminated": episode.terminal, "truncated": not episode.terminal, **episode.info}
         np.savez_compressed(data, **episode.obs, action=episode.action[:-1], reward=episode.reward[1:], **facts)
-        write_atomically(self.place / f"episode_{self._next:06d}.npz", data.getvalue())
-        self._next, self.written = self._next + 1, self.written + 1
+        while (file := self.place / f"episode_{self._next:06d}.npz").exists():  # another program records here too
+            self._next += 1
+        write_atomically(file, data.getvalue())
+        self.written += 1
+        return file
 
 
 def to_minari(episodes: Iterable[Episode], place: Path, name: str, spaces: Spaces, fps: float) -> None:

@@ -42,7 +42,7 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
 def _checked(actions: Any, envs: VectorEnv, name: str) -> Tensor:
     """Return actions as the environment takes them; CommandError for a function that returns no such ones."""
     with expecting(f"policy={name}", f"actions of {envs.action_space}"):
-        actions = torch.as_tensor(actions, device=envs.device)
+        actions = torch.as_tensor(actions, device=envs.device).detach()
         actions = actions.float().clamp(-1, 1) if isinstance(envs.single_action_space, Box) else actions.long()
         if actions.cpu().numpy() not in envs.action_space:  # nor is NaN
             raise ValueError(f"found {tuple(actions.shape)}, {actions[:1].tolist()} for the first world")
@@ -52,7 +52,8 @@ def _checked(actions: Any, envs: VectorEnv, name: str) -> Tensor:
 def facts_of(config: Config, envs: VectorEnv) -> dict[str, Any]:
     """Return what is the same for all episodes of a recording."""
     shapes = {key: list(space.shape) for key, space in envs.single_observation_space.items()}
-    facts = {"env": config.env.name, "id": config.env.id, "fps": envs.metadata["render_fps"]}
+    facts = {"env": config.env.name, "id": config.env.id, "options": dict(config.env.options)}
+    facts |= {"randomization": config.randomization, "fps": envs.metadata["render_fps"]}
     return facts | {"actions": str(envs.single_action_space), "observations": shapes}
 
 

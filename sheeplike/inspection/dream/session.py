@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -80,6 +81,7 @@ class Moment:
         extras: other pictures, by name.
         effect: mean change of the first dream's pixels by forced classes, of 255.
         obs: all that the environment showed, while demonstrations are recorded.
+        recorded: file of the episode that ended here.
     """
 
     seen: dict[str, Tensor]
@@ -109,6 +111,7 @@ class Moment:
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     effect: float = 0.0
     obs: dict[str, np.ndarray] = field(default_factory=dict)
+    recorded: Path | None = None
 
 
 STRIPS = {
@@ -129,7 +132,7 @@ class Session:
         demos: makes the writer of the episodes that :meth:`teach` records.
 
     Attributes:
-        taught: success of each recorded episode.
+        taught: file of each recorded episode to its success.
         source: source of the actions.
         now: the moment that is shown, from which the play goes on.
         version: grows whenever moments are cut off or replaced.
@@ -151,7 +154,7 @@ class Session:
     ) -> None:
         self.envs, self.model, self.places = envs, model, places
         self._demos, self._writer = demos, None
-        self.teaching, self.taught = False, []
+        self.teaching, self.taught = False, {}
         check(envs, model)
         self._camera, self.scene, self.late = ThreadPoolExecutor(1, "scene"), True, False
         self._placed: dict[str, np.ndarray] = {}
@@ -216,7 +219,7 @@ class Session:
         self._writer = self._writer or self._demos()
         self.teaching = not self.teaching
         if not self.teaching:
-            return f"{len(self.taught)} episodes were recorded in {self._writer.place}"
+            return f"recorded in {self._writer.place}: {len(self.taught)}"
         return f"whole episodes go to {self._writer.place}, from the next one on"
 
     def _ended(self) -> tuple[list[Moment], str]:
@@ -237,8 +240,9 @@ class Session:
         actions = actions if self.model.codec.discrete else actions.clamp(-1, 1)
         reward = np.array([0.0, *(moment.reward for moment in moments[1:])], np.float32)
         facts = {"policy": "page", "success": self.here.success}
-        self._writer.add(Episode(obs, actions.cpu().numpy(), reward, self.here.is_terminal, info=facts))
-        self.taught.append(self.here.success)
+        episode = Episode(obs, actions.cpu().numpy(), reward, self.here.is_terminal, info=facts)
+        self.here.recorded = self._writer.add(episode)
+        self.taught[self.here.recorded] = self.here.success
 
     def act(self, action: Any) -> None:
         """Set the action of ``source="keys"``, from now on."""
@@ -527,6 +531,10 @@ class Session:
         """Remove the moments after the present one, if the real side can go back to it."""
         if self.now < self.last and self.exact:
             self.envs.load_state_dict(self.here.env)
+            for moment in self.moments[self.now - self.first + 1 :]:
+                if moment.recorded:  # an end that is taken back did not happen
+                    moment.recorded.unlink(missing_ok=True)
+                    del self.taught[moment.recorded]
             del self.moments[self.now - self.first + 1 :]
             self.version += 1
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sheeplike import envs
 from sheeplike.data.reading import read
 from sheeplike.data.writing import NpzWriter
-from sheeplike.inspection.dream.session import ending
+from sheeplike.inspection.dream.session import Session, ending
 from sheeplike.options import CommandError
 
 
@@ -55,12 +56,30 @@ def test_an_episode_that_had_begun_is_not_whole(taught):
     session.teach()
     play(session, 9)
     assert session.here.is_last
-    assert session.taught == []
+    assert session.taught == {}
     assert session.ends[0] != ending(session.here), "the page tells why"
     play(session, 13)
     assert session.here.is_last
     assert session.ends[0] == ending(session.here)
     assert len(session.taught) == len(list(place.glob("*.npz"))) == 1
+
+
+def test_an_end_that_is_taken_back_is_not_kept(small_model, tmp_path):
+    place = tmp_path / "demos"
+    world = envs.make("cartpole_balance", num_envs=1, image_size=48, episode_length=6)
+    session = Session(world, small_model(world), demos=lambda: NpzWriter(place, {"fps": 12.5}))
+    session.teach()
+    session.start(0)
+    play(session, 6, action=(0.1,))
+    assert session.here.is_last
+    assert len(list(place.glob("*.npz"))) == 1
+    session.go_to(session.last - 2)
+    play(session, 2, action=(-0.1,))
+    assert session.here.is_last
+    (episode,) = read(place)
+    np.testing.assert_allclose(episode.action[:6, 0], [0.1, 0.1, 0.1, 0.1, -0.1, -0.1])
+    assert list(session.taught) == list(place.glob("*.npz"))
+    world.close()
 
 
 def test_it_stops_when_asked(taught):
