@@ -52,6 +52,8 @@ class Mirror:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
         except (ValueError, ImportError) as error:
             raise InvalidOption("checkpoint.mirror", url, f"{expected}; {error}") from None
+        if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run_dir.resolve()):
+            raise InvalidOption("checkpoint.mirror", url, f"a place outside of run_dir={run_dir}")
         self._fs.auto_mkdir = True  # of a file system with directories
         self._due: queue.Queue[bool] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -108,7 +110,11 @@ class Mirror:
 
     def _manifests(self, step: int) -> list[str]:
         """Return the manifests of all ranks, as a checkpoint there lists them."""
-        return json.loads(self._fs.cat_file(self._list(step)))
+        with suppress(ValueError):
+            found = json.loads(self._fs.cat_file(self._list(step)))
+            if found and isinstance(found, list) and all(isinstance(text, str) for text in found):
+                return found
+        raise CommandError(f"{self._list(step)}: expected manifests; without it the one before counts")
 
     def _get(self, sha256: str, path: Path) -> None:
         self._fs.get_file(self._file(sha256), str(path))

@@ -29,7 +29,7 @@ from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.memory import SequenceReplay
-from sheeplike.options import CommandError
+from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.layout import checkpoint_steps, place_of
 from sheeplike.run.mirror import Mirror
 
@@ -439,6 +439,12 @@ def test_auto_finds_it(bucket: str, sheeplike: Callable[..., Any], refused: Call
 )
 def test_an_impossible_place_is_refused(url: str, refused: Callable[..., Any]) -> None:
     assert refused(*JOB, f"checkpoint.mirror={url}").names(f"checkpoint.mirror={url}", "s3://bucket/prefix")
+
+
+def test_a_place_in_the_run_itself_is_refused(tmp_path: Path) -> None:
+    for url in (f"file://{tmp_path}/run", f"file://{tmp_path}/run/copies"):
+        with pytest.raises(InvalidOption):
+            Mirror(url, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
