@@ -63,7 +63,8 @@ def fit(
     if steps < 2:
         raise _refuse(episode, "reward", f"{steps} step(s)", "at least 2 steps in an episode")
     images = [key for key, space in spaces.items() if space.dtype == np.uint8]
-    recorded = [name for name, value in episode.obs.items() if value.ndim == 4]
+    # A file of another project may call its only image by another name; cameras of this one are told apart by theirs.
+    recorded = [name for name, value in episode.obs.items() if value.ndim == 4 and not name.startswith("pixels/")]
     for key, space in spaces.items():
         name = keys.get(key, key)
         if name not in episode.obs and [key] == images and len(recorded) == 1 and key not in keys:

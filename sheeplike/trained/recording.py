@@ -34,9 +34,11 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
         return lambda obs, is_first: torch.as_tensor(envs.action_space.sample(), device=envs.device)
     module, _, function = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
+        act = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise CommandError(f"policy={name}: expected trained, random or <module>:<function>; {error}") from None
+    # What it changes in place is not what was seen.
+    return lambda obs, is_first: act({key: value.clone() for key, value in obs.items()}, is_first.clone())
 
 
 def _checked(actions: Any, envs: VectorEnv, name: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -197,3 +198,13 @@ def test_lerobot(tmp_path, monkeypatch):
         assert "LeRobot v3.0" in refused(tmp_path)
     assert "LeRobot" in refused(tmp_path / "absent", layout="lerobot")
     assert not (tmp_path / "absent").exists()
+
+
+def test_another_camera_is_taken_by_name_alone(cartpole):
+    episode = cartpole.episodes[0]
+    other = replace(episode, obs={"pixels/wrist": episode.obs["pixels/fixed"]})
+    spaces = {"pixels/fixed": cartpole.spaces["pixels/fixed"]}
+    with pytest.raises(CommandError, match="pixels/fixed"):
+        fit(other, spaces, cartpole.action, {})
+    found = fit(other, spaces, cartpole.action, {"pixels/fixed": "pixels/wrist"})
+    assert np.array_equal(found.obs["pixels/fixed"], episode.obs["pixels/fixed"])
