@@ -17,10 +17,11 @@ from gymnasium.spaces import Box, Dict
 
 from sheeplike.data.episodes import Episode, fit
 from sheeplike.data.reading import FACTS, MARKS, expecting, read, require
-from sheeplike.files import sync_directory, write_atomically
+from sheeplike.files import lock, open_regular, sync_directory, write_atomically
 from sheeplike.options import CommandError
 
 Spaces = Mapping[str, gymnasium.Space]
+LOCK = ".lock"
 
 
 class NpzWriter:
@@ -47,17 +48,22 @@ class NpzWriter:
             raise CommandError(f"to={place}: expected an empty directory or a recording; nearest: to={place}_2")
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(known, json.dumps(facts, indent=1) + "\n")
-        self.written, self._next = len(list(place.glob("episode_" + "[0-9]" * 6 + ".npz"))), 0
+        self._locked = open_regular(place / LOCK, "ab")  # until this object goes
+        try:
+            lock(self._locked.fileno())
+        except BlockingIOError:
+            raise CommandError(f"to={place}: another program records there; nearest: to={place}_2") from None
+        numbers = [int(path.stem[len("episode_") :]) for path in place.glob("episode_" + "[0-9]" * 6 + ".npz")]
+        self.written, self._next = len(numbers), max(numbers, default=-1) + 1
 
     def add(self, episode: Episode) -> Path:
         """Write an episode; return its file."""
         data = io.BytesIO()
         facts = {"terminated": episode.terminal, "truncated": not episode.terminal, **episode.info}
         np.savez_compressed(data, **episode.obs, action=episode.action[:-1], reward=episode.reward[1:], **facts)
-        while (file := self.place / f"episode_{self._next:06d}.npz").exists():  # another program records here too
-            self._next += 1
+        file = self.place / f"episode_{self._next:06d}.npz"
         write_atomically(file, data.getvalue())
-        self.written += 1
+        self._next, self.written = self._next + 1, self.written + 1
         return file
 
 

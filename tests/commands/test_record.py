@@ -57,6 +57,7 @@ def test_a_recording_goes_on_in_other_worlds(worlds, tmp_path):
         returns, _ = record(policy, worlds, writer, episodes=episodes, seed=0, name="random")
         assert len(returns) == new
         assert len(list((tmp_path / "demos").glob("episode_*.npz"))) == episodes
+        del writer  # which locks the directory
     begins = {episode.obs["state"][0].tobytes() for episode in read(tmp_path / "demos")}
     assert len(begins) == 5
 
