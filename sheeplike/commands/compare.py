@@ -65,8 +65,7 @@ def main(request: Request) -> None:
     groups, doubles = group_runs(runs, metrics[0])
 
     from sheeplike.analysis.comparison import axis_of, compare, to_csv, to_markdown
-    from sheeplike.analysis.figure import draw, encode
-    from sheeplike.analysis.reference import read_reference
+    from sheeplike.analysis.figure import draw, encode, read_reference
 
     published = None
     if asked.reference:

@@ -34,14 +34,12 @@ from sheeplike.options import CommandError
 from sheeplike.run import data, snapshot
 from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
+from sheeplike.run.guards import Halted, NonFiniteGuard, RunAheadLimit, Watchdog
 from sheeplike.run.mirror import FINISHING, STOPPING
-from sheeplike.run.nonfinite import Halted, NonFiniteGuard
 from sheeplike.run.recorder import Recorder
-from sheeplike.run.run_ahead import RunAheadLimit
 from sheeplike.run.run_dir import Plan, plan
 from sheeplike.run.signals import FAILED, UNSAVED, StopRequest, stoppable
 from sheeplike.run.storage import Storage
-from sheeplike.run.watchdog import Watchdog
 from sheeplike.terminal import info, reason_of, warn
 
 

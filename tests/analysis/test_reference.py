@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sheeplike.analysis.reference import read_reference
+from sheeplike.analysis.figure import read_reference
 from sheeplike.options import CommandError
 
 RUNS = [

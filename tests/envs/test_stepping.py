@@ -15,7 +15,7 @@ from mujoco import mjx
 
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.physics.physics import make_physics
-from sheeplike.envs.mjx.resets import Resets
+from sheeplike.envs.mjx.simulator import Resets
 from sheeplike.envs.mjx.task import Outcome, repeat_actions
 from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 

@@ -8,8 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
-from sheeplike.monitor.dashboard import CATEGORIES, OUTCOMES, layout
-from sheeplike.monitor.logger import EventFile, RunLogger
+from sheeplike.monitor.logger import CATEGORIES, OUTCOMES, EventFile, RunLogger, layout
 
 WORLD_MODEL = [
     "loss/pixels/front",

@@ -26,8 +26,8 @@ from sheeplike.memory import Rollout
 from sheeplike.options import CommandError
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.experiment import Experiment, Finished, Unsaved
+from sheeplike.run.guards import Halted
 from sheeplike.run.layout import checkpoint_steps
-from sheeplike.run.nonfinite import Halted
 from sheeplike.run.run_dir import plan
 
 SMALL = ("dry_run=true", "logger=[]", "video_every=null", "eval.every=null", "log_every=2")

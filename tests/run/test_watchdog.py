@@ -8,12 +8,12 @@ from contextlib import closing
 
 import pytest
 
-from sheeplike.run.watchdog import Watchdog
+from sheeplike.run.guards import Watchdog
 
 START = """
 import ctypes, sys, threading, time
 from contextlib import closing
-from sheeplike.run.watchdog import Watchdog
+from sheeplike.run.guards import Watchdog
 
 def waiting_elsewhere():
     time.sleep(60)

@@ -92,7 +92,7 @@ class SteppingTask(World, Protocol):
     """
 
     long_reset: bool
-    """``begin`` takes many physics steps; see :class:`sheeplike.envs.mjx.resets.Resets`."""
+    """``begin`` takes many physics steps; see :class:`sheeplike.envs.mjx.simulator.Resets`."""
 
     def begin(self, model: mjx.Model, data: mjx.Data, key: jax.Array) -> tuple[mjx.Data, Memory, Vectors]:
         """Begin an episode, from data whose inputs have the model's defaults; only inputs of the result are used."""
