@@ -106,12 +106,10 @@ class Packed:
     Passing an array to torch takes the host some 15 µs, viewing a part of a tensor about 2 µs.
     """
 
-    words: jax.Array
-    """int32 (K, N), the bits of the numbers; as floats, NaNs might lose their payload on the way."""
+    words: jax.Array  # int32 (K, N), the bits of the numbers; as floats, NaNs might lose their payload on the way
     flags: jax.Array  # bool (L, N)
     structure: jax.tree_util.PyTreeDef = dataclasses.field(metadata={"static": True})
-    places: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})
-    """Dtype and row of each leaf."""
+    places: tuple[tuple[str, int], ...] = dataclasses.field(metadata={"static": True})  # dtype and row of each leaf
 
     def unpack(self) -> Any:
         """Return the tree with torch tensors for leaves, all of them views of this memory."""

@@ -17,8 +17,7 @@ from sheeplike.options import InvalidOption, nearest
 if TYPE_CHECKING:
     from sheeplike.agents.agent import Agent
 
-GROUP = "sheeplike.agents"
-"""The entry points that name an :class:`AgentSpec` of another package."""
+GROUP = "sheeplike.agents"  # the entry points that name an `AgentSpec` of another package
 
 
 class AgentSpec(NamedTuple):

@@ -14,8 +14,7 @@ from sheeplike.options import CommandError
 if TYPE_CHECKING:
     import torch
 
-ImageSize = int | Sequence[int]
-"""Pixels a side, or ``(height, width)``."""
+ImageSize = int | Sequence[int]  # pixels a side, or `(height, width)`
 ATTRIBUTES = ("name", "device", "episode_length", "single_action_space", "action_space", "observation_space")
 METHODS = ("reset", "step", "state_dict", "load_state_dict")
 IMAGES = {"pixels": ("uint8", 3), "depth": ("float32", 3), "segmentation": ("int32", 3)}

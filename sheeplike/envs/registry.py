@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import gymnasium
     import torch
 
-BUILT_IN: dict[str, type[Options]] = {**TASKS, **FAMILIES}
-"""The options of each environment of this package."""
+BUILT_IN: dict[str, type[Options]] = {**TASKS, **FAMILIES}  # the options of each environment of this package
 GROUP = "sheeplike.envs"
 """Entry points for builders of other packages: functions and classes whose keywords are the options. A builder that
 takes the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment; any other makes a task for our simulator."""

@@ -45,8 +45,7 @@ WARM_UP = 6  # calls before a CUDA graph is captured
 FEW = 16  # environments of a small run; acting in so many is always timed
 Task = Callable[[int], tuple[float, int]]
 """Does something that many times or more, then waits for the device; returns seconds and the number of times."""
-Cell = list[float] | str
-"""Samples in the order in which they were taken, one per round or a single one; or a text."""
+Cell = list[float] | str  # samples in the order in which they were taken, one per round or a single one; or a text
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:

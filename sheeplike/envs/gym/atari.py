@@ -12,8 +12,7 @@ import gymnasium
 
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise each game greets in two lines
 
-FRAMES = 108_000
-"""Length of an episode: half an hour."""
+FRAMES = 108_000  # length of an episode: half an hour
 NOOP = 0
 
 

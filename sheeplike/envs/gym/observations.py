@@ -14,22 +14,18 @@ from sheeplike.options import InvalidOption
 from sheeplike.terminal import one_line
 
 FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR, "nearest": Image.Resampling.NEAREST}
-GREY = np.array([0.299, 0.587, 0.114], np.float32)
-"""ITU-R BT.601, as in ``danijar/dreamerv3`` ``embodied/envs/atari.py``."""
-SMALLEST_IMAGE = 16
-"""Pixels a side: smaller arrays of bytes are grids of symbols, or vectors."""
+GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as in `danijar/dreamerv3` `embodied/envs/atari.py`
+SMALLEST_IMAGE = 16  # pixels a side: smaller arrays of bytes are grids of symbols, or vectors
 MOST_CHANNELS = 16
 VECTORS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-RENDERED = "render"
-"""The camera's name where frames come from ``render()``."""
+RENDERED = "render"  # the camera's name where frames come from `render()`
 ToEnv = Callable[[Any], Any]
 
 
 class Part(NamedTuple):
     """One array among the observations."""
 
-    name: str
-    """Keys of nested spaces, joined by ``/``; empty if the whole space is this array."""
+    name: str  # keys of nested spaces, joined by `/`; empty if the whole space is this array
     path: tuple[Any, ...]
     space: spaces.Space
 

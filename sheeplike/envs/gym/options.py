@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """Atari games without a mode for one player, which ale_py does not register."""
-FROM_A_TABLE = "MiniGrid-WFC-"
-"""Prefix of ids that MiniGrid generates when it is imported; its files do not list them."""
+FROM_A_TABLE = "MiniGrid-WFC-"  # prefix of ids that MiniGrid generates when it is imported; its files do not list them
 OURS = {
     "id": "that is env.id",
     "max_episode_steps": "that is env.options.episode_length",
@@ -41,8 +40,7 @@ OURS = {
 """Arguments of ``gymnasium.make`` that users cannot give, and the reason."""
 RENDERED_BY = {"classic_control": "pygame", "toy_text": "pygame", "box2d": "Box2D"}
 """Gymnasium's own packages of environments, and the module with which each renders."""
-BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
-"""Values of ``MUJOCO_GL`` that need no screen, and their libraries."""
+BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}  # values of `MUJOCO_GL` that need no screen, and their libraries
 
 
 class CommonOptions(Options):

@@ -26,8 +26,7 @@ from sheeplike.terminal import one_line, text_of, warn
 MakeEnv = Callable[..., gymnasium.Env]
 IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that ask a run to stop: they reach all processes of a job, of which only the main one acts."""
-PATIENCE = 5.0
-"""Seconds that an environment has to close after the run has ended."""
+PATIENCE = 5.0  # seconds that an environment has to close after the run has ended
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
 """Prefixes of the environment variables that choose how environments render."""
 

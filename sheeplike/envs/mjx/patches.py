@@ -22,8 +22,7 @@ from mujoco import mjx
 from mujoco.mjx.warp import ffi, forward
 
 Step = Callable[[mjx.Model, mjx.Data], mjx.Data]
-mjx_forward = mjx.forward
-"""MJX's own function, also inside :func:`replace_engine`."""
+mjx_forward = mjx.forward  # MJX's own function, also inside `replace_engine`
 _lock, _inside = threading.Lock(), 0
 _handler: Callable[[str], None] | None = None
 

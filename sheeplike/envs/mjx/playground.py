@@ -30,8 +30,7 @@ from sheeplike.envs.mjx.playground_patches import adapt_scenes, refuse_download,
 from sheeplike.envs.mjx.task import Outcome, Vectors, least_capacity
 from sheeplike.options import InvalidOption, nearest, one_of
 
-ALLOCATED_FOR = 2048
-"""The fewest worlds for which Playground's configurations allocate contacts."""
+ALLOCATED_FOR = 2048  # the fewest worlds for which Playground's configurations allocate contacts
 
 OURS = {
     "episode_length": "env.options.episode_length",

@@ -39,8 +39,7 @@ from sheeplike.envs.mjx.rendering.warp import WarpRenderer
 from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Task, Vectors, check_capacity, steps_itself
 
-Scalars = dict[str, jax.Array]
-"""The task's settings by name, float32 () of one world, (N,) of all."""
+Scalars = dict[str, jax.Array]  # the task's settings by name, float32 () of one world, (N,) of all
 
 
 class Statistics(NamedTuple):
@@ -48,8 +47,7 @@ class Statistics(NamedTuple):
 
     returns: jax.Array  # float32 (), sum of rewards
     length: jax.Array  # int32 (), control steps
-    success: jax.Array | None
-    """bool (), success was reached at some step; None where the task defines no success."""
+    success: jax.Array | None  # bool (), success was reached at some step; None where the task defines no success
     reward_terms: dict[str, jax.Array]  # float32 () each, sums of the weighted terms
 
 
@@ -63,8 +61,7 @@ class State(NamedTuple):
     """uint32 (2,), the words of the world's PRNG key, from which the keys of its episodes are folded. With a typed key,
     JAX would dispatch every step in Python, leaf by leaf."""
     episode: jax.Array  # int32 (), episodes begun, the current one included
-    ended: jax.Array
-    """bool (), the last step ended an episode; the next one resets."""
+    ended: jax.Array  # bool (), the last step ended an episode; the next one resets
     waiting: dict[str, jax.Array]
     """The last actions, float32 (D, A), newest first, where actions are delayed by up to D steps; empty if not."""
 

@@ -20,8 +20,7 @@ from sheeplike.envs.mjx.randomization.fields import DERIVED, leaf
 from sheeplike.envs.mjx.task import World
 from sheeplike.host import cpu_cores
 
-STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")
-"""The inputs that a step changes."""
+STEPPED = ("qpos", "qvel", "act", "qacc_warmstart", "time")  # the inputs that a step changes
 
 _OWN_NAMES = {"opt.impratio_invsqrt": "opt.impratio"}
 _WARPS_NAMES = {own: name for name, own in _OWN_NAMES.items()}

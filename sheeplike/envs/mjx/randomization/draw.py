@@ -32,17 +32,14 @@ Reach = tuple[Line, tuple[Target, ...], np.ndarray, np.ndarray]
 class Variation(NamedTuple):
     """Differences of one world from the compiled scene; for all worlds, every array has N in front."""
 
-    model: dict[str, jax.Array]
-    """Whole fields of the model by path: ``{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}``."""
-    frames: dict[str, jax.Array]
-    """Factor and offset of each camera's colours, float32 (2, 3); colours are in [0, 1]."""
+    model: dict[str, jax.Array]  # whole fields of the model by path: `{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}`
+    frames: dict[str, jax.Array]  # factor and offset of each camera's colours, float32 (2, 3); colours are in [0, 1]
     delay: dict[str, jax.Array]  # `{"action.delay": int32 ()}` control steps, or empty
     drawn: dict[str, jax.Array]
     """Draws, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
 
 
-NOMINAL = Variation({}, {}, {}, {})
-"""The compiled scene, in every world."""
+NOMINAL = Variation({}, {}, {}, {})  # the compiled scene, in every world
 
 
 class _Bound(NamedTuple):
@@ -51,8 +48,7 @@ class _Bound(NamedTuple):
     line: Line
     targets: tuple[Target, ...]
     shape: tuple[int, int]
-    low: np.ndarray
-    """The first parameter (C,), or all choices (choices, C)."""
+    low: np.ndarray  # the first parameter (C,), or all choices (choices, C)
     high: np.ndarray
     neutral: np.ndarray  # (R, C) float32, a draw that changes nothing
 

@@ -26,10 +26,8 @@ DISTRIBUTIONS = {
     "bernoulli": "the probability of 1, which is otherwise 0",
 }
 
-PIXELS = "pixels"
-"""Pseudo-field: a camera's frames, values in [0, 1]; ``scale`` is brightness, ``add`` an offset."""
-DELAY = "action.delay"
-"""Pseudo-field: control steps before an action takes effect."""
+PIXELS = "pixels"  # pseudo-field: a camera's frames, values in [0, 1]; `scale` is brightness, `add` an offset
+DELAY = "action.delay"  # pseudo-field: control steps before an action takes effect
 
 Number = float | str
 Numbers = Number | tuple[Number, ...]

@@ -15,8 +15,7 @@ from sheeplike.envs.mjx.rendering.cameras import resolve_cameras, resolve_image_
 
 Frames = dict[str, jax.Array]
 
-ENVS = "envs"
-"""The name of the axis over which the simulator maps its worlds."""
+ENVS = "envs"  # the name of the axis over which the simulator maps its worlds
 
 
 class Renderer:

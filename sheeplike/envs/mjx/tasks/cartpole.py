@@ -29,8 +29,7 @@ SUCCESS_SECONDS = 1.0
 class Memory(NamedTuple):
     """State of an episode of cart-pole."""
 
-    held_steps: jax.Array
-    """int32 (), control steps in a row with the pole upright and the cart centred."""
+    held_steps: jax.Array  # int32 (), control steps in a row with the pole upright and the cart centred
 
 
 def tolerance(value: jax.Array, margin: float, value_at_margin: float = 0.1) -> jax.Array:

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 JOINT_LOW = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973], np.float32)
-JOINT_HIGH = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973], np.float32)
-"""Joint limits, radians."""
+JOINT_HIGH = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973], np.float32)  # joint limits, radians
 
-DAMPING = 1e-2
-"""Chosen by measurement: 1e-3 diverges near the edge of the workspace, 5e-2 lags by millimetres."""
+DAMPING = 1e-2  # chosen by measurement: 1e-3 diverges near the edge of the workspace, 5e-2 lags by millimetres
 NULL_SPACE_GAIN = 0.1
 
 # Twist alpha (rad), length a (m), offset d (m) of each joint.
