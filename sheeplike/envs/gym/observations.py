@@ -83,7 +83,7 @@ class Observer:
         widths = {name: flatdim(part.space) for name, part in self._vectors.items()}
         widths |= {"state": sum(widths.values())} if self._joined else {}
         entries |= {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in widths.items()}
-        taken = any(str(name).startswith(("pixels/", ":")) for name in self._vectors)
+        taken = any(str(name).startswith("pixels/") for name in self._vectors)
         if not entries or taken or len(observed) + len(self._vectors) < len(images) + len(vectors):
             raise ValueError(f"observation space {space}: expected images or vectors, named apart, or frames=render")
         self.space = spaces.Dict(dict(sorted(entries.items())))

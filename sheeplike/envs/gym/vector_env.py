@@ -38,7 +38,6 @@ CLOSING = 10.0  # seconds that processes have to close their environments
 DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
 FRAME_RATES = (0.01, 1000.0)  # credible steps per second
 UNKNOWN_FPS = 30.0
-ALIGNMENT = 64  # bytes; it suits every dtype and the reads of a device
 SCALARS = {
     "reward": np.float32,
     "terminated": np.bool_,
@@ -99,10 +98,6 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.single_observation_space = self._worlds.single_observation_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        # A colon tells our own names from the environment's, which name the observations.
-        sent = {key: (space.shape, space.dtype) for key, space in self.observation_space.items()}
-        sent |= {f":{key}": ((num_envs,), dtype) for key, dtype in SCALARS.items()}
-        self._staging = Staging(sent, self.device)
         self._host = {key: np.zeros(num_envs, dtype) for key, dtype in SCALARS.items()}
         self._buffer: Mapping[str, np.ndarray] = {}  # the worlds write into it at every step
         self._reached = np.zeros(num_envs, bool)  # success in this episode
@@ -175,7 +170,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def _make_worlds(self) -> SyncVectorEnv | AsyncVectorEnv:
         makers: list[Callable[[], gymnasium.Env]] = [self._make_world] * self.num_envs
-        # No copy there: `Staging` copies all that is delivered.
+        # No copy there: `send` copies all that is delivered.
         common = {"copy": False, "autoreset_mode": AutoresetMode.NEXT_STEP}
         if self._options.vectorization == "sync":
             return SyncVectorEnv(makers, **common)
@@ -218,9 +213,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
     def _deliver(self) -> StepResult:
         """Return the results of a call."""
-        sent = self._staging.send({**self._buffer, **{f":{key}": value for key, value in self._host.items()}})
-        observations = {key: sent[key] for key in self.single_observation_space}
-        scalars = {key: sent[f":{key}"] for key in SCALARS}
+        observations = {key: send(self._buffer[key], self.device) for key in self.single_observation_space}
+        scalars = {key: send(value, self.device) for key, value in self._host.items()}
         totals = {key: scalars[key] for key in ("return", "length", "success")} | {"reward_terms": {}}
         info = {"success": scalars["success"], "reward_terms": {}, "episode": totals}
         info |= {key: scalars[key] for key in ("nonfinite", "restarted")}
@@ -243,31 +237,9 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             ) from error
 
 
-class Staging:
-    """Sends the same named arrays (shape and dtype) again and again, from the host to the device.
-
-    All of them share one buffer. For a GPU it is pinned and copied asynchronously; torch reuses it after the copy only.
-    """
-
-    def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:
-        self.device = device
-        self._places: dict[str, tuple[slice, tuple[int, ...], np.dtype, torch.dtype]] = {}
-        size = 0
-        for name, (shape, dtype) in arrays.items():
-            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            kind = torch.from_numpy(np.empty(0, dtype)).dtype
-            self._places[name] = slice(size, size + count), shape, np.dtype(dtype), kind
-            size += -(-count // ALIGNMENT) * ALIGNMENT
-        self._size = size
-
-    def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Return tensors of the arrays as they are now; they share no memory with them."""
-        packed = torch.empty(self._size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        host = packed.numpy()
-        for name, (place, shape, dtype, _) in self._places.items():
-            host[place].view(dtype).reshape(shape)[...] = arrays[name]
-        there = packed.to(self.device, non_blocking=True)
-        return {name: there[place].view(kind).view(shape) for name, (place, shape, _, kind) in self._places.items()}
+def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return a tensor of an array as it is now; they share no memory."""
+    return torch.from_numpy(array).to(device, copy=True)
 
 
 def _frame_rate(metadata: Any) -> float:
