@@ -314,7 +314,6 @@ def test_stacks() -> None:
     [
         {"a/b": spaces.Box(0, 1, (2,)), "a": spaces.Dict({"b": spaces.Box(0, 1, (2,))})},
         {"pixels/cam": spaces.Box(0, 1, (2,)), "cam": spaces.Box(0, 255, (32, 32, 3), np.uint8)},
-        {":reward": spaces.Box(0, 1, (1,))},
     ],
 )
 def test_names_that_would_hide_one_another_are_refused(entries) -> None:
