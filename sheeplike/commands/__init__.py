@@ -1,6 +1,6 @@
 """The command line: each file is a command, its first line the help; ``main(request)`` runs it.
 
-``train --help``, ``train seeds=…`` and ``train show=…`` have files of their own, which begin with an underscore.
+``train --help`` and ``train seeds=…`` have files of their own, which begin with an underscore.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Request(NamedTuple):
     help: bool  # `--help` is among them
 
     def module(self, command: str) -> str:
-        """Return the module to import: the command, or ``_train_help``, ``_train_show`` or ``_train_seeds``."""
+        """Return the module to import: the command, or ``_train_help`` or ``_train_seeds``."""
         keys = {argument.partition("=")[0] for argument in self.arguments}
-        forms = ["help"] if self.help else [form for form in ("show", "seeds") if form in keys]
-        return f"_train_{forms[0]}" if command == "train" and forms else command
+        form = "help" if self.help else "seeds" if "seeds" in keys and "show" not in keys else ""
+        return f"_train_{form}" if command == "train" and form else command
 
     def about_run(self) -> list[str]:
         """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for ``--config-dir``."""

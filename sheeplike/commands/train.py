@@ -10,18 +10,27 @@ import shlex
 
 from sheeplike import host, terminal
 from sheeplike.commands import Request
+from sheeplike.config.compose import explain, load, load_saved, start_of
+from sheeplike.config.errors import expand
+from sheeplike.config.sources import Sources
 from sheeplike.monitor.progress import phase
+from sheeplike.run.layout import config_file
 from sheeplike.run.run_dir import Plan, plan
-from sheeplike.terminal import info
+from sheeplike.terminal import echo, info
 
 
 def main(request: Request) -> int:
-    """Train until ``total_steps`` or a signal, and save the run; CommandError if it cannot begin.
+    """Train until ``total_steps`` or a signal, and save the run, or print its values; CommandError if it cannot begin.
 
     Returns:
         The exit status: 0, or once the run is saved 130 after Ctrl-C and 75 after another signal.
     """
     host.choose_gpu()  # before anything asks the driver
+    start, overrides = start_of(request.arguments)
+    if start.show:
+        saved = None if start.resume in (None, "auto") else config_file(expand(start.resume), "resume")
+        echo(explain(load_saved(saved, overrides) if saved else load(overrides, Sources(request.config_dirs))))
+        return 0
     # Compose and check the run: what needs neither torch nor JAX is refused here.
     return run(plan(request.arguments, request.config_dirs))
 
