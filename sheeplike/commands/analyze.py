@@ -49,7 +49,7 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     import torch
 
     from sheeplike.inspection.dissect import PRIVILEGED_STATE, dissect
-    from sheeplike.inspection.episodes import check_memory, play
+    from sheeplike.inspection.episodes import play
     from sheeplike.inspection.model import TrainedModel
     from sheeplike.inspection.report import summarize, write
     from sheeplike.monitor.progress import banner, phase
@@ -58,7 +58,6 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     model = TrainedModel(networks)
     there = made.single_observation_space.spaces
     keys = [key for key in there if key in {*networks.predicted.spaces, PRIVILEGED_STATE}]
-    check_memory(made, keys, asked.episodes, state=model.deter + 2 * model.groups * model.classes)
     played, too_large = {}, (MemoryError, torch.OutOfMemoryError)
     for act in ("policy", "random"):
         with phase(f"playing {asked.episodes} episodes: {act}"), as_command_errors(envs.Unusable, *too_large):

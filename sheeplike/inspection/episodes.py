@@ -5,7 +5,6 @@ Shape letters: ``E`` episodes, ``T`` steps of the longest one, ``N`` worlds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -13,12 +12,10 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from sheeplike import host
 from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.loop import first_step
-from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES
 
 MIN_EPISODES = 4  # enough to fit probes on some and to test on others
@@ -81,21 +78,6 @@ def play(
             chosen = networks.player(envs.num_envs).act if act == "policy" else _random(envs)
             found.append(_round(envs, chosen, list(keys), first + start))
     return _join(found, episodes)
-
-
-def check_memory(envs: VectorEnv, keys: Collection[str], episodes: int, *, state: int) -> None:
-    """Raise if episodes of both kinds, with ``state`` numbers of the model per step, would not fit into memory."""
-    spaces = envs.single_observation_space.spaces
-    step = sum(math.prod(spaces[key].shape) * spaces[key].dtype.itemsize for key in keys)
-    each = 2 * (step + 4 * state) * (envs.episode_length + 1)
-    free = host.free_memory()
-    if free is not None and episodes * each > 0.5 * free:  # joining them takes the same memory again
-        fits, size = int(0.5 * free / each), f"{episodes * each / 2**30:.1f} GiB"
-        need = f"{2 * episodes} of {envs.episode_length:,} steps and their states take {size}"
-        need += f", and {free / 2**30:.1f} GiB are free"
-        if fits < MIN_EPISODES:
-            raise CommandError(f"episodes={episodes}: {need}; {MIN_EPISODES}, the fewest, do not fit either")
-        raise InvalidOption("episodes", episodes, f"at most {fits}: {need}", fits)
 
 
 def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:

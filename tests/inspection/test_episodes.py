@@ -16,8 +16,7 @@ from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.envs.contract import OptionalMembers
-from sheeplike.inspection.episodes import Episodes, check_memory, play
-from sheeplike.options import CommandError, InvalidOption
+from sheeplike.inspection.episodes import Episodes, play
 
 KEYS = ("state",)
 
@@ -105,19 +104,6 @@ def test_an_episode_that_was_cut_does_not_count_and_the_next_one_does() -> None:
     assert played.obs["state"][..., 0].tolist() == [[0, 1, 2, 3, 4]] * 2
     assert played.reward.tolist() == [[0, 1, 1, 1, 1]] * 2
     assert not bool(played.is_terminal.any())
-
-
-def test_what_would_not_fit_is_refused_before_it_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    worlds = Failing()
-    monkeypatch.setattr("sheeplike.host.free_memory", lambda: 2 * 2 * (1 + 9) * 4 * 5 * 30)
-    check_memory(worlds, KEYS, 30, state=9)
-    with pytest.raises(
-        InvalidOption,
-        match=r"^episodes=31.*nearest: episodes=30$",
-    ):
-        check_memory(worlds, KEYS, 31, state=9)
-    with pytest.raises(CommandError, match=r"^episodes=31"):
-        check_memory(worlds, KEYS, 31, state=99)
 
 
 def test_what_was_played_and_what_repeats_the_end() -> None:
