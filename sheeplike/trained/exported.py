@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from sheeplike import host
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import as_command_errors, expand, nearest, validated
 from sheeplike.config.saved import read_saved, to_yaml
+from sheeplike.envs.contract import resolve_device
 from sheeplike.envs.spaces import Data, Space, Spaces, describe
 from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
@@ -130,7 +130,9 @@ def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.dev
     """
     import torch
 
-    device, place = _check_device(device), find(str(place))
+    place = find(str(place))
+    with as_command_errors(ValueError):
+        device = resolve_device(device)
     with _explain(place):
         # Only the agent's section is checked: the task may not be installed on this machine.
         saved = read_saved(config_of(place) if is_export(place) else config_file(place, "run"))
@@ -142,18 +144,6 @@ def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.dev
         autocast = partial(torch.autocast, device.type, torch.bfloat16) if mixed else nullcontext
         space, actions = known.build()
         return build(place, weights, space, actions, config, device=device, autocast=autocast)
-
-
-def _check_device(device: torch.device | str) -> torch.device:
-    import torch
-
-    name = str(device)
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise InvalidOption("device", name, "cpu or cuda", "cpu" if "c" in name[:1] else "cuda")
-    if name != "cpu" and not torch.cuda.is_available():
-        problem = host.gpu_problem() or "it has none"
-        raise InvalidOption("device", name, f"a GPU that torch can use, but {problem}", "cpu")
-    return torch.device(name)
 
 
 def build(
