@@ -111,7 +111,7 @@ class RunLogger:
         row = axes | {name: value if math.isfinite(value) else None for name, value in values.items()}
         with self._guard("metrics.jsonl"):
             _append(self._rows, json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._each(lambda sink: sink.add_scalars(values, step))
+        self.each(lambda sink: sink.add_scalars(values, step))
 
     def log_video(self, name: str, video: Tensor, *, step: int, fps: float) -> None:
         """Show a video, uint8 ``(T, H, W, 3)``, as an animated GIF, which is encoded after this returns."""
@@ -120,22 +120,6 @@ class RunLogger:
             frames = video.detach().to("cpu", copy=True)
             self._videos.put(partial(self._add_video, name, frames, step, fps))
 
-    def log_text(self, name: str, text: str, step: int = 0) -> None:
-        """Show Markdown."""
-        self._each(lambda sink: sink.add_text(name, text, step))
-
-    def log_config(self, config: Mapping[str, Any]) -> None:
-        """Keep the whole configuration, nested dictionaries of plain values."""
-        self._each(lambda sink: sink.add_config(config))
-
-    def log_hyperparameters(self, columns: Mapping[str, type], values: Mapping[str, float | str]) -> None:
-        """Enter the run into TensorBoard's table of runs (see :func:`table_entry`)."""
-        self._each(lambda sink: sink.add_hyperparameters(columns, values))
-
-    def log_layout(self, metrics: Iterable[str]) -> None:
-        """Arrange the curves of ``metrics`` in charts; one call per run is enough."""
-        self._each(lambda sink: sink.add_charts(metrics))
-
     def close(self) -> None:
         """Finish the videos that are waiting, and close all files."""
         if self._closed:
@@ -143,7 +127,7 @@ class RunLogger:
         self._closed = True
         self._videos.put(None)
         self._encoder.join()
-        self._each(lambda sink: sink.close())
+        self.each(lambda sink: sink.close())
         with self._guard("metrics.jsonl"):
             self._rows.close()
 
@@ -155,9 +139,10 @@ class RunLogger:
 
     def _add_video(self, name: str, frames: Tensor, step: int, fps: float) -> None:
         gif = encode_gif(frames, fps)
-        self._each(lambda sink: sink.add_video(name, gif, step))
+        self.each(lambda sink: sink.add_video(name, gif, step))
 
-    def _each(self, write: Callable[[Sink], object]) -> None:
+    def each(self, write: Callable[[Sink], object]) -> None:
+        """Call a method of every destination, such as ``lambda sink: sink.add_text(name, text, step)``."""
         for sink in self._sinks:
             with self._guard(sink.name, sink.remedy):
                 write(sink)

@@ -184,10 +184,11 @@ class Experiment:
             return
         config, step, logger = self.config, self.policy_steps, self.recorder.logger
         banner("sheeplike", describe(config, self.envs, self.agent, step, self.run_dir, files, step_seconds))
-        logger.log_config(to_data(config))
-        logger.log_text("config", f"```yaml\n{to_yaml(config)}```", step)
-        logger.log_text("start", f"```json\n{json.dumps(self.storage.record_start(), indent=1)}\n```", step)
-        logger.log_hyperparameters(*headlines(config))
+        start = json.dumps(self.storage.record_start(), indent=1)
+        logger.each(lambda sink: sink.add_config(to_data(config)))
+        logger.each(lambda sink: sink.add_text("config", f"```yaml\n{to_yaml(config)}```", step))
+        logger.each(lambda sink: sink.add_text("start", f"```json\n{start}\n```", step))
+        logger.each(lambda sink: sink.add_hyperparameters(*headlines(config)))
         if step < self._first_update:
             self.progress.stage(config.agent.collecting)
 
@@ -389,7 +390,7 @@ class Experiment:
                 return
             raise
         self._compiled = True
-        self.recorder.logger.log_text("compile", str(self._compilation), self.policy_steps)
+        self.recorder.logger.each(lambda sink: sink.add_text("compile", str(self._compilation), self.policy_steps))
         if self._compiled_before not in (None, self._compilation):
             change = f"compiled as {self._compiled_before!r} before, and as {self._compilation!r} here"
             warn(f"this resume may differ in the last bits: {change}")

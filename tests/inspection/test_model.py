@@ -345,7 +345,7 @@ def test_what_has_no_world_model(make_ppo: Callable[..., PPO]) -> None:
 
 
 @pytest.mark.parametrize(("device", "expected"), [("gpu", "cuda"), ("cuda", "cpu")])
-def test_a_device_that_is_not_there(device: str, nearest: str) -> None:
+def test_a_device_that_is_not_there(device: str, expected: str) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("it is there")
     with pytest.raises(CommandError, match=rf"device='{device}'.*expected.*{expected}"):

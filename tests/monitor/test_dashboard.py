@@ -37,8 +37,8 @@ VALUES = {"seed": 3.0, "env.name": "cartpole_balance", "agent.size": "1m"}
 def written(tmp_path: Path) -> EventAccumulator:
     run = RunLogger(tmp_path / "run", [EventFile])
     run.log({"rollout/return_mean": 5.0}, step=32, gradient_steps=0, seconds=1)
-    run.log_hyperparameters(COLUMNS, VALUES)
-    run.log_layout(DREAMER)
+    run.each(lambda sink: sink.add_hyperparameters(COLUMNS, VALUES))
+    run.each(lambda sink: sink.add_charts(DREAMER))
     run.log({"eval/return_mean": 7.0}, step=64, gradient_steps=4, seconds=2)
     run.close()
     (file,) = (tmp_path / "run").rglob("events.out.tfevents.*")  # none in a directory below
@@ -99,7 +99,7 @@ def test_every_expression_is_valid():
 
 def test_without_tensorboard_nothing_happens(tmp_path):
     run = RunLogger(tmp_path)
-    run.log_hyperparameters(COLUMNS, VALUES)
-    run.log_layout(PPO)
+    run.each(lambda sink: sink.add_hyperparameters(COLUMNS, VALUES))
+    run.each(lambda sink: sink.add_charts(PPO))
     run.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

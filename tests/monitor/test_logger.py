@@ -63,7 +63,7 @@ def test_without_tensorboard_there_is_no_event_file(tmp_path):
     run = RunLogger(tmp_path)
     log(run, 1)
     run.log_video("video", video(), step=1, fps=10)
-    run.log_text("config", "text", 1)
+    run.each(lambda sink: sink.add_text("config", "text", 1))
     run.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
@@ -119,7 +119,7 @@ def test_a_video_of_the_wrong_type_is_refused_at_once(tmp_path):
 
 def test_a_text_reads_back(tmp_path):
     run = RunLogger(tmp_path, [EventFile])
-    run.log_text("config", "```yaml\nseed: 1\n```", 0)
+    run.each(lambda sink: sink.add_text("config", "```yaml\nseed: 1\n```", 0))
     run.close()
     tensor = events(tmp_path).Tensors("config/text_summary")[0].tensor_proto
     assert tensor.string_val[0].decode() == "```yaml\nseed: 1\n```"
@@ -266,7 +266,7 @@ def test_tensorboard_that_fails_warns_once_and_the_rows_go_on(tmp_path, monkeypa
     with pytest.warns(RuntimeWarning, match="device"):
         log(run, 1)
     log(run, 2)
-    run.log_text("config", "text", 2)
+    run.each(lambda sink: sink.add_text("config", "text", 2))
     run.log_video("video", video(), step=2, fps=10)
     run.close()
     assert not recwarn.list  # pytest.warns took the only one
@@ -316,7 +316,7 @@ def test_a_further_sink_gets_what_tensorboard_gets(tmp_path: Path) -> None:
 
     run = RunLogger(tmp_path, [Stub])
     run.log({"loss/dyn": 1.0}, step=1, gradient_steps=0, seconds=0.0)
-    run.log_text("config", "seed: 0")
+    run.each(lambda sink: sink.add_text("config", "seed: 0", 0))
     run.log_video("eval/front", video(), step=1, fps=10)
     run.close()
     assert calls == [

@@ -105,7 +105,7 @@ def test_ids_of_the_checkpoint_reach_their_destinations_and_stay(tmp_path):
     assert RunLogger(tmp_path, [Distant]).run_ids == {"distant": "new"}
     run = RunLogger(tmp_path, [Distant], run_ids={"distant": "old", "other": "kept"}, purge_step=8)
     assert run.run_ids == {"distant": "old", "other": "kept"}
-    run.log_config({"a": {"b": 1}})
+    run.each(lambda sink: sink.add_config({"a": {"b": 1}}))
     assert (run._sinks[0].purge_step, run._sinks[0].got) == (8, [{"a": {"b": 1}}])
     run.close()
 
@@ -147,15 +147,15 @@ def test_mlflow_keeps_everything_and_a_resumed_run_goes_on(store, tmp_path):
 
     kind, before = LOGGERS.load("mlflow", Sink), generators()
     run = RunLogger(tmp_path / "env/agent/seed_0", [kind])
-    run.log_config({"agent": {"size": "1m"}, "seed": 3, **{f"many_{n}": n for n in range(150)}})
-    run.log_text("config", "seed: 3")
+    run.each(lambda sink: sink.add_config({"agent": {"size": "1m"}, "seed": 3, **{f"many_{n}": n for n in range(150)}}))
+    run.each(lambda sink: sink.add_text("config", "seed: 3", 0))
     log(run, 10, **{"wm/open_loop_mse@15": 0.5, "odd": math.nan, "far": math.inf})
     run.log_video("eval/front", clip(), step=10, fps=10)
     log(run, 20, a=2.0)
     run.close()
     ids = run.run_ids
     resumed = RunLogger(tmp_path / "env/agent/seed_0", [kind], run_ids=ids, purge_step=10)
-    resumed.log_config({"agent": {"size": "1m"}, "seed": 4})
+    resumed.each(lambda sink: sink.add_config({"agent": {"size": "1m"}, "seed": 4}))
     log(resumed, 20, a=2.0)
     log(resumed, 30, a=3.0)
     resumed.close()
@@ -256,8 +256,8 @@ from sheeplike.monitor.sinks import WandB
 
 run = RunLogger(Path("env/agent/seed_0").absolute(), [WandB], run_ids=json.loads(sys.argv[1]))
 print(json.dumps(run.run_ids), flush=True)
-run.log_config({"agent": {"size": "1m"}, "seed": 3})
-run.log_text("config", "seed: 3")
+run.each(lambda sink: sink.add_config({"agent": {"size": "1m"}, "seed": 3}))
+run.each(lambda sink: sink.add_text("config", "seed: 3", 0))
 for step in map(int, sys.argv[2:]):
     run.log({"loss/dyn": step / 2, "odd": float("nan")}, step=step, gradient_steps=0, seconds=0)
     run.log_video("eval/front", torch.zeros(3, 16, 24, 3, dtype=torch.uint8), step=step, fps=10)
