@@ -21,14 +21,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sheeplike import caches, host
 from sheeplike.files import check_writable, write_atomically
 from sheeplike.terminal import echo, first_sentence
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GIB = 2**30
 LEAST_MEMORY, LEAST_DISK, LEAST_CACHE = 3 * GIB, 2 * GIB, GIB
@@ -394,7 +391,7 @@ def gpu_graphs(device: str = "cuda") -> str:
         mine = copy.deepcopy(model)
         optimizer = torch.optim.Adam(mine.parameters(), lr=1e-2, capturable=device != "cpu")
 
-        def update(x: Tensor, mine: Any = mine, optimizer: Any = optimizer) -> Tensor:
+        def update(x: Any, mine: Any = mine, optimizer: Any = optimizer) -> Any:
             loss = (mine(x + torch.rand_like(x)) - x).square().mean()
             optimizer.zero_grad(set_to_none=False)
             loss.backward()
@@ -508,7 +505,7 @@ def free_space(place: str, least: int) -> str:
     return f"{os.path.abspath(place)}, {free / GIB:.1f} GiB free"
 
 
-def handed_over(device: str, size: int, steps: int, sync: str) -> Tensor:
+def handed_over(device: str, size: int, steps: int, sync: str) -> Any:
     """Step a simulation with new actions, the last two kept alive; return all states ``(steps, size, size)``."""
     import collections
 
@@ -540,7 +537,7 @@ def cartpoles(device: str, num_envs: int = 4, **options: Any) -> Any:
     return envs.make("cartpole_balance", num_envs=num_envs, image_size=32, device=device, **options)
 
 
-def ten_updates(device: str, mode: str, size: Any, precision: str) -> Tensor:
+def ten_updates(device: str, mode: str, size: Any, precision: str) -> Any:
     """Return the total losses ``(10,)`` of an agent with the same weights and experience in all modes."""
     import numpy as np
     import torch
@@ -579,7 +576,7 @@ def program(*arguments: str) -> None:
     expect(done.returncode == 0, f"status {done.returncode}: {last_line(output)}")
 
 
-def close(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+def close(what: str, found: Any, expected: Any, tolerance: float) -> None:
     """Fail if tensors differ by more than ``tolerance`` times the largest expected value."""
     found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
     away = ((found - expected).abs().max() / expected.abs().max()).item()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,14 +29,12 @@ from torch import Tensor
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.data.episodes import Episode
 from sheeplike.data.writing import NpzWriter
+from sheeplike.inspection.dream.overlay import Places, Points
 from sheeplike.inspection.dream.recording import MOST_SEED, PLACED, Recording
 from sheeplike.inspection.model import States, TrainedModel, combine
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
-
-if TYPE_CHECKING:
-    from sheeplike.inspection.dream.overlay import Places, Points
 
 Source = Literal["keys", "policy", "sample", "recorded"]
 Driver = Literal["same", "policy", "random"]
