@@ -133,7 +133,7 @@ def test_what_is_asked_for(capfd: pytest.CaptureFixture[str], refusal: Callable[
     assert set(LIGHT) < set(asked("quick")) < set(CHECKS)
     assert not {"dry_run", "renderer", "gpu_worlds"} & set(asked("quick"))
     assert asked("bridge", "python", "bridge") == ["python", "bridge"]
-    assert asked("quick", "physics") == [*asked("quick"), "physics"]
+    assert asked("quick", "renderer") == [*asked("quick"), "renderer"]
     assert "nearest: bridge" in refusal("doctor brigde")
     assert "nearest: quick" in refusal("doctor fast")
     assert "nearest: timeout" in refusal("doctor quick timout=3")
@@ -336,7 +336,6 @@ def test_types_that_do_not_cross(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_worlds_that_move_and_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.physics().startswith("20 steps")
     assert checks.renderer().startswith("4 frames")
     real = checks.cartpoles
 
