@@ -18,7 +18,7 @@ from pydantic import Field
 from sheeplike import __version__
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
-from sheeplike.config.errors import expand, nearest, require_writable
+from sheeplike.config.errors import expand, require_writable
 from sheeplike.files import write_atomically
 from sheeplike.monitor.progress import phase
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
@@ -88,9 +88,6 @@ def parse(request: Request) -> DoctorOptions:
     keys = [text for text in request.arguments if "=" in text]
     if words and (also := [text for text in keys if text.startswith("checks=")]):
         raise CommandError(f"{also[0]} beside {' '.join(words)}: expected all checks in one of the two forms")
-    if unknown := [word for word in words if word not in ("quick", *CHECKS)]:
-        near = nearest(unknown[0], ["quick", *CHECKS]) or "quick"
-        raise CommandError(f"{unknown[0]}: expected quick, or a check of doctor --help; nearest: {near}")
     asked = load_options(DoctorOptions, [*keys, *([f"checks=[{','.join(words)}]"] if words else [])])
     wanted = {name for name in CHECKS if name in asked.checks or ("quick" in asked.checks and CHECKS[name].quick)}
     return asked.replace(checks=tuple(name for name in CHECKS if name in wanted))

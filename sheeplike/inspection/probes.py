@@ -19,6 +19,7 @@ from sheeplike.agents.agent import own_randomness
 from sheeplike.nn.layers import MLP, Linear
 
 ALPHAS = tuple(10.0**power for power in range(-5, 4))  # penalties of the ridge, per row
+UNITS = 128  # of the MLP
 MAX_ROWS = 8192  # a linear probe is fitted to at most so many
 LIMIT = 10.0  # deviations; limit of the MLP's features, which rare classes would exceed by far
 CONSTANT = 1e-5  # an entry with a lower deviation, relative to its magnitude, is constant
@@ -94,17 +95,7 @@ def fit_linear(features: Tensor, target: Tensor, episode: Tensor, *, seed: int =
     return LinearProbe(*chosen, torch.tensor(ALPHAS, device=features.device)[best])
 
 
-def fit_mlp(
-    features: Tensor,
-    target: Tensor,
-    episode: Tensor,
-    *,
-    units: int = 128,
-    steps: int = 1000,
-    batch: int = 256,
-    rate: float = 1e-3,
-    seed: int = 0,
-) -> MLPProbe:
+def fit_mlp(features: Tensor, target: Tensor, episode: Tensor, *, steps: int = 1000, seed: int = 0) -> MLPProbe:
     """Fit an MLP of one hidden layer with AdamW, and keep the weights that were best on held-out episodes."""
     inner, chosen_on = _inner_split(episode, seed)
     centre, scale = _moments(features[inner])
@@ -113,8 +104,8 @@ def fit_mlp(
     with own_randomness(features.device):
         torch.manual_seed(seed)
         # The output layer begins at zero, which predicts the mean: a fit to noise is no worse than that.
-        net = nn.Sequential(MLP(x.shape[1], units, 1), Linear(units, y.shape[1], scale=0.0)).to(features.device)
-        optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
+        net = nn.Sequential(MLP(x.shape[1], UNITS, 1), Linear(UNITS, y.shape[1], scale=0.0)).to(features.device)
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=1e-2)
         best, kept = float("inf"), copy.deepcopy(net.state_dict())
         for step in range(steps + 1):
             if step % 50 == 0:
@@ -122,7 +113,7 @@ def fit_mlp(
                     error = F.mse_loss(net(x[chosen_on]), y[chosen_on]).item()
                 if error < best:
                     best, kept = error, copy.deepcopy(net.state_dict())
-            rows = inner[torch.randint(len(inner), (batch,), device=features.device)]
+            rows = inner[torch.randint(len(inner), (256,), device=features.device)]
             optimizer.zero_grad()
             F.mse_loss(net(x[rows]), y[rows]).backward()
             optimizer.step()

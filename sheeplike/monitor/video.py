@@ -30,16 +30,15 @@ def check_video(video: Tensor) -> None:
     assert video.numel(), video.shape
 
 
-def encode_gif(video: Tensor, fps: float, enlarged: int = 1) -> bytes:
+def encode_gif(video: Tensor, fps: float) -> bytes:
     """Encode uint8 ``(T, H, W, 3)`` as an animated GIF that loops; above 50 frames per second it leaves frames out.
 
-    All frames share one palette, so that nothing flickers. Pixels are repeated ``enlarged`` times, across and down.
+    All frames share one palette, so that nothing flickers.
     """
     check_video(video)
     assert fps > 0, fps
-    size = video.shape[2] * enlarged, video.shape[1] * enlarged
     stride = math.ceil(fps / MAX_GIF_FPS)
-    images = [image.resize(size) for image in _to_palette(video[::stride].detach().cpu().numpy())]
+    images = _to_palette(video[::stride].detach().cpu().numpy())
     # Ends in units of 10 ms: rounding ends instead of durations keeps the length of the video right.
     ends = [round(i * 100 * stride / fps) for i in range(len(images) + 1)]
     durations = [min(10 * (end - start), LONGEST_FRAME) for start, end in itertools.pairwise(ends)]

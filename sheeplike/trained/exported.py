@@ -196,8 +196,7 @@ def read(place: Path, checkpoint: str = "last") -> tuple[dict[str, Any], dict[st
 def spaces_of(place: Path, meta: Mapping[str, Any]) -> Spaces:
     """Return the spaces of one world that :func:`read` found."""
     if meta.get("spaces") is None:
-        why = "an older version wrote it, or the actions are neither Box nor Discrete nor MultiDiscrete"
-        raise CommandError(f"run={place}: the checkpoint does not describe its observations: {why}; resume the run")
+        raise CommandError(f"run={place}: the actions are neither Box nor Discrete nor MultiDiscrete")
     try:
         return Spaces.model_validate_json(json.dumps(meta["spaces"]))
     except ValidationError as error:

@@ -134,8 +134,8 @@ def test_what_is_asked_for(capfd: pytest.CaptureFixture[str], refusal: Callable[
     assert not {"dry_run", "renderer", "gpu_worlds"} & set(asked("quick"))
     assert asked("bridge", "python", "bridge") == ["python", "bridge"]
     assert asked("quick", "renderer") == [*asked("quick"), "renderer"]
-    assert "nearest: bridge" in refusal("doctor brigde")
-    assert "nearest: quick" in refusal("doctor fast")
+    assert "nearest: checks=[bridge]" in refusal("doctor brigde")
+    assert "quick" in refusal("doctor fast")
     assert "nearest: timeout" in refusal("doctor quick timout=3")
     assert refusal("doctor checks=[disk] memory").names("checks=[disk]", "memory")
     assert "timeout=0" in refusal("doctor timeout=0")
