@@ -28,11 +28,9 @@ from sheeplike.options import (
     InvalidOption,
     Key,
     Options,
-    format_value,
     keys_of,
 )
 
-IMAGES = ("pixels/", "depth/", "segmentation/")  # prefixes of rendered observations
 # The encoder halves an image four times and must end at 3 to 16 pixels a side.
 Side = Annotated[int, Field(ge=48, le=256, multiple_of=16)]
 ByCamera = Annotated[dict[str, Side | tuple[Side, Side]], Field(min_length=1)]
@@ -302,7 +300,6 @@ def validate(data: Mapping[str, Any]) -> Config:
         )
     with as_command_errors(ValueError):
         _check_env(config)
-        _check_rendering(config)
         _check_data(config)
         total_steps = 10**12 if config.offline else config.total_steps
         agent = config.agent.check(num_envs=env.num_envs, total_steps=total_steps)
@@ -401,20 +398,3 @@ def _check_ranks(config: Config, eval_envs: int) -> None:
             raise InvalidOption(key, number, expected, max(round(number / ranks), 1) * ranks)
     with as_command_errors(ValueError):
         whole.agent.divide(ranks, whole.env.num_envs // ranks)
-
-
-def _check_rendering(config: Config) -> None:
-    """Raise for image sizes of cameras that are not rendered, and for images without a renderer."""
-    env = config.env
-    sizes, cameras = env.image_size, env.cameras
-    if isinstance(sizes, dict) and cameras is not None and set(cameras) != set(sizes):
-        expected = f"a size for each of env.cameras={format_value(cameras)}, and for no other"
-        raise InvalidOption("env.image_size", sizes, expected)
-    if env.renderer != "none":
-        return
-    for key in ("observations", "value_observations"):
-        patterns = getattr(config.agent, key, None) or ()
-        if any(pattern.startswith(IMAGES) for pattern in patterns):
-            rest = [pattern for pattern in patterns if not pattern.startswith(IMAGES)]
-            expected = "vectors alone, since env.renderer=none renders no images"
-            raise InvalidOption(f"agent.{key}", patterns, expected, rest or ["state"])

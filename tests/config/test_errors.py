@@ -109,8 +109,6 @@ def test_values(refused, override, nearest):
         ("env.cameras=[front,front]", ["nearest: env.cameras=[front]"]),
         ("env.image_size={front:big}", []),
         ("env.image_size={}", []),
-        ("env.image_size={front:64,wrist:48}", ["env.cameras=[front]"]),
-        ("env.image_size={wrist:48}", ["env.cameras=[front]"]),
         ("env.renderer=wrap", ["warp, none", "nearest: env.renderer=warp"]),
         ("env.renderer=non", ["warp, none", "nearest: env.renderer=none"]),
         ("agent.targets=[1]", []),
@@ -187,13 +185,8 @@ def test_a_file_in_another_encoding_is_named(encoding, refused, tmp_path):
     assert refused(f"--config-dir={tmp_path}", *JOB, "profile=mine").names("mine.yaml", "UTF-8")
 
 
-def test_what_is_not_rendered_cannot_be_observed(refused, sheeplike):
+def test_what_is_not_rendered_has_no_options(refused, sheeplike):
     blind = ("exp=ppo", "env=franka_pick", "env.renderer=none")
-    line = refused(*blind, "agent.observations=[state,depth/*]")
-    assert line.names("agent.observations=[state,depth/*]", "env.renderer=none")
-    assert line.endswith("nearest: agent.observations=[state]\n")
-    line = refused(*blind, "agent.observations=[state]", "agent.value_observations=[pixels/*]")
-    assert "agent.value_observations=[pixels/*]" in line
     for option in ("depth", "segmentation", "shadows", "textures"):
         line = refused(*blind, "agent.observations=[state]", f"env.{option}=true")
         assert line.names(f"env.{option}=true", "false", "env.renderer=none")
