@@ -115,8 +115,6 @@ def check(
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
     if isinstance(checked, CommonOptions | PlaygroundOptions):
         checked.check()
-    if isinstance(checked, TaskOptions):
-        checked.check_cameras(simulation.cameras or ())
     return checked
 
 

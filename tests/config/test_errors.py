@@ -105,7 +105,6 @@ def test_values(refused, override, nearest):
         ("total_steps=1e99", ["total_steps=1e+99", "nearest: total_steps=1000000000000"]),
         ("video_every=[1,2]", ["null", "nearest: video_every=5000"]),
         ("env.cameras=[1]", ["null"]),
-        ("env.cameras=[front,wrst]", ["front, scene, wrist", "nearest: env.cameras=[front,wrist]"]),
         ("env.cameras=[front,front]", ["nearest: env.cameras=[front]"]),
         ("env.image_size={front:big}", []),
         ("env.image_size={}", []),

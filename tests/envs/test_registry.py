@@ -54,7 +54,7 @@ def test_scenes_are_package_data_and_compile(scene):
         ({"image_size": (8, 8, 3)}, r"image_size=\(8, 8, 3\)"),
         (
             {"cameras": ["fxied"]},
-            r"nearest: cameras=\[fixed\]",
+            r"nearest: fixed",
         ),
         ({"cameras": ["fixed", "fixed"]}, "once"),
         ({"cameras": []}, r"cameras=\[\]"),

@@ -3,18 +3,16 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from ctypes.util import find_library
 from importlib.resources import files
 from typing import Any, ClassVar
-from xml.etree import ElementTree
 
 from pydantic import Field
 
 from sheeplike import host
 from sheeplike.envs.contract import Unusable
 from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
-from sheeplike.options import InvalidOption, Options, format_value, nearest
+from sheeplike.options import InvalidOption, Options, format_value
 
 PLAYGROUND_IDS = (
     *("AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalance", "CartpoleBalanceSparse"),
@@ -90,16 +88,6 @@ class TaskOptions(Options):
     def read_scene(cls) -> str:
         """Return the scene, as XML."""
         return files(f"{__package__}.tasks").joinpath(cls.scene).read_text(encoding="utf-8")
-
-    @classmethod
-    def check_cameras(cls, cameras: Sequence[str]) -> None:
-        """Raise ``InvalidOption`` for a camera that the file ``scene`` lacks."""
-        if cls.scene is None:
-            return
-        known = [camera.get("name") for camera in ElementTree.fromstring(cls.read_scene()).iter("camera")]
-        if not {*cameras} <= {*known}:
-            closest = list(dict.fromkeys(nearest(name, known) for name in cameras))
-            raise InvalidOption("cameras", cameras, f"names of the scene's cameras: {', '.join(known)}", closest)
 
 
 class CartpoleOptions(TaskOptions):
