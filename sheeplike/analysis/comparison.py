@@ -195,7 +195,6 @@ def _short(value: float, x: str) -> str:
 
 
 def _is_good(metric: str) -> bool:
-    """Tell whether more of a metric is better."""
     return any(word in metric for word in ("return", "success", "reward", "score"))
 
 

@@ -107,7 +107,6 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
 
 
 def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: Sources) -> Merged:
-    """Merge files, with their sections for the chosen agents and profiles."""
     merged = Merged()
     for group in ("env", "agent"):  # the name defaults to the file's
         if not isinstance(choices.get(group), str):
@@ -408,7 +407,6 @@ def _profile(changes: Iterable[Override]) -> str:
 
 
 def _add_dry_run(merged: Merged, agent: type[AgentConfig]) -> None:
-    """Merge the values that make a run short."""
     content = OmegaConf.to_container(OmegaConf.load(CONFIGS / "dry_run.yaml"))
     with as_command_errors(ValueError):
         if "episode_length" not in envs.task_options(merged.data["env"]["name"]):

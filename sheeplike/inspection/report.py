@@ -126,7 +126,6 @@ def draw_strip(strip: Strip) -> bytes:
 
 
 def _kinds(numbers: Numbers) -> Iterable[tuple[str, str]]:
-    """Pair each kind of episodes with a colour."""
     return zip(numbers["episodes"], COLOURS, strict=False)
 
 

@@ -106,7 +106,6 @@ class Mirror:
         return {}
 
     def _steps(self) -> list[int]:
-        """Return the steps of the checkpoints there, oldest first."""
         return sorted(int(found[1]) for found in map(_LIST.fullmatch, self._sizes(CHECKPOINTS)) if found)
 
     def _manifests(self, step: int) -> list[str]:
@@ -192,7 +191,6 @@ class Mirror:
             self._fs.pipe_file(path, data)
 
     def _own_manifests(self, step: int) -> list[str]:
-        """Return the manifests of all ranks of a checkpoint here."""
         first = json.loads((self._path(step) / MANIFEST).read_bytes())
         ranks = range(first["meta"].get("ranks", 1))
         return [(self._path(step, rank) / MANIFEST).read_text("utf-8") for rank in ranks]

@@ -67,7 +67,6 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
 
 
 def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
-    """Return the plan to resume the run in ``run_dir``."""
     file = config_file(run_dir, "resume")
     if not checkpoint_steps(run_dir):
         raise CommandError(

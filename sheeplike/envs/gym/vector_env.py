@@ -212,7 +212,6 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             self._restarts += 1
 
     def _deliver(self) -> StepResult:
-        """Return the results of a call."""
         observations = {key: send(self._buffer[key], self.device) for key in self.single_observation_space}
         scalars = {key: send(value, self.device) for key, value in self._host.items()}
         totals = {key: scalars[key] for key in ("return", "length", "success")} | {"reward_terms": {}}

@@ -327,7 +327,6 @@ class Simulator:
         return variation, state, frames, vectors, results
 
     def _varied(self, variation: Variation) -> mjx.Model:
-        """Return the model of a world."""
         return self._model.tree_replace(self.randomization.placed(variation.model))
 
     def _no_actions(self) -> dict[str, jax.Array]:

@@ -360,7 +360,6 @@ class Server:
         self._thread.shutdown()
 
     async def _leave(self, app: web.Application) -> None:
-        """Close the page's connection with a reason."""
         if self._page is not None:
             await self._page.ws.close(code=WSCloseCode.GOING_AWAY)
 

@@ -537,7 +537,6 @@ class Session:
             self.version += 1
 
     def _decode(self, moment: Moment) -> Moment:
-        """Fill in numbers, pictures and points."""
         model, states = self.model, combine([moment.posterior, self._held(moment)])
         found = model.decode(states)
         errors = sum(
