@@ -93,9 +93,11 @@ class DreamerV3(Agent):
         )
         self.keys, self.predicted, self.codec = self.networks.keys, self.networks.predicted, self.networks.codec
         self.world_model, self.actor_critic = self.networks.world_model, self.networks.actor_critic
-        self.stored = self.predicted.and_also(observation_space, config.probes)
+        self.stored = self.networks.known.and_also(observation_space, config.probes)
         self.observed = self.stored.spaces
         self.scales = config.loss_scales.model_dump(by_alias=True)
+        if self.world_model.reconstructs:
+            del self.scales["barlow"]
         self.optimizer = self.make_optimizer([p for p in self.networks.parameters() if p.requires_grad])
         self.probes: Probes | None = None
         if config.probes:
@@ -198,7 +200,7 @@ class DreamerV3(Agent):
             for time in range(ring.oldest, ring.added):
                 stored = ring.read_steps(time, time + 1)
                 row = {key: value[0].to(self.device).unsqueeze(1) for key, value in stored.items()}
-                latent, _ = self.world_model.observe(latent, action, row, row["is_first"])
+                latent, *_ = self.world_model.observe(latent, action, row, row["is_first"])
                 latent, action = latent.map(lambda x: x.squeeze(1)), row["action"]
                 for name, value in pack_latent(latent).items():
                     ring.storage[name][time % ring.length] = value
@@ -215,9 +217,9 @@ class DreamerV3(Agent):
                 data = self.held_out.gather(*self.held_out.fetch(envs, torch.full_like(envs, start))).data
                 batch = {key: value[:, CONTEXT:] for key, value in data.items()}
                 action = data["action"][:, CONTEXT - 1 : -1]
-                posterior, logits = self.world_model.observe(self.context(data), action, batch, batch["is_first"])
-                losses, metrics = self.world_model.losses(posterior, logits, batch)
-                losses = {name: loss.mean() for name, loss in losses.items() if name not in ("dyn", "rep")}
+                states, logits, embed = self.world_model.observe(self.context(data), action, batch, batch["is_first"])
+                losses, metrics = self.world_model.losses(states, logits, batch, embed)
+                losses = {name: loss.mean() for name, loss in losses.items() if name not in ("barlow", "dyn", "rep")}
                 found.append(losses | {"kl": metrics["wm/kl"]})
         means = {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
         return {f"held_out/{name}": value for name, value in means.items()} | {"held_out/nll": sum(means.values())}
@@ -379,8 +381,8 @@ class DreamerV3(Agent):
         start = self.context(data)
         previous_action = data["action"][:, CONTEXT - 1 : -1]
         batch = {key: value[:, CONTEXT:] for key, value in data.items()}
-        posterior, logits = world.observe(start, previous_action, batch, batch["is_first"])
-        losses, metrics = world.losses(posterior, logits, batch)
+        posterior, logits, embed = world.observe(start, previous_action, batch, batch["is_first"])
+        losses, metrics = world.losses(posterior, logits, batch, embed)
         # Imagination starts from every replayed state, sequences first, then time.
         starts = posterior.detach().map(lambda x: x.flatten(0, 1))
         imagined = self.actor_critic.imagine(world.rssm, starts, self.config.imagination_length)
@@ -450,7 +452,7 @@ class DreamerV3(Agent):
             data = self.sampled.sample(min(self.config.batch_size, FILMED)).data
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             action = data["action"][:, CONTEXT - 1 : -1]
-            posterior, _ = world.observe(self.context(data), action, batch, batch["is_first"])
+            posterior, *_ = world.observe(self.context(data), action, batch, batch["is_first"])
             shown = frames_before(batch["is_first"], batch["is_last"])  # (B, SEEN)
             rows = torch.arange(len(shown), device=self.device)
             features, _ = critic.imagine(world.rssm, posterior.map(lambda x: x[rows, shown[:, -1]]), DREAMT)
