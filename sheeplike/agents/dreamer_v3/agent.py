@@ -124,6 +124,10 @@ class DreamerV3(Agent):
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
         self._last_draw: tuple[Tensor, Tensor] | None = None
+        # The model in which behaviour is learnt. A gradient through it must not reach its weights: a twin shares them.
+        self.dreamt, self.dreamt_value = self.world_model, self.actor_critic.value
+        if config.actor_gradient != "reinforce":
+            self.dreamt, self.dreamt_value = _twin(self.dreamt), _twin(self.dreamt_value)
         # Takes the gradient of REINFORCE, which can be scaled only after that of the entropy is computed.
         self.reinforced = copy.deepcopy(self.actor_critic.policy) if ranks.size > 1 else None
         self._compile(compile)
@@ -385,7 +389,9 @@ class DreamerV3(Agent):
         losses, metrics = world.losses(posterior, logits, batch, embed)
         # Imagination starts from every replayed state, sequences first, then time.
         starts = posterior.detach().map(lambda x: x.flatten(0, 1))
-        imagined = self.actor_critic.imagine(world.rssm, starts, self.config.imagination_length)
+        critic, through = self.actor_critic, self.config.actor_gradient != "reinforce"
+        policy = (self.reinforced or critic.policy) if through else None
+        imagined = critic.imagine(self.dreamt.rssm, starts, self.config.imagination_length, policy)
         behaviour, info = self.behaviour_losses(*imagined, posterior.features, batch)
         return losses | behaviour, metrics | info, posterior
 
@@ -399,9 +405,12 @@ class DreamerV3(Agent):
             replayed: features ``(B, T, F)`` of the states in which imagination began, with gradient.
             batch: ``reward``, ``is_last`` and ``is_terminal`` ``(B, T)`` of these states.
         """
-        world, critic = self.world_model, self.actor_critic
+        critic, through = self.actor_critic, None
+        with torch.set_grad_enabled(features.requires_grad):
+            reward, cont = self.imagined_reward(features, actions), self.dreamt.cont(features).prob()
+            if features.requires_grad:
+                through, features = self.dreamt_value(features), features.detach()
         with torch.no_grad():
-            reward, cont = self.imagined_reward(features, actions), world.cont(features).prob()
             slow, slow_replayed = critic.slow_value(features), critic.slow_value(replayed)
         losses, returns, metrics = imagination_loss(
             actions,
@@ -414,6 +423,8 @@ class DreamerV3(Agent):
             return_lambda=self.config.return_lambda,
             entropy_scale=self.config.entropy_scale,
             reinforced=None if self.reinforced is None else self.reinforced(features),
+            through=through,
+            dynamics=1.0 if self.config.actor_gradient == "dynamics" else 0.1,
         )
         losses["replay_value"] = replay_value_loss(
             batch["is_last"],
@@ -429,7 +440,7 @@ class DreamerV3(Agent):
 
     def imagined_reward(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the reward for arriving at each imagined state, ``(B * T, I + 1)``."""
-        return self.world_model.reward(features).pred()
+        return self.dreamt.reward(features).pred()
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Predict replayed sequences open-loop: metrics, and the images of each camera."""
@@ -593,6 +604,16 @@ class DreamerV3(Agent):
             self.recorded.expected = None
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return a module that computes with the weights of another and takes no gradient to them."""
+    twin = copy.deepcopy(module).requires_grad_(False)
+    for own, shared in zip(
+        (*twin.parameters(), *twin.buffers()), (*module.parameters(), *module.buffers()), strict=True
+    ):
+        own.data = shared.data
+    return twin
 
 
 def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:

@@ -68,6 +68,9 @@ class DreamerV3Config(AgentConfig):
         description="what shapes the latents beside rewards, ends and targets: decoding what the model sees, or "
         "correlating with the encoder's output (R2-Dreamer)",
     )
+    actor_gradient: Literal["reinforce", "dynamics", "both"] = Field(
+        "reinforce", description="of the actor: by the scores of its actions, through the model, or a tenth of that"
+    )
     decoder: bool = Field(
         True,
         description="false, with representation=barlow: no images are decoded, so there are no videos of the model",
