@@ -17,6 +17,7 @@ from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.options import explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
+from sheeplike.options import CommandError
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
 from sheeplike.trained.playing import TrainedOptions, name_results, open_trained, rebuild, results_of
@@ -56,8 +57,10 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
 
     step, networks, made = rebuild(run_dir, config, asked)
     model = TrainedModel(networks)
+    if not model.world.decoder.keys.spaces:
+        raise CommandError(f"run={asked.run}: the model predicts no observation: expected agent.decoder=true")
     there = made.single_observation_space.spaces
-    keys = [key for key in there if key in {*networks.predicted.spaces, PRIVILEGED_STATE}]
+    keys = [key for key in there if key in {*networks.known.spaces, PRIVILEGED_STATE}]
     check_memory(made, keys, asked.episodes, state=model.deter + 2 * model.groups * model.classes)
     played, too_large = {}, (MemoryError, torch.OutOfMemoryError)
     for act in ("policy", "random"):
