@@ -15,9 +15,8 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
-from sheeplike.options import explain_keys, keys_of
+from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
-from sheeplike.options import CommandError
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
 from sheeplike.trained.playing import TrainedOptions, name_results, open_trained, rebuild, results_of
